@@ -1,0 +1,35 @@
+# The two commands of the README are `make demo` and `make test`; each makes .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint check bench clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Edgebed needs Python 3.11 or newer; $$($(PYTHON) --version) found. Cure: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Cure on Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[orchestrator,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/edgebed run profiles/experiments/demo.yaml
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+bench: setup
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

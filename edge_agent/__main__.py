@@ -1,0 +1,94 @@
+"""`edgebed-agent`: starts the agent of one device, in a container, on a board, or forked by the local backend."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.software import SoftwareThrottle
+from edge_agent.training import warm_up
+from edgebed.errors import EdgebedError, UsageError
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.topics import Topics, check_name
+
+KEEPALIVE_S = 60
+"""Of the control connection: long, because liveness is judged by heartbeats and progress; the last will is only the
+quick way to notice. The data connection has none: its pings would wait behind megabytes on a slow link."""
+
+
+def settings_from(arguments: list[str]) -> Settings:
+    """Settings from argv and the environment. Raises UsageError with cause and cure."""
+    parser = argparse.ArgumentParser(prog="edgebed-agent", description="The agent of one Edgebed device.")
+    parser.add_argument(
+        "--broker",
+        default=os.environ.get("EDGEBED_BROKER", ""),
+        help="mqtt://user:password@host:port; better given as EDGEBED_BROKER, which `ps` does not show",
+    )
+    parser.add_argument("--fleet", required=True, help="id of the fleet, as `edgebed fleet up` prints it")
+    parser.add_argument("--device", required=True, help="name of this device in the fleet file")
+    parser.add_argument("--shard", required=True, type=Path, help="this device's data: one .safetensors file")
+    given = parser.parse_args(arguments)
+    url = urlsplit(given.broker)
+    try:
+        port = url.port or 1883
+    except ValueError:
+        port = 0
+    if url.scheme != "mqtt" or not url.hostname or not 0 < port < 65536:
+        raise UsageError(
+            f"--broker {_without_password(given.broker)!r} is no broker address",
+            cure="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
+        )
+    return Settings(
+        host=url.hostname,
+        port=port,
+        username=unquote(url.username or ""),
+        password=unquote(url.password or ""),
+        fleet=check_name(given.fleet, "fleet"),
+        device=check_name(given.device),
+        shard=given.shard,
+    )
+
+
+def serve(settings: Settings) -> None:
+    """Run the agent until Shutdown. The caller has warmed torch up (`training.warm_up`)."""
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    incarnation = new_incarnation()
+    address = Address(settings.host, settings.port, settings.username, settings.password)
+    name = f"{settings.fleet}-{settings.device}-{incarnation[:8]}"
+    will = (Topics(settings.fleet).state(settings.device), presence(settings, incarnation, False), True)
+    control = MqttLink(address, f"{name}-control", will=will, keepalive_s=KEEPALIVE_S)
+    throttle = SoftwareThrottle()
+    data = throttle.link(MqttLink(address, f"{name}-data", keepalive_s=0, paced=True))
+    await Agent(settings, incarnation, control, data, throttle).run()
+
+
+def _without_password(url: str) -> str:
+    """The address as it may be shown."""
+    head, at, host = url.rpartition("@")
+    return f"{head.split(':')[0]}://…@{host}" if at else url
+
+
+def main() -> None:
+    try:
+        settings = settings_from(sys.argv[1:])
+        warm_up()
+        serve(settings)
+    except EdgebedError as error:
+        print(f"edgebed-agent: {error}", file=sys.stderr)
+        if error.cure:
+            print(f"Cure: {error.cure}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

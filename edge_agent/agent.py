@@ -1,0 +1,347 @@
+"""The agent's shell: joins the two connections, the pure life cycle and the training thread.
+
+The event loop does all I/O; one worker thread trains. What the loop learns goes through `AgentMachine`; the effects it
+returns are carried out here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+import edgebed
+from edge_agent import machine as m
+from edge_agent.phases import PhaseLog
+from edge_agent.probe import run_probe
+from edge_agent.software import SoftwareThrottle
+from edge_agent.task_run import TaskRun, Tools
+from edge_agent.telemetry import ThreadCpu, Throttling, host_facts
+from edge_agent.training import Result, Trainer
+from edgebed.datasets.shard import Shard, read_shard
+from edgebed.errors import DivergedError, EdgebedError, TransferError
+from edgebed.link.base import Link
+from edgebed.link.transfer import Inbound, Port
+from edgebed.wire.messages import (
+    Cancel,
+    Configure,
+    Control,
+    Failure,
+    Header,
+    PhasesSeen,
+    Ping,
+    Pong,
+    Presence,
+    Probe,
+    ProbeResult,
+    Reply,
+    Shutdown,
+    Status,
+    Task,
+    Update,
+    encode,
+)
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+
+AT_WORK = ("decode", "compute", "encode")
+"""Phases in which CPU time of the training thread is progress; while it waits, looking up now and then is none."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What an agent is started with."""
+
+    host: str
+    port: int
+    username: str
+    password: str
+    fleet: str
+    device: str
+    shard: Path
+
+
+def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
+    """The retained Presence of this agent; with `online=False` its last will."""
+    return encode(
+        Presence(
+            device=settings.device,
+            incarnation=incarnation,
+            online=online,
+            protocol=edgebed.PROTOCOL,
+            samples=shard.samples if shard else 0,
+            labels=tuple(shard.label_counts) if shard else (),
+            shard=shard.sha256 if shard else "",
+            host=host_facts() if shard else {},
+        )
+    )
+
+
+class Agent:
+    """One device's agent. `run` returns when the orchestrator says Shutdown."""
+
+    def __init__(
+        self, settings: Settings, incarnation: str, control: Link, data: Link, throttle: SoftwareThrottle
+    ) -> None:
+        self._settings, self._incarnation = settings, incarnation
+        self._topics = Topics(settings.fleet)
+        self._control, self._data = control, data
+        self._throttling = Throttling()
+        self.phases = PhaseLog(time.monotonic_ns, time.process_time_ns, self._throttling.read)
+        self._shard = read_shard(settings.shard)
+        self._trainer = Trainer(self._shard, self.phases)
+        self._machine = m.AgentMachine()
+        self._port = Port(
+            settings.device,
+            self._topics,
+            control,
+            data,
+            deliver=self._deliver,
+            admit=self._admit,
+            on_control=self._on_control,
+            on_progress=lambda peer, transfer: self._advance(),
+        )
+        self._throttle = throttle
+        self._threads, self._heartbeat_s, self._configured = 1, 5.0, -1
+        self._progress = 0
+        self._thread_cpu = ThreadCpu()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
+        self._run: TaskRun | None = None
+        self._bodies: dict[str, Inbound] = {}
+        self._probes: dict[str, ProbeResult | None] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._beat_now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Join the fleet and serve until Shutdown. Raises LinkError where the broker cannot be reached at first."""
+        self._loop = asyncio.get_running_loop()
+        self._tools = Tools(
+            loop=self._loop,
+            phases=self.phases,
+            throttling=self._throttling,
+            throttle=self._throttle,
+            thread_cpu=self._thread_cpu,
+            send=self._send,
+            advance=self._advance,
+        )
+        self._port.start()
+        self._control.on_connect(self._announce)
+        await self._control.open()
+        await self._data.open()
+        self._announce()
+        beats = asyncio.create_task(self._heartbeats())
+        try:
+            await self._stop.wait()
+        finally:
+            beats.cancel()
+            if self._run is not None:
+                self._run.cancel()
+            for job in self._jobs:
+                job.cancel()
+            self._control.publish(
+                self._topics.state(self._settings.device),
+                presence(self._settings, self._incarnation, False),
+                retain=True,
+            )
+            await self._port.close()
+            await self._data.close()
+            await self._control.close()
+            await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    # ---- what arrives ----
+
+    def _admit(self, peer: str, header: Header, size: int) -> None:
+        if isinstance(header, Task) and not self._machine.task:
+            self.phases.enter("download", header.id)
+
+    async def _deliver(self, inbound: Inbound) -> None:
+        match inbound.header:
+            case Task() as task:
+                self._arrived(task, inbound)
+            case Reply() as reply if self._run is not None and reply.task == self._run.task.id:
+                self._run.answer(reply.batch, bytes(inbound.body))
+            case _:
+                pass  # a reply to a task that has ended
+
+    def _arrived(self, task: Task, inbound: Inbound) -> None:
+        self._bodies[task.id] = inbound
+        self._carry_out(self._machine.handle(m.TaskArrived(task)))
+        next_ = self._machine.next_task  # a newer task replaces what was not begun
+        self._bodies = {name: body for name, body in self._bodies.items() if name == next_}
+
+    def _on_control(self, peer: str, message: Control) -> None:
+        match message:
+            case Configure():
+                self._configure(message)
+            case Cancel(task, _):
+                if self.phases.doing("download", task):
+                    self.phases.enter("waiting", "")
+                self._carry_out(self._machine.handle(m.CancelArrived(task)))
+            case Ping(seq, sent_ns):
+                self._say(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
+            case PhasesSeen(incarnation, upto) if incarnation == self._incarnation:
+                self.phases.seen(upto)
+            case Probe():
+                self._probe(message)
+            case Shutdown():
+                self._stop.set()
+            case _:
+                pass
+
+    def _configure(self, wanted: Configure) -> None:
+        if wanted.seq > self._configured:
+            self._configured = wanted.seq
+            self._threads, self._heartbeat_s = wanted.threads, wanted.heartbeat_s
+            self._throttle.configure(wanted)
+        self._beat_now.set()
+
+    # ---- effects ----
+
+    def _carry_out(self, effects: list[m.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case m.StartTraining(task):
+                    self._train(task)
+                case m.StopTraining():
+                    if self._run is not None:
+                        self._run.cancel()
+                case m.SendUpdate():
+                    assert self._run is not None
+                    self._spawn(self._send_update(self._run))
+                case m.SendFailure(task_id, why):
+                    diverged = self._run is not None and self._run.diverged
+                    self._spawn(self._send_end(Failure(self._settings.device, task_id, why, diverged), b"", task_id))
+                case m.Rest():
+                    self._run = None
+                    self.phases.enter("waiting", "")
+                    self._beat_now.set()
+
+    def _train(self, task: Task) -> None:
+        inbound = self._bodies.pop(task.id)
+        self._run = run = TaskRun(task, inbound, self._tools)
+        future = self._pool.submit(run.work, self._trainer, self._threads)
+        future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._trained, run, done))
+
+    def _trained(self, run: TaskRun, done: Future[Result]) -> None:
+        self._thread_cpu.watch(None)
+        error = done.exception()
+        run.result, run.diverged = None if error else done.result(), isinstance(error, DivergedError)
+        why = "" if error is None else _describe(error)
+        self._carry_out(self._machine.handle(m.Trained(run.task.id, why)))
+
+    async def _send_update(self, run: TaskRun) -> None:
+        assert run.result is not None
+        self.phases.enter("upload_tail")
+        try:
+            await run.outbox.drained()
+        except TransferError as error:
+            why = f"an upload could not be delivered: {error}"
+            await self._send_end(Failure(self._settings.device, run.task.id, why), b"", run.task.id)
+            return
+        await self._send_end(Update(self._settings.device, run.task.id, run.report()), run.result.body, run.task.id)
+
+    async def _send_end(self, header: Update | Failure, body: bytes | bytearray, task: str) -> None:
+        """The last word on a task; a refusal means that it came too late, and is no error of ours."""
+        if self._machine.task != task:
+            return
+        self.phases.enter("upload_tail")
+        with contextlib.suppress(TransferError):
+            await self._port.send(ORCHESTRATOR, header, body)
+        self._carry_out(self._machine.handle(m.Sent(task)))
+
+    # ---- probes ----
+
+    def _probe(self, probe: Probe) -> None:
+        """Run a probe once; a repeated request is answered with the result, or is still being worked on."""
+        if probe.id in self._probes:
+            result = self._probes[probe.id]
+            if result is not None:
+                self._say(result)
+            return
+        self._probes = dict(list(self._probes.items())[-64:])
+        self._probes[probe.id] = None
+        self._spawn(self._run_probe(probe))
+
+    async def _run_probe(self, probe: Probe) -> None:
+        self.phases.enter("probe", "")
+        result = await asyncio.to_thread(run_probe, probe, self._settings.device, self._throttle)
+        self.phases.enter("waiting", "")
+        self._probes[probe.id] = result
+        self._say(result)
+
+    # ---- heartbeats ----
+
+    def _announce(self) -> None:
+        self._control.publish(
+            self._topics.state(self._settings.device),
+            presence(self._settings, self._incarnation, True, self._shard),
+            retain=True,
+        )
+        self._beat_now.set()
+
+    async def _heartbeats(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._beat_now.wait(), self._heartbeat_s)
+            self._beat_now.clear()
+            if self.phases.name in AT_WORK and self._thread_cpu.advanced():
+                self._advance()
+            self._say(self._status())
+
+    def _status(self) -> Status:
+        """Its phases reach to `sent_ns` at least, though the quota may stop the agent between any two lines."""
+        sent_ns = time.monotonic_ns()
+        self.phases.split()
+        first, phases = self.phases.pending()
+        return Status(
+            device=self._settings.device,
+            incarnation=self._incarnation,
+            configured=self._configured,
+            task=self._machine.task,
+            phase=self.phases.name,
+            progress=self._progress,
+            cpu_s=time.process_time(),
+            sent_ns=sent_ns,
+            phases=phases,
+            first_phase=first,
+        )
+
+    # ---- small ----
+
+    def _advance(self) -> None:
+        self._progress += 1
+
+    async def _send(self, header: Header, body: bytes | bytearray) -> None:
+        await self._port.send(ORCHESTRATOR, header, body)
+
+    def _say(self, message: Control) -> None:
+        self._port.control(ORCHESTRATOR, message)
+
+    def _spawn(self, work: object) -> None:
+        job: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._jobs.add(job)
+        job.add_done_callback(self._job_ended)
+
+    def _job_ended(self, job: asyncio.Task[None]) -> None:
+        """An error nobody foresaw must not leave the device silent in the middle of a task."""
+        self._jobs.discard(job)
+        if job.cancelled() or (error := job.exception()) is None:
+            return
+        self._loop.call_exception_handler({"message": "a job of the agent failed", "exception": error})
+        self._carry_out(self._machine.handle(m.Broken(_describe(error))))
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, EdgebedError):
+        return f"{error} {error.cure}".strip()
+    if isinstance(error, MemoryError):
+        return "out of memory: give the device more memory or a smaller batch"
+    return f"{type(error).__name__}: {error}"
+
+
+def new_incarnation() -> str:
+    return uuid.uuid4().hex

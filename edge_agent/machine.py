@@ -1,0 +1,145 @@
+"""The agent's life cycle as a function of events: what to do, in which order, exactly once. Pure.
+
+    idle --TaskArrived--> training --Trained--> sending --Sent--> idle
+
+A newer task replaces the one in hand; a repeated one changes nothing; what comes for an old one is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from edgebed.wire.messages import Task
+
+
+class TaskArrived(msgspec.Struct, frozen=True):
+    task: Task
+
+
+class CancelArrived(msgspec.Struct, frozen=True):
+    task: str
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """The training thread has returned; `why` is empty when it succeeded."""
+
+    task: str
+    why: str = ""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Update or failure was acknowledged end to end, or refused."""
+
+    task: str
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """Sending what the task in hand gave has failed by a fault of our own."""
+
+    why: str
+
+
+Event = TaskArrived | CancelArrived | Trained | Sent | Broken
+
+
+class StartTraining(msgspec.Struct, frozen=True):
+    task: Task
+
+
+class StopTraining(msgspec.Struct, frozen=True):
+    """Tell the training thread to stop at the next batch; it answers with Trained."""
+
+    task: str
+
+
+class SendUpdate(msgspec.Struct, frozen=True):
+    task: str
+
+
+class SendFailure(msgspec.Struct, frozen=True):
+    task: str
+    why: str
+
+
+class Rest(msgspec.Struct, frozen=True):
+    """Nothing to do: the device waits for the orchestrator."""
+
+
+Effect = StartTraining | StopTraining | SendUpdate | SendFailure | Rest
+
+
+class AgentMachine:
+    def __init__(self) -> None:
+        self.task = ""  # in hand
+        self._training = False
+        self._cancelled = self._was_broken = False
+        self._next: Task | None = None
+        self._known: deque[str] = deque(maxlen=256)  # ids of tasks ever taken
+
+    @property
+    def next_task(self) -> str:
+        """The task that starts when the one in hand has stopped."""
+        return self._next.id if self._next is not None else ""
+
+    def handle(self, event: Event) -> list[Effect]:
+        match event:
+            case TaskArrived(task):
+                return self._arrived(task)
+            case CancelArrived(task):
+                return self._cancel(task)
+            case Trained(task, why):
+                return self._trained(task, why)
+            case Sent(task):
+                return self._idle() if task == self.task and not self._training else []
+            case Broken(why):
+                return self._broken(why)
+
+    def _arrived(self, task: Task) -> list[Effect]:
+        if task.id in self._known:
+            return []
+        self._known.append(task.id)
+        if self._training:
+            self._next = task
+            return self._cancel(self.task)
+        return self._start(task)
+
+    def _start(self, task: Task) -> list[Effect]:
+        self.task, self._training, self._cancelled, self._was_broken = task.id, True, False, False
+        return [StartTraining(task)]
+
+    def _cancel(self, task: str) -> list[Effect]:
+        if self._next is not None and self._next.id == task:
+            self._next = None
+            return []
+        if task != self.task:
+            return []
+        if not self._training:
+            return self._idle()
+        if self._cancelled:
+            return []
+        self._cancelled = True
+        return [StopTraining(task)]
+
+    def _trained(self, task: str, why: str) -> list[Effect]:
+        if task != self.task or not self._training:
+            return []
+        self._training = False
+        if self._cancelled:
+            return self._idle()
+        return [SendFailure(task, why)] if why else [SendUpdate(task)]
+
+    def _broken(self, why: str) -> list[Effect]:
+        if not self.task or self._training:
+            return []
+        # A second fault, of the failure's own sending, ends the task.
+        again, self._was_broken = self._was_broken, True
+        return self._idle() if again else [SendFailure(self.task, why)]
+
+    def _idle(self) -> list[Effect]:
+        self.task = ""
+        if self._next is not None:
+            task, self._next = self._next, None
+            return self._start(task)
+        return [Rest()]

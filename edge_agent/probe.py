@@ -1,0 +1,139 @@
+"""The device's side of calibration: uses its CPU or its link as hard as it may, and says how much it got.
+
+CPU time is counted over whole quota periods: a window that cuts one in two would be wrong by up to a quota.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from edge_agent.software import SoftwareThrottle, TokenBucket
+from edgebed import gauge
+from edgebed.errors import UsageError
+from edgebed.wire.messages import Probe, ProbeResult
+
+GAP_S = 0.04
+"""A busy thread that stood still for so long was throttled; shorter pauses are other programs' turns."""
+
+EDGE_WAIT_S = 0.35
+"""Three periods and a half: who has not been throttled by then is not limited to less than it can use."""
+
+Work = Callable[[], None]
+
+
+def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
+    """Do one measurement; blocks for as long as it takes. Never raises: the result carries the error.
+
+    `busy`, `step` and `reference` keep `probe.threads` threads at work for `probe.seconds`; `upload` and `download`
+    move `probe.size` bytes over `probe.connections` connections.
+    """
+    try:
+        match probe.kind:
+            case "busy" | "reference":
+                return _cpu(probe, device, throttle, lambda: gauge.unit_of_work)
+            case "step":
+                return _cpu(probe, device, throttle, training_step)
+            case "upload" | "download":
+                return _link(probe, device, throttle)
+            case other:
+                raise UsageError(f"this agent knows no probe {other!r}")
+    except Exception as error:
+        return ProbeResult(device, probe.id, error=f"{type(error).__name__}: {error}")
+
+
+# ---- CPU -------------------------------------------------------------------------------------------------------------
+
+
+def training_step() -> Work:
+    """A unit of work: forward, backward and step of a small convolution, about a millisecond."""
+    layer = torch.nn.Conv2d(8, 8, 3, padding=1)
+    x = torch.ones(4, 8, 16, 16)
+
+    def step() -> None:
+        gradients = torch.autograd.grad(layer(x).square().mean(), list(layer.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                parameter.sub_(0.01 * gradient)
+
+    return step
+
+
+def _cpu(probe: Probe, device: str, throttle: SoftwareThrottle, make: Callable[[], Work]) -> ProbeResult:
+    torch.set_num_threads(1)
+    stop = threading.Event()
+    others = [threading.Thread(target=_until, args=(stop, make(), throttle)) for _ in range(probe.threads - 1)]
+    for thread in others:
+        thread.start()
+    try:
+        wall_s, cpu_s, rate = _measure(make(), probe.seconds, throttle)
+    finally:
+        stop.set()
+        for thread in others:
+            thread.join()
+    return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=cpu_s, units=rate * cpu_s)
+
+
+def _until(stop: threading.Event, work: Work, throttle: SoftwareThrottle) -> None:
+    torch.set_num_threads(1)  # a setting of the thread
+    while not stop.is_set():
+        work()
+        throttle.pace()
+
+
+def _measure(work: Work, seconds: float, throttle: SoftwareThrottle) -> tuple[float, float, float]:
+    """Wall seconds and CPU seconds of the process from edge to edge; units per CPU second of this thread."""
+    work()  # what the first call sets up is no part of the measurement
+    _spin_to_edge(throttle)
+    wall, cpu, own, units = time.monotonic(), time.process_time(), time.thread_time(), 0
+    while time.monotonic() - wall < seconds:
+        work()
+        throttle.pace()
+        units += 1
+    rate = units / max(time.thread_time() - own, 1e-9)
+    _spin_to_edge(throttle)
+    return time.monotonic() - wall, time.process_time() - cpu, rate
+
+
+def _spin_to_edge(throttle: SoftwareThrottle) -> None:
+    """Keep busy until a quota period has just begun, or until it is plain that no quota holds us up."""
+    start = last = time.monotonic()
+    while last - start < EDGE_WAIT_S:
+        gauge.unit_of_work()
+        throttle.pace()
+        now = time.monotonic()
+        if now - last > GAP_S:
+            return
+        last = now
+
+
+# ---- link ------------------------------------------------------------------------------------------------------------
+
+
+def _link(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
+    sends = probe.kind == "upload"
+    role = gauge.Role(gauge.token_of(probe.id), sends, probe.size, probe.connections)
+    start, cpu = time.monotonic(), time.thread_time()
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(probe.connections):
+            sockets.append(socket.create_connection((probe.host, probe.port), timeout=gauge.PATIENCE_S))
+            sockets[-1].sendall(role.pack())
+        if sends:
+            gauge.send(sockets, probe.size, _waiting(throttle.uplink))
+            wall_s, moved = time.monotonic() - start, probe.size
+        else:
+            wall_s, moved = gauge.receive(sockets, probe.size, _waiting(throttle.downlink))
+    finally:
+        for connection in sockets:
+            connection.close()
+    return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=time.thread_time() - cpu, bytes=moved)
+
+
+def _waiting(bucket: TokenBucket) -> gauge.Wait | None:
+    """What makes bytes late here; None where the kernel does."""
+    return (lambda count: time.sleep(bucket.delay(count))) if bucket.limited else None

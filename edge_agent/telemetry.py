@@ -1,0 +1,95 @@
+"""What a device tells of itself: host facts once, CPU time and progress with every heartbeat."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+import edgebed
+
+
+def host_facts() -> dict[str, str]:
+    """Versions and machine, for the records."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "protocol": str(edgebed.PROTOCOL),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "system": platform.system(),
+        "pid": str(os.getpid()),
+    }
+
+
+class Throttling:
+    """The counters of the agent's own cgroup, read through one open file: they are read at every change of phase."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        path = _cpu_stat(root)
+        self._file = None if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def visible(self) -> bool:
+        return self._file is not None
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds for which, and periods in which, the quota stopped this cgroup since it was made."""
+        return (0, 0) if self._file is None else parse_cpu_stat(os.pread(self._file, 1024, 0))
+
+
+def parse_cpu_stat(text: bytes) -> tuple[int, int]:
+    """(throttled ns, throttled periods) of a cpu.stat, cgroup v1 or v2."""
+    fields = dict(line.split() for line in text.splitlines() if line.count(b" ") == 1)
+    ns = int(fields[b"throttled_usec"]) * 1000 if b"throttled_usec" in fields else int(fields.get(b"throttled_time", 0))
+    return ns, int(fields.get(b"nr_throttled", 0))
+
+
+def _cpu_stat(root: Path) -> Path | None:
+    """Where a process sees the counters of its own cgroup: below its path in /proc/self/cgroup, or, in a container
+    whose hierarchy is mounted at its own group, at the top."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / ("" if controllers == "" else "cpu")
+            for group in (mount / path.lstrip("/"), mount):
+                if b"nr_throttled" in _content(group / "cpu.stat"):
+                    return group / "cpu.stat"
+    return None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+class ThreadCpu:
+    """Whether a thread has received CPU time since the last look: progress of a batch that takes minutes."""
+
+    def __init__(self) -> None:
+        self._clock: int | None = None
+        self._last = 0.0
+
+    def watch(self, thread_id: int | None) -> None:
+        """Watch the thread with this `threading.get_ident()`, or none."""
+        self._clock = time.pthread_getcpuclockid(thread_id) if thread_id else None
+        self._last = self._read()
+
+    def advanced(self, seconds: float = 0.001) -> bool:
+        now = self._read()
+        if now - self._last < seconds:
+            return False
+        self._last = now
+        return True
+
+    def _read(self) -> float:
+        return time.clock_gettime(self._clock) if self._clock is not None else 0.0

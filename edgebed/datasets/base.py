@@ -1,0 +1,147 @@
+"""What a data set is: two labelled parts whose samples are read by row, and how to normalise them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgebed import datasets as _package
+from edgebed.errors import UsageError
+from edgebed.plugins import Plugin, Registry
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The training or the test part. y (N,) int64 from 0; `read(rows)` gives x (len(rows), C, H, W), uint8 or float32:
+    only the rows that are used are decoded."""
+
+    y: Tensor
+    read: Callable[[Tensor], Tensor]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A data set as its file describes it. Mean and std are per channel, after uint8 has been scaled to 0..1; where
+    they are empty they are measured on the training samples in use."""
+
+    train: Part
+    test: Part
+    class_names: list[str]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+class Split(msgspec.Struct, frozen=True):
+    """A loaded data set. x (N, C, H, W) uint8, or float32 in any range; y (N,) int64 from 0; mean and std per channel,
+    after uint8 has been scaled to 0..1."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    class_names: list[str]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of every data set: a class-balanced choice of this many samples, drawn by the run's seed; 0 = all."""
+
+    train_samples: Count = 0
+    test_samples: Count = 0
+
+
+class DataSet(Plugin):
+    """Base of every data set file."""
+
+    summary: ClassVar[str] = ""
+
+    Options = Subset
+    options: Subset
+
+    @property
+    def title(self) -> str:
+        """What outputs call this data."""
+        return self.name
+
+    def open(self, root: Path, seed: int) -> Source:
+        """Find the data. `root` is the folder of data sets; `seed` is for sets that come without a test part.
+        Raises UsageError with cause and cure."""
+        raise NotImplementedError  # the seam that a data set fills
+
+    def load(self, root: Path, seed: int) -> Split:
+        """Read the samples that the options ask for. Raises UsageError where a part is empty, or as `open` does."""
+        source = self.open(root, seed)
+        for part, what in ((source.train, "training"), (source.test, "test")):
+            if not len(part.y):
+                raise UsageError(f"{self.title} has no {what} samples", cure="add some, or change how it is split")
+        train = balanced(source.train.y, self.options.train_samples, seed)
+        test = balanced(source.test.y, self.options.test_samples, seed)
+        train_x = source.train.read(train)
+        mean, std = (source.mean, source.std) if source.mean else measure(train_x)
+        return Split(
+            train_x=train_x,
+            train_y=source.train.y[train],
+            test_x=source.test.read(test),
+            test_y=source.test.y[test],
+            class_names=source.class_names,
+            mean=mean,
+            std=std,
+        )
+
+
+DATASETS: Registry[DataSet] = Registry(_package, DataSet, "data set")
+
+
+def in_memory(x: Tensor, y: Tensor) -> Part:
+    """x (N, C, H, W) and y (N,), both here already."""
+    return Part(y, x.__getitem__)
+
+
+def balanced(y: Tensor, count: int, seed: int) -> Tensor:
+    """Rows of a class-balanced subset of `count` samples, in their old order; all rows where there are no more."""
+    if not 0 < count < len(y):
+        return torch.arange(len(y))
+    order = np.random.default_rng(seed).permutation(len(y))
+    labels = y.numpy()[order]
+    rank = np.empty(len(y), dtype=np.int64)  # the how-manieth of its class a sample is, in random order
+    for label in np.unique(labels):
+        where = np.flatnonzero(labels == label)
+        rank[where] = np.arange(len(where))
+    chosen = order[np.argsort(rank, kind="stable")[:count]]
+    return torch.from_numpy(np.sort(chosen))
+
+
+def hold_out(groups: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows for training and for testing, for a set that comes without a test part.
+
+    Args:
+        groups: (N,) int64; samples of one group stay together (pictures of one lesion must not be in both parts).
+        share: of the groups that is held out; at least one group, and never all.
+    """
+    names = torch.from_numpy(np.unique(groups.numpy()))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(names)))
+    count = min(max(1, round(len(names) * share)), len(names) - 1)
+    held = torch.isin(groups, names[order[:count]])
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of x (N, C, H, W), uint8 scaled to 0..1. A constant channel gets 1."""
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    count = x.numel() // x.shape[1]
+    total, squares = torch.zeros(x.shape[1], dtype=torch.float64), torch.zeros(x.shape[1], dtype=torch.float64)
+    for start in range(0, len(x), 1000):  # a whole set in float64 would need eight times its memory
+        values = x[start : start + 1000].to(torch.float64) / scale
+        total += values.sum((0, 2, 3))
+        squares += values.square().sum((0, 2, 3))
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return tuple(mean.tolist()), tuple(s if s > 1e-6 else 1.0 for s in std.tolist())

@@ -1,0 +1,121 @@
+"""Arrays of one's own in a NumPy .npz file.
+
+Either x_train, y_train, x_test, y_test, or x and y, of which a part is held out for testing. x is (N, H, W),
+(N, C, H, W) or (N, H, W, C), uint8 or another number; y is (N,) or (N, 1), whole numbers from 0. `classes` may hold
+names.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgebed.datasets.base import DataSet, Share, Source, Subset, hold_out, in_memory
+from edgebed.errors import UsageError
+
+Arrays = Mapping[str, NDArray[Any]]
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+
+
+class Npz(DataSet):
+    name = "npz"
+    summary = "arrays of one's own in a NumPy .npz file"
+
+    class Options(Subset, frozen=True, forbid_unknown_fields=True, kw_only=True):
+        path: str  # relative to the folder of data sets
+        channels: Literal["auto", "first", "last"] = "auto"  # auto: last where only the last side is 1 or 3
+        test_share: Share = 0.2  # where the file holds x and y only
+
+    options: Options
+
+    def open(self, root: Path, seed: int) -> Source:
+        path = root / self.options.path
+        arrays = read_npz(path, ("classes", "x", "y", *SPLIT))
+        if all(name in arrays for name in SPLIT):
+            x, y = self._pair(arrays, "x_train", "y_train", path)
+            test_x, test_y = self._pair(arrays, "x_test", "y_test", path)
+        elif "x" in arrays and "y" in arrays:
+            all_x, all_y = self._pair(arrays, "x", "y", path)
+            train, test = hold_out(torch.arange(len(all_y)), self.options.test_share, seed)
+            x, y, test_x, test_y = all_x[train], all_y[train], all_x[test], all_y[test]
+        else:
+            raise UsageError(
+                f"{path} holds {sorted(arrays) or 'none of the arrays looked for'}",
+                cure="save it with x and y, or with x_train, y_train, x_test and y_test",
+            )
+        if x.shape[1:] != test_x.shape[1:]:
+            raise UsageError(
+                f"{path}: training samples {tuple(x.shape[1:])}, test samples {tuple(test_x.shape[1:])}",
+                cure="save both parts in one shape",
+            )
+        return Source(in_memory(x, y), in_memory(test_x, test_y), names_of(arrays, torch.cat((y, test_y)), path))
+
+    def _pair(self, arrays: Arrays, x_name: str, y_name: str, path: Path) -> tuple[Tensor, Tensor]:
+        x, y = samples(arrays[x_name], path, self.options.channels), labels(arrays[y_name], path)
+        if len(x) != len(y):
+            raise UsageError(
+                f"{path}: {len(x)} samples in {x_name}, {len(y)} labels", cure="give each sample one label"
+            )
+        return x, y
+
+
+def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Those of the wanted arrays that the file holds. Pickled objects are refused: they could run any code.
+
+    Raises:
+        UsageError: no such file, or it is damaged.
+    """
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise UsageError(f"{path} holds a single array", cure="save it with np.savez(path, x=..., y=...)")
+        with file:
+            return {name: file[name] for name in wanted if name in file.files}
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", cure="set path, or EDGEBED_DATA to the folder above it") from None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+        raise UsageError(f"{path} is no .npz file that can be read: {error}", cure="save it again") from None
+
+
+def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
+    """x as (N, C, H, W), uint8 or float32; `channels` says where they are in an x of four sides."""
+    if x.ndim not in (3, 4) or x.dtype.kind not in "uif" or not x.size:
+        raise UsageError(
+            f"{path}: samples of shape {x.shape} and type {x.dtype}", cure="save (N, H, W) or (N, C, H, W) of numbers"
+        )
+    if x.ndim == 3:
+        x = x[:, None]
+    elif channels == "last" or (channels == "auto" and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)):
+        x = x.transpose(0, 3, 1, 2)
+    converted = np.ascontiguousarray(x if x.dtype == np.uint8 else x.astype(np.float32))
+    if converted.dtype != np.uint8 and not np.isfinite(converted).all():
+        raise UsageError(f"{path}: samples that are not finite", cure="leave out or mend samples with NaN or infinity")
+    return torch.from_numpy(converted)
+
+
+def labels(y: NDArray[Any], path: Path) -> Tensor:
+    """y as (N,) int64."""
+    flat = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    if flat.ndim != 1 or flat.dtype.kind not in "ui" or len(flat) < 2 or flat.min() < 0 or flat.max() > 1_000_000:
+        raise UsageError(
+            f"{path}: labels of shape {y.shape} and type {y.dtype}", cure="save whole numbers from 0, one per sample"
+        )
+    return torch.from_numpy(flat.astype(np.int64))
+
+
+def names_of(arrays: Arrays, y: Tensor, path: Path) -> list[str]:
+    """Class names: the file's `classes`, else the numbers."""
+    needed = int(y.max()) + 1
+    if "classes" not in arrays:
+        return [str(number) for number in range(needed)]
+    names = [str(name) for name in arrays["classes"].reshape(-1)]
+    if len(names) < needed:
+        raise UsageError(f"{path}: {len(names)} names in classes for {needed} classes", cure="name every class")
+    return names

@@ -1,0 +1,159 @@
+"""A device's data as one safetensors file, and its batches in an order that is the same on every machine.
+
+A shard needs no data-set library: samples as stored (uint8 or float32), labels, and how to normalise. Data never
+crosses MQTT (design.md, idea 8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edgebed.errors import UsageError
+
+VERSION = 1
+MOST_CLASSES = 1_000_000
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the file says of its samples beside them. Mean and std per channel, after uint8 has been scaled to 0..1."""
+
+    version: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: int
+
+
+class Shard:
+    """One device's samples.
+
+    Attributes:
+        x: (N, C, H, W) uint8 or float32, as stored.
+        y: (N,) int64.
+        label_counts: samples per class.
+        sha256: of the file.
+
+    Raises:
+        UsageError: no agent could train on them.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, about: About, sha256: str) -> None:
+        check(x, y, about)
+        self.x, self.y, self.classes, self.sha256 = x, y, about.classes, sha256
+        self.samples = len(y)
+        self.label_counts = [int(n) for n in torch.bincount(y, minlength=about.classes)]
+        self._mean, self._std = about.mean, about.std
+
+    def batches(self, batch_size: int, epochs: int, max_batches: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """x (B, C, H, W) float32, normalised, and y (B,) int64, shuffled anew each epoch by `seed`.
+
+        Args:
+            max_batches: per epoch; 0 = all.
+        """
+        for epoch in range(epochs):
+            order = shuffled(self.samples, seed, epoch)
+            for start, stop in batch_bounds(self.samples, batch_size, max_batches):
+                rows = order[start:stop]
+                yield normalise(self.x[rows], self._mean, self._std), self.y[rows]
+
+
+def shuffled(samples: int, seed: int, epoch: int) -> Tensor:
+    """The rows 0..samples-1 in an order that depends on the arguments only.
+
+    Sorted by Philox numbers: NumPy promises that those never change, and does not for `permutation`. A fleet may mix
+    versions.
+    """
+    numbers = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(samples)
+    return torch.from_numpy(np.argsort(numbers, kind="stable"))
+
+
+def batch_bounds(samples: int, batch_size: int, max_batches: int = 0) -> list[tuple[int, int]]:
+    """Where the batches of one epoch begin and end. A last batch of one sample joins the one before, for batch norm
+    cannot train on one **[ours]**."""
+    count = max(1, math.ceil(samples / batch_size))
+    if count > 1 and samples - (count - 1) * batch_size == 1:
+        count -= 1
+    bounds = [(i * batch_size, samples if i == count - 1 else (i + 1) * batch_size) for i in range(count)]
+    return bounds[:max_batches] if max_batches else bounds
+
+
+def len_batches(samples: int, batch_size: int, max_batches: int = 0) -> int:
+    """Ñ: how many batches `Shard.batches` gives per epoch."""
+    return len(batch_bounds(samples, batch_size, max_batches))
+
+
+def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x - mean) / std per channel, uint8 scaled to 0..1 first. (N, C, H, W) -> the same in float32."""
+    scaled = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+    return (scaled - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(std).view(1, -1, 1, 1)
+
+
+def check(x: Tensor, y: Tensor, about: About) -> None:
+    """Raises UsageError, naming the fault, for data that no agent could train on."""
+    if x.ndim != 4 or not x.numel() or x.dtype not in (torch.uint8, torch.float32):
+        raise UsageError(f"samples of shape {tuple(x.shape)}, {x.dtype}", cure="give (N, C, H, W) uint8 or float32")
+    if y.shape != x.shape[:1] or y.dtype != torch.int64:
+        raise UsageError(f"labels of shape {tuple(y.shape)}, {y.dtype}", cure=f"give ({len(x)},) int64")
+    if not 1 <= about.classes <= MOST_CLASSES or int(y.min()) < 0 or int(y.max()) >= about.classes:
+        raise UsageError(f"labels {int(y.min())}..{int(y.max())} for {about.classes} classes", cure="count from 0")
+    finite = all(math.isfinite(m) for m in about.mean) and all(math.isfinite(s) and s > 0 for s in about.std)
+    if not finite or not len(about.mean) == len(about.std) == x.shape[1]:
+        raise UsageError(
+            f"mean {about.mean} and std {about.std} for {x.shape[1]} channels",
+            cure="give each channel a finite mean and a std above 0",
+        )
+
+
+def write_shard(path: Path, x: Tensor, y: Tensor, mean: Sequence[float], std: Sequence[float], classes: int) -> None:
+    """Write a device's data. Raises UsageError for what no agent could train on, and where the file cannot be."""
+    about = About(VERSION, tuple(mean), tuple(std), classes)
+    check(x, y, about)
+    metadata = {"edgebed-shard": msgspec.json.encode(about).decode()}
+    try:
+        save_file({"x": x.contiguous(), "y": y.contiguous()}, path, metadata)
+        path.chmod(0o644)  # an agent in a container is another user
+    except (OSError, SafetensorError) as error:
+        raise UsageError(
+            f"{path} cannot be written: {error}", cure="free some space, or choose another folder"
+        ) from None
+
+
+def write_idle_shard(
+    path: Path, *, samples: int = 2, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 2
+) -> None:
+    """Noise for a device that stands without a run, or that only measures time."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (samples, *input_shape), dtype=torch.uint8, generator=generator)
+    channels = input_shape[0]
+    write_shard(path, x, torch.arange(samples) % classes, [0.5] * channels, [0.5] * channels, classes)
+
+
+def read_shard(path: Path) -> Shard:
+    """Read a shard file. Raises UsageError for one that is missing, damaged, or no shard."""
+    try:
+        with path.open("rb") as raw:
+            sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
+        with safe_open(path, framework="pt") as file:
+            about = msgspec.json.decode((file.metadata() or {})["edgebed-shard"], type=About)
+            x, y = file.get_tensor("x"), file.get_tensor("y")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", cure="give the path of this device's shard file"
+        ) from None
+    except (SafetensorError, msgspec.DecodeError, KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{path} is damaged or no shard: {error}", cure="write the shard file again") from None
+    if about.version != VERSION:
+        raise UsageError(f"{path} is a shard of version {about.version}", cure="write it with this version of Edgebed")
+    try:
+        return Shard(x, y, about, sha256)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", cure="write the shard file again") from None

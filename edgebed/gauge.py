@@ -1,0 +1,162 @@
+"""What both ends of a calibration do alike: a unit of CPU work, and raw bytes over TCP, timed by whoever receives."""
+
+from __future__ import annotations
+
+import fcntl
+import selectors
+import socket
+import struct
+import sys
+import termios
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from edgebed.errors import WireError
+
+WIRE_SHARE = 1448 / 1514
+"""Payload's share of a full Ethernet frame with TCP/IPv4 and timestamps. Limits are rates on the wire."""
+
+BLOCK = bytes(64 * 1024)
+GO = b"G"
+UNSENT_BYTES = 256 * 1024
+TCP_NOTSENT_LOWAT = 25  # Linux; the socket module does not name it in 3.11
+PATIENCE_S = 60.0
+"""A link on which nothing moves for so long is broken."""
+
+_ROLE = struct.Struct("!16sBQI")
+
+Wait = Callable[[int], None]
+"""Called with bytes about to leave, or just arrived; the software throttle sleeps here until they have passed."""
+
+
+def unit_of_work() -> None:
+    """The checksum of 64 KiB: some 20 µs, nearly all of them without the interpreter lock."""
+    zlib.crc32(BLOCK)
+
+
+def units_per_cpu_s(seconds: float) -> float:
+    """Units of work per CPU second of this thread, measured over `seconds` of wall time."""
+    end, cpu, units = time.monotonic() + seconds, time.thread_time(), 0
+    while time.monotonic() < end:
+        unit_of_work()
+        units += 1
+    return units / max(time.thread_time() - cpu, 1e-9)
+
+
+class Role(msgspec.Struct, frozen=True):
+    """The first bytes of every connection of a link probe. `size` is bytes in all."""
+
+    token: bytes
+    device_sends: bool
+    size: int
+    connections: int
+
+    SIZE = _ROLE.size
+
+    def pack(self) -> bytes:
+        return _ROLE.pack(self.token, self.device_sends, self.size, self.connections)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Role:
+        """Raises WireError for other bytes, or more than a calibration ever asks for."""
+        if len(data) != _ROLE.size:
+            raise WireError("not a link probe")
+        token, sends, size, connections = _ROLE.unpack(data)
+        if sends > 1 or not 0 < size <= 2**34 or not 0 < connections <= 64:
+            raise WireError("not a link probe")
+        return cls(token, bool(sends), size, connections)
+
+
+def token_of(probe_id: str) -> bytes:
+    """16 bytes from a probe's id. Raises WireError where it is no hexadecimal of that length."""
+    try:
+        token = bytes.fromhex(probe_id)
+    except ValueError:
+        token = b""
+    if len(token) != 16:
+        raise WireError(f"a link probe needs an id of 32 hexadecimal digits, not {probe_id!r}")
+    return token
+
+
+def send(sockets: Sequence[socket.socket], total: int, wait: Wait | None = None) -> None:
+    """Once the receiver says GO on every connection, send `total` bytes, over whichever connections take them; then
+    wait until the receiver has them all and closes.
+
+    Raises:
+        OSError: a connection broke, or nothing moved for PATIENCE_S.
+    """
+    with selectors.DefaultSelector() as selector:
+        for connection in sockets:
+            connection.settimeout(PATIENCE_S)
+            if connection.recv(1) != GO:
+                raise ConnectionError("the receiver refused the measurement")
+            connection.setblocking(False)
+            # Little unsent in each buffer, so that a connection which waits for a retransmission holds up few bytes.
+            # Enough in all to go on while the sender's CPU is throttled.
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES // len(sockets))
+            selector.register(connection, selectors.EVENT_WRITE)
+        paid = 0 if wait is not None else total  # bytes that may leave now
+        while total:
+            for connection in _ready(selector):
+                if wait is not None and not paid:
+                    paid = min(total, UNSENT_BYTES // len(sockets), len(BLOCK))
+                    wait(paid)
+                sent = connection.send(BLOCK[: min(paid, UNSENT_BYTES // len(sockets))])
+                total, paid = total - sent, paid - sent
+                if not total:
+                    break
+    for connection in sockets:
+        connection.shutdown(socket.SHUT_WR)
+    for connection in sockets:
+        connection.settimeout(PATIENCE_S)
+        connection.recv(1)
+
+
+def receive(sockets: Sequence[socket.socket], total: int, wait: Wait | None = None) -> tuple[float, int]:
+    """Receive `total` bytes over all connections; seconds from the first arrival to the last, and bytes without those
+    of the first arrival.
+
+    Raises:
+        OSError: a connection broke or ended early, or nothing moved for PATIENCE_S.
+    """
+    got, first, first_at = 0, 0, 0.0
+    buffer = bytearray(1 << 20)
+    # Woken for every segment, a device of 0.02 CPU would spend its quota on waking.
+    low_water = max(1, min(total // len(sockets) // 8, 32 * 1024))
+    with selectors.DefaultSelector() as selector:
+        for connection in sockets:
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(GO)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            selector.register(connection, selectors.EVENT_READ)
+        while got < total:
+            for connection in _ready(selector):
+                count = connection.recv_into(buffer)
+                if count == 0:
+                    selector.unregister(connection)
+                    if not selector.get_map():
+                        raise ConnectionError(f"the peer closed after {got} of {total} bytes")
+                    continue
+                if wait is not None:
+                    wait(count)
+                if not got:
+                    # What the kernel holds already came before the clock started, too. Where the receiver itself makes
+                    # bytes late, those have not passed yet.
+                    arrived = sum(map(_waiting_bytes, sockets)) if wait is None else 0
+                    first, first_at = count + arrived, time.monotonic()
+                got += count
+    return time.monotonic() - first_at, total - first
+
+
+def _waiting_bytes(connection: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _ready(selector: selectors.BaseSelector) -> list[socket.socket]:
+    events = selector.select(PATIENCE_S)
+    if not events:
+        raise TimeoutError(f"nothing moved for {PATIENCE_S:.0f} s")
+    return [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]

@@ -1,0 +1,35 @@
+"""The I/O seam: what everything above needs of a connection to a broker.
+
+`edgebed.link.mqtt.MqttLink` is the real one; `edgebed.link.memory.MemoryLink` joins peers within one process for unit
+tests and simulation. Handlers are called in the event loop, in order of arrival, and must not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+Handler = Callable[[str, bytes], None]
+"""Called with topic and payload."""
+
+
+class Link(Protocol):
+    """One connection. Survives the broker's absence: it reconnects with backoff until `close`."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def open(self) -> None:
+        """Connect for the first time. Raises LinkError with cause and cure when that is not possible."""
+
+    async def close(self) -> None: ...
+
+    def subscribe(self, topic: str, handler: Handler) -> None:
+        """Deliver messages on `topic` (MQTT filter) to `handler`; renewed after every reconnect."""
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Hand a message over; returns at once. What is published while disconnected may be lost: every protocol
+        above repeats what matters."""
+
+    def on_connect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every reconnect (not after the first `open`)."""

@@ -1,0 +1,250 @@
+"""What a method is: a plan, two halves and a merge (design.md, idea 3). Pure: no I/O, no clock.
+
+A method file derives from `Method` and reads like its paper. The device half is chosen by the assignment's `objective`
+from `HALVES`, so an agent knows objectives and no method; a method that needs a half of its own registers it in its
+file with `@device_half("name")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from edgebed import methods as _package
+from edgebed.errors import PluginError
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.plugins import Plugin, Registry
+from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
+
+# ---- what a plan is made from ----
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """The local schedule of a round, the same for every device unless the method says otherwise."""
+
+    batch_size: int
+    epochs: int
+    max_batches: int
+    optimizer: Optimizer  # lr as the plateau rule has it now
+    codec: Codec
+    seed: int  # of the run; an assignment's seed is derived with `assignment_seed`
+
+
+class DeviceView(msgspec.Struct, frozen=True):
+    """What the orchestrator knows of a device when it plans. Limits are those in force (after dilation)."""
+
+    name: str
+    samples: int
+    cpus: float
+    uplink_bit_s: int
+    downlink_bit_s: int
+
+
+class CutCost(msgspec.Struct, frozen=True):
+    """Measured cost of one cut with one standard batch (methods.md §1.1)."""
+
+    cut: int
+    model_bytes: int  # D_model(m): device stages and head, as sent
+    feature_bytes: int  # D_feat(m): features and labels of a batch, as sent with the run's codec
+    device_s: float  # T^cp(m): reference seconds per batch, device half
+    server_s: float  # T^sp(m): reference seconds per batch, server half
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What stays the same during a run. `costs` is by cut; empty for a method whose `needs_costs` is false."""
+
+    model_spec: dict[str, object]
+    model: StagedModel
+    costs: Mapping[int, CutCost]
+    server_slots: int  # server halves that can really run at once
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One assignment per device that takes part, and the seconds each is predicted to take (may be empty)."""
+
+    assignments: dict[str, Assignment]
+    predicted_s: dict[str, float] = {}
+    notes: dict[str, object] = {}  # e.g. DTFL's estimates per tier; recorded, not read
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How an assignment went, for the next plan. `seconds` is the whole round for this device, on the
+    orchestrator's clock, until its last server step; `link_bytes_s` the measured speed of its link."""
+
+    device: str
+    assignment: Assignment
+    report: Report
+    seconds: float
+    communication_s: float
+    link_bytes_s: float
+    server_s: float  # busy seconds of its server half
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What one device gives to the merge: its trained device half and its server half (empty for FedAvg)."""
+
+    device: str
+    samples: int
+    assignment: Assignment
+    weights: Weights
+    server_weights: Weights
+
+
+# ---- halves ----
+
+Batch = tuple[Tensor, Tensor]
+"""x (B, C, H, W) float32 and y (B,) int64."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """What a device half yields: tensors to upload, and whether it waits for the reply."""
+
+    tensors: Weights
+    samples: int
+    wait: bool = False
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """What a device half returns: the weights to send up, the mean loss, the number of batches."""
+
+    weights: Weights
+    loss: float
+    batches: int
+
+
+DeviceHalf = Callable[[StagedModel, Assignment, Iterable[Batch]], Generator[Outgoing, Weights | None, Trained]]
+"""Trains the device's stages of `model` in place over the batches of one task. Does no I/O: it yields uploads and is
+resumed with the reply's tensors, or with None."""
+
+HALVES: dict[str, DeviceHalf] = {}
+
+
+def device_half(objective: str) -> Callable[[DeviceHalf], DeviceHalf]:
+    """Register a device half under the objective that assignments name."""
+
+    def register(half: DeviceHalf) -> DeviceHalf:
+        HALVES[objective] = half
+        return half
+
+    return register
+
+
+def find_half(objective: str) -> DeviceHalf:
+    """The device half of an objective. Reads every method file first, since one may bring a half of its own.
+
+    Raises:
+        PluginError: no half is registered under that name.
+    """
+    METHODS.classes()
+    try:
+        return HALVES[objective]
+    except KeyError:
+        raise PluginError(
+            f"there is no device half for the objective {objective!r}",
+            cure=f"choose one of: {', '.join(sorted(HALVES))}; or run the same version on device and orchestrator",
+        ) from None
+
+
+class ServerHalf:
+    """The server's side of one device, of a group, or of all: a copy of the upper stages that trains as uploads arrive.
+
+    `step` gets one upload of every device of the half that is still training (`tensors` on any torch device) and
+    returns the replies, by device; {} where the device does not wait.
+    """
+
+    devices: tuple[str, ...] = ()
+
+    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        raise NotImplementedError  # the seam that a method fills
+
+    def weights(self) -> Weights:
+        """The trained upper stages by name, on the CPU."""
+        raise NotImplementedError  # the seam that a method fills
+
+
+# ---- the method ----
+
+
+class Method(Plugin):
+    """Base of every method. One instance lives for one run; `observe` feeds it, `state`/`restore` let a run resume."""
+
+    needs_costs = False
+    """Whether the cuts must be profiled before the first plan."""
+
+    def setup(self, context: Context) -> None:
+        self.context = context
+
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        """Assignments for round `round` (0, 1, …) of the devices that were drawn and are present."""
+        raise NotImplementedError  # the seam that a method fills
+
+    def task_weights(self, weights: Weights, assignment: Assignment) -> Weights:
+        """The weights to send down with an assignment: by default those of its device half."""
+        head = assignment.objective not in ("output", "server")
+        return {name: weights[name] for name in self.context.model.names_below(assignment.stages, head=head)}
+
+    def server_halves(
+        self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> list[ServerHalf]:
+        """The server halves of a round; together they name every device whose assignment uploads within batches."""
+        return []
+
+    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        """The next global weights. `contributions` come in the order of device names, whatever the order of arrival."""
+        raise NotImplementedError  # the seam that a method fills
+
+    def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
+        """Measured results of a round. A device that failed is not among them and keeps its last estimate."""
+
+    def state(self) -> dict[str, Any]:
+        """What `plan` remembers, as plain data; saved with every checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+
+
+def assign(
+    context: Context,
+    device: DeviceView,
+    schedule: Schedule,
+    round: int,
+    *,
+    stages: int,
+    objective: str,
+    uploads: tuple[str, ...],
+    train_from: int = 0,
+    options: dict[str, object] | None = None,
+) -> Assignment:
+    """One device's assignment in `round` with the run's model and the round's schedule."""
+    return Assignment(
+        device=device.name,
+        model=context.model_spec,
+        classes=context.model.classes,
+        input_shape=context.model.input_shape,
+        stages=stages,
+        objective=objective,
+        train_from=train_from,
+        uploads=uploads,
+        batch_size=schedule.batch_size,
+        epochs=schedule.epochs,
+        max_batches=schedule.max_batches,
+        optimizer=schedule.optimizer,
+        codec=schedule.codec,
+        seed=assignment_seed(schedule.seed, device.name, round),
+        options=options or {},
+    )
+
+
+def assignment_seed(run_seed: int, device: str, round: int) -> int:
+    """A seed for the batch order of one device in one round, the same on every machine."""
+    digest = hashlib.sha256(f"{run_seed}/{device}/{round}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+METHODS: Registry[Method] = Registry(_package, Method, "method")

@@ -1,0 +1,32 @@
+"""FedAvg: every device trains the whole model and the server averages (McMahan et al. 2017; methods.md §1.4). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from edgebed.methods.base import Contribution, DeviceView, Method, Plan, Schedule, assign
+from edgebed.methods.merging import Aggregate, merge_by_name
+from edgebed.models.staged import Weights
+
+
+class FedAvg(Method):
+    name = "fedavg"
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        aggregate: Aggregate = "samples"
+
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        stages = len(self.context.model)
+        return Plan(
+            {
+                device.name: assign(
+                    self.context, device, schedule, round, stages=stages, objective="output", uploads=("weights",)
+                )
+                for device in devices
+            }
+        )
+
+    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        return merge_by_name(weights, contributions, self.options.aggregate)

@@ -1,0 +1,141 @@
+"""One model, cut anywhere: an ordered list of named stages with an auxiliary head per cut.
+
+The device holds the stages before the cut and the cut's head; the server holds the rest. Weights are named by stage
+(`md1.conv.weight`, `head3.fc.bias`), so any mixture of halves merges by dictionary. methods.md §0 and §1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edgebed import models as _package
+from edgebed.errors import UsageError
+from edgebed.plugins import Plugin, Registry
+
+Weights = dict[str, Tensor]
+"""Parameters and buffers by name; always detached."""
+
+
+class StagedModel(nn.Module):
+    """Stages 1..L in order and a head for each cut 1..L-1.
+
+    Args:
+        stages: (name, module) in order; the last stage ends in logits of shape (B, classes).
+        heads: cut -> module from that stage's output to logits; a cut without head is allowed.
+        input_shape: (C, H, W) of one sample.
+        classes: number of classes.
+    """
+
+    def __init__(
+        self,
+        stages: list[tuple[str, nn.Module]],
+        heads: Mapping[int, nn.Module],
+        input_shape: tuple[int, ...],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        self.stage_names = [name for name, _ in stages]
+        self.input_shape, self.classes = tuple(input_shape), classes
+        for name, module in stages:
+            self.add_module(name, module)
+        for cut, head in sorted(heads.items()):
+            self.add_module(head_name(cut), head)
+        self.cuts_with_head = sorted(heads)
+
+    def __len__(self) -> int:
+        return len(self.stage_names)
+
+    def stages(self, start: int, stop: int) -> nn.Sequential:
+        """Stages start+1..stop as one module that shares this model's weights, keyed by stage name."""
+        if not 0 <= start <= stop <= len(self):
+            raise UsageError(f"stages {start}..{stop} of a model with {len(self)}", cure=f"a cut is 0..{len(self)}")
+        return nn.Sequential(OrderedDict((name, self.get_submodule(name)) for name in self.stage_names[start:stop]))
+
+    def lower(self, cut: int) -> nn.Sequential:
+        """The device half without head: x (B, *input_shape) -> features."""
+        return self.stages(0, cut)
+
+    def upper(self, cut: int) -> nn.Sequential:
+        """The server half: features -> logits (B, classes)."""
+        return self.stages(cut, len(self))
+
+    def head(self, cut: int) -> nn.Module:
+        if cut not in self.cuts_with_head:
+            raise UsageError(f"the model has no head at cut {cut}", cure=f"cuts with a head: {self.cuts_with_head}")
+        return self.get_submodule(head_name(cut))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.stage_names:
+            x = self.get_submodule(name)(x)
+        return x
+
+    def weights(self) -> Weights:
+        """All parameters and buffers, heads included, detached and sharing memory with the model."""
+        return {name: value.detach() for name, value in self.state_dict().items()}
+
+    def names_below(self, cut: int, *, head: bool) -> list[str]:
+        """Names of the weights of the device half at `cut`."""
+        owners = set(self.stage_names[:cut]) | ({head_name(cut)} if head else set())
+        return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
+
+    def names_above(self, cut: int) -> list[str]:
+        """Names of the weights of the server half at `cut` (no heads)."""
+        owners = set(self.stage_names[cut:])
+        return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy `weights` in by name; names that are not given stay. Raises UsageError for unknown names or shapes."""
+        state = self.state_dict()
+        for name, value in weights.items():
+            if name not in state:
+                raise UsageError(f"the model has no weight {name!r}")
+            if state[name].shape != value.shape:
+                raise UsageError(
+                    f"weight {name!r} has shape {tuple(value.shape)}, the model {tuple(state[name].shape)}"
+                )
+            with torch.no_grad():
+                state[name].copy_(value)
+
+    def feature_shape(self, cut: int) -> tuple[int, ...]:
+        """Shape of one sample's features after `cut` stages."""
+        lower = self.lower(cut)
+        was = lower.training
+        with torch.no_grad():
+            out: Tensor = lower.eval()(torch.zeros(1, *self.input_shape))
+        lower.train(was)
+        return tuple(out.shape[1:])
+
+
+def head_name(cut: int) -> str:
+    return f"head{cut}"
+
+
+class ModelPlugin(Plugin):
+    """Base of a network family: builds a StagedModel for a data set."""
+
+    summary: ClassVar[str] = ""
+
+    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+        raise NotImplementedError  # the seam that a model file fills
+
+
+def pooled_head(channels: int, classes: int) -> nn.Module:
+    """Auxiliary head of DTFL: global average pool and one fc layer (methods.md §1). (B, C, H, W) -> (B, classes)."""
+    return nn.Sequential(
+        OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, classes))
+    )
+
+
+def seeded(build: Callable[[], StagedModel], seed: int) -> StagedModel:
+    """`build()` with torch's generator at `seed`, the caller's random state left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+MODELS: Registry[ModelPlugin] = Registry(_package, ModelPlugin, "model")

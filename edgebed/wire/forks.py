@@ -1,0 +1,51 @@
+"""What the local backend and its zygote say to each other: lines of JSON over a socket of the same host. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgebed.errors import WireError
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Start an agent. `netns` and `cgroups` (cgroup.procs files) are empty where the agent limits itself."""
+
+    device: str
+    argv: tuple[str, ...]
+    broker: str
+    log: str
+    netns: str = ""
+    cgroups: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """torch is loaded; forks from here on are quick."""
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    device: str
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    device: str
+    pid: int
+    why: str
+
+
+Message = Fork | Ready | Forked | Exited
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message) + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Raises WireError for anything else."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise WireError(f"not a message of the zygote: {line[:200]!r}: {error}") from None

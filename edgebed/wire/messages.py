@@ -1,0 +1,324 @@
+"""Every message that crosses the wire, as typed structs. Pure.
+
+Two families. *Control* messages are small, go over the control connection and may be lost, repeated or late: each
+carries the state it speaks of, so receiving one twice changes nothing. *Headers* travel as the head of a transfer
+(`edgebed.link.transfer`), which is delivered once and whole or refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from edgebed.errors import WireError
+
+
+class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A torch optimizer by name. Both halves of a split model use the same (methods.md §1)."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, msgspec.Meta(gt=0)] = 0.001
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How tensors are written on the wire: a number format, with or without zstd."""
+
+    dtype: Literal["float32", "float16", "uint8"] = "float32"
+    zstd: bool = False
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one device does in one round (methods.md §0). Plain data: an agent executes it and knows no method.
+
+    `model` is the plugin spec of the staged model, so the agent can build it. `stages` is the cut: how many leading
+    stages the device holds. `objective` names the device half (`edgebed.methods.halves`): `head`, `output`, ….
+    `seed` fixes the order of the batches.
+    """
+
+    device: str
+    model: dict[str, object]
+    classes: int
+    input_shape: tuple[int, ...]
+    stages: int
+    objective: str
+    train_from: int = 0
+    uploads: tuple[str, ...] = ("weights",)  # of: features, weights, logits
+    batch_size: int = 100
+    epochs: int = 1
+    max_batches: int = 0  # per epoch; 0 = all
+    optimizer: Optimizer = Optimizer()
+    codec: Codec = Codec()
+    seed: int = 0
+    options: dict[str, object] = {}  # what a device half of its own needs
+
+
+# ---- control, orchestrator -> device ---------------------------------------------------------------------------------
+
+
+class Configure(msgspec.Struct, frozen=True, tag="configure"):
+    """Settings an agent takes over at once; repeated until a Status carries its `seq`.
+
+    `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
+    itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
+    """
+
+    seq: int
+    threads: int
+    heartbeat_s: float
+    software: bool = False
+    cpus: float = 0.0
+    uplink_bit_s: int = 0
+    downlink_bit_s: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    task: str
+    why: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Clock probe; `sent_ns` is the orchestrator's monotonic clock."""
+
+    seq: int
+    sent_ns: int
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, upload, download, reference.
+
+    `host` and `port` name the measuring peer of a link probe; `size` is bytes over all connections.
+    """
+
+    id: str
+    kind: str
+    seconds: float = 0.0
+    host: str = ""
+    port: int = 0
+    size: int = 0
+    connections: int = 1
+    threads: int = 1
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    why: str
+
+
+# ---- control, device -> orchestrator ---------------------------------------------------------------------------------
+
+
+class Presence(msgspec.Struct, frozen=True, tag="presence"):
+    """Retained: who the device is. The last will is the same message with `online=False`."""
+
+    device: str
+    incarnation: str  # new for every start of the agent
+    online: bool
+    protocol: int
+    samples: int = 0
+    labels: tuple[int, ...] = ()  # samples per class
+    shard: str = ""  # SHA-256 of the shard file
+    host: dict[str, str] = {}  # versions, machine, kernel
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """Heartbeat. `progress` grows with every batch, chunk or phase; liveness is judged by it, not by a fixed time."""
+
+    device: str
+    incarnation: str
+    configured: int  # seq of the last Configure taken over
+    task: str
+    phase: str
+    progress: int
+    cpu_s: float  # CPU time of the agent since its start
+    sent_ns: int  # device's monotonic clock
+    phases: tuple[Phase, ...] = ()  # closed phases the orchestrator has not acknowledged yet
+    first_phase: int = 0  # running number of phases[0]
+
+
+class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One named stretch of a device's time, on the device's monotonic clock. Phases of a device follow one another
+    without gap. `cpu_ns` is the agent's CPU time within it (all threads); `throttled_ns` and `throttled` are for how
+    long and how often its cgroup was stopped in it, 0 where that cannot be seen."""
+
+    name: str
+    task: str
+    start_ns: int
+    end_ns: int
+    cpu_ns: int = 0
+    throttled_ns: int = 0
+    throttled: int = 0
+
+
+class PhasesSeen(msgspec.Struct, frozen=True, tag="phases_seen"):
+    """Orchestrator -> device: phases up to (not including) running number `upto` are recorded."""
+
+    incarnation: str
+    upto: int
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    device: str
+    seq: int
+    sent_ns: int
+    device_ns: int
+
+
+class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
+    """Outcome of a Probe: seconds on the wall, CPU seconds used, bytes moved, work units done; or an error."""
+
+    device: str
+    id: str
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    bytes: int = 0
+    units: float = 0.0
+    error: str = ""
+
+
+# ---- control, both ways: transfers -----------------------------------------------------------------------------------
+
+
+class Credit(msgspec.Struct, frozen=True, tag="credit"):
+    """Receiver -> sender: `received` leading chunks of the transfer are here; up to `window` beyond may be on the way.
+    `done` means delivered to the application: the end-to-end acknowledgement. `seen` echoes the number of a Mark
+    (`edgebed.wire.frames`): what is missing below it was lost on the way, not delayed."""
+
+    sender: str
+    receiver: str
+    transfer: str
+    received: int
+    window: int
+    done: bool = False
+    seen: int = 0
+
+
+class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
+    """Receiver -> sender: this transfer is not wanted (unknown task, too large, damaged). Sender -> receiver: it was
+    given up; forget what has arrived of it."""
+
+    sender: str
+    receiver: str
+    transfer: str
+    why: str
+
+
+class Query(msgspec.Struct, frozen=True, tag="query"):
+    """Sender -> receiver after a silence or reconnect: where are you? Answered with Credit or Refuse."""
+
+    sender: str
+    receiver: str
+    transfer: str
+    chunks: int
+
+
+Control = (
+    Configure
+    | Cancel
+    | Ping
+    | Probe
+    | Shutdown
+    | Presence
+    | Status
+    | PhasesSeen
+    | Pong
+    | ProbeResult
+    | Credit
+    | Refuse
+    | Query
+)
+
+
+# ---- headers: what a transfer carries beside tensors -----------------------------------------------------------------
+
+
+class Task(msgspec.Struct, frozen=True, tag="task"):
+    """Orchestrator -> device. Tensors: the weights of the assignment's half. `id` is unique over all runs."""
+
+    id: str
+    run: str
+    round: int
+    assignment: Assignment
+
+
+class Upload(msgspec.Struct, frozen=True, tag="upload"):
+    """Device -> orchestrator, within the batches of a task. Tensors by stream: `features`, `labels`, `logits`."""
+
+    device: str
+    task: str
+    batch: int
+    samples: int
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """Orchestrator -> device: the answer to Upload `batch`. Tensors: `gradient` or `logits`."""
+
+    task: str
+    batch: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a device measured during a task. Seconds on its monotonic clock; bytes are payload on the wire."""
+
+    samples: int
+    batches: int
+    loss: float
+    compute_s: float  # forward, backward and step
+    compute_cpu_s: float  # CPU time of the training thread in those
+    throttled_s: float | None  # from the cgroup, where it is visible
+    download_bytes: int
+    download_s: float
+    upload_bytes: int  # features so far; the update itself is measured by the receiver
+    upload_s: float  # while anything was waiting to be sent or in flight
+    blocked_s: float  # training stood still because the upload queue was full
+    reply_s: float = 0.0  # training stood still for a reply
+    encode_s: float = 0.0  # training stood still while features were turned into bytes
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """Device -> orchestrator at the end of a task. Tensors: the trained weights, by stage name."""
+
+    device: str
+    task: str
+    report: Report
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Device -> orchestrator: the task could not be done; `why` names the cause. No tensors. `diverged`: because
+    training gave values that are not finite."""
+
+    device: str
+    task: str
+    why: str
+    diverged: bool = False
+
+
+Header = Task | Upload | Reply | Update | Failure
+
+T = TypeVar("T")
+
+_control_encoder = msgspec.msgpack.Encoder()
+_control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_header_decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+
+
+def encode(message: Control | Header) -> bytes:
+    return _control_encoder.encode(message)
+
+
+def decode_control(data: bytes | memoryview) -> Control:
+    """Raises WireError for anything that is not a control message of this protocol."""
+    return _decode(_control_decoder, data)
+
+
+def decode_header(data: bytes | memoryview) -> Header:
+    """Raises WireError for anything that is not a transfer header of this protocol."""
+    return _decode(_header_decoder, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"not a message of this protocol: {error}") from None

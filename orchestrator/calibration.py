@@ -1,0 +1,158 @@
+"""Requested against measured: runs a plan of probes on a standing fleet and judges what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from edgebed import gauge
+from edgebed.errors import EdgebedError
+from edgebed.wire.messages import Probe, ProbeResult
+from orchestrator import judgement
+from orchestrator.fleet.base import Fleet, Held
+from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.profile import Limits
+from orchestrator.judgement import Context, Item
+from orchestrator.peer import Peer
+from orchestrator.records.types import Calibrated
+
+PATIENCE_S = 60.0
+"""What a probe may take beyond its own length: a device of 0.02 CPU answers slowly."""
+
+REFERENCE_S = 0.2
+
+
+class Prober(Protocol):
+    """Has a device measure something."""
+
+    async def probe(self, device: str, probe: Probe) -> ProbeResult: ...
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    rows: tuple[Calibrated, ...]
+    passed: bool
+
+
+async def calibrate(
+    fleet: Fleet,
+    limits: Mapping[str, Limits],
+    prober: Prober,
+    *,
+    short: bool,
+    on_row: Callable[[Calibrated], None],
+    on_item: Callable[[float], None] = lambda share: None,
+) -> Calibration:
+    """Measure every device's CPU and link; a row that fails is measured once more, for a shared host has hiccups.
+
+    Args:
+        limits: in force, by device.
+        short: the form of under 10 s before every run, instead of the full one.
+        on_row: takes each row as it is found.
+        on_item: takes the share of the plan that is done.
+    """
+    plan = judgement.short_plan() if short else judgement.full_plan()
+    total = judgement.estimate_s(plan, list(limits.values()))
+    done, rows = 0.0, list[Calibrated]()
+    async with Peer(fleet.host_of(device) for device in limits) as peer:
+        bench = _Bench(fleet, limits, prober, peer)
+        for item in plan:
+            for row in await bench.item(item):
+                rows.append(row)
+                on_row(row)
+            done += judgement.estimate_s([item], list(limits.values()))
+            on_item(done / total)
+    return Calibration(tuple(rows), all(row.passed for row in rows if row.judged))
+
+
+class _Bench:
+    """Everything a measurement needs."""
+
+    def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: Peer) -> None:
+        self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer
+        self._cores = usable_cores()
+
+    async def item(self, item: Item) -> list[Calibrated]:
+        """All rows of one item. Those that fail at first are there twice."""
+        rows = await self._devices(item, list(self._limits))
+        failed = {row.device for row in rows if row.judged and not row.passed}
+        if not failed:
+            return rows
+        # Whatever was measured in company is repeated in the same company.
+        again = await self._devices(item, list(self._limits) if item.together else sorted(failed))
+        first = [judgement.superseded(row) if row.device in failed and row.judged else row for row in rows]
+        return first + [row for row in again if row.device in failed]
+
+    async def _devices(self, item: Item, devices: Sequence[str]) -> list[Calibrated]:
+        if item.together:
+            return [row for rows in await asyncio.gather(*(self._one(item, d) for d in devices)) for row in rows]
+        return [row for device in devices for row in await self._one(item, device)]
+
+    async def _one(self, item: Item, device: str) -> list[Calibrated]:
+        if item.kind in ("busy", "step"):
+            return await self._cpu(item, device)
+        return [await self._link(item, device)]
+
+    async def _cpu(self, item: Item, device: str) -> list[Calibrated]:
+        limits = self._limits[device]
+        probe = Probe(
+            id=uuid.uuid4().hex,
+            kind=item.kind,
+            seconds=item.seconds,
+            threads=judgement.threads_for(limits, self._cores),
+        )
+        alone = not item.together
+        before = await asyncio.to_thread(gauge.units_per_cpu_s, REFERENCE_S) if alone else 0.0
+        result = await self._probe(device, probe, item.seconds)
+        after = await asyncio.to_thread(gauge.units_per_cpu_s, REFERENCE_S) if alone else 0.0
+        context = await self._context(device)
+        rows = [judgement.judge_cpu(context, item, result)]
+        if alone and item.kind == "busy":
+            rows.append(judgement.report_work(context, item, result, (before + after) / 2))
+        return rows
+
+    async def _link(self, item: Item, device: str) -> Calibrated:
+        limits = self._limits[device]
+        rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
+        size, host = item.bytes_for(rate), self._fleet.host_of(device)
+        probe = Probe(
+            id=uuid.uuid4().hex,
+            kind=item.kind,
+            host=host,
+            port=self._peer.port(host),
+            size=size,
+            connections=item.connections,
+        )
+        received = self._peer.expect(probe.id)
+        try:
+            result = await self._probe(device, probe, size * 8 / rate)
+            seconds, payload = result.wall_s, result.bytes
+            if item.kind == "upload" and not result.error:  # the receiver's clock counts
+                async with asyncio.timeout(PATIENCE_S):
+                    outcome = await received
+                seconds, payload = outcome.wall_s, outcome.bytes
+            error = result.error
+        except (EdgebedError, TimeoutError) as problem:
+            seconds, payload, error = 0.0, 0, str(problem) or "the peer heard nothing"
+        finally:
+            self._peer.forget(probe.id)
+            received.cancel()
+        return judgement.judge_link(await self._context(device), item, seconds, payload, error)
+
+    async def _probe(self, device: str, probe: Probe, seconds: float) -> ProbeResult:
+        """The device's answer; a result with an error where there is none."""
+        try:
+            async with asyncio.timeout(seconds + PATIENCE_S):
+                return await self._prober.probe(device, probe)
+        except TimeoutError:
+            return ProbeResult(device, probe.id, error=f"no answer within {seconds + PATIENCE_S:.0f} s")
+        except EdgebedError as error:
+            return ProbeResult(device, probe.id, error=str(error))
+
+    async def _context(self, device: str) -> Context:
+        held: Held = await self._fleet.held(device)
+        return Context(device, self._limits[device], held, self._cores, time.monotonic_ns())

@@ -1,0 +1,48 @@
+"""The command line: one command per file; a file's `register(app)` adds it. Errors become message, cure, exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import typer
+from rich.markup import escape
+
+from edgebed.errors import EdgebedError
+from orchestrator.cli.console import log
+
+
+def build() -> typer.Typer:
+    """The whole command line, read from the files of this package."""
+    app = typer.Typer(
+        name="edgebed",
+        help="Measure split and federated learning on devices whose limits are enforced and proved.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        if hasattr(module, "register"):
+            module.register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point of `edgebed`. Exit codes: docs/cli.md."""
+    try:
+        build()()
+    except EdgebedError as error:
+        log.print(f"[bold red]edgebed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        if error.cure:
+            log.print(f"[bold]Cure:[/] {escape(error.cure)}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        log.print("edgebed: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,125 @@
+"""`edgebed calibrate`: requested against measured CPU and bandwidth of every device; exit code 0 or 1."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from orchestrator import judgement, session
+from orchestrator.calibration import Calibration, calibrate
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.records.types import Calibrated
+
+
+def register(app: typer.Typer) -> None:
+    app.command("calibrate")(command)
+
+
+def command(
+    fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
+    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
+    short: Annotated[bool, typer.Option(help="The form of under 10 s that precedes every run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure whether every device of FLEET has the CPU and bandwidth it was given; exit code 1 where one has not."""
+    spec = load_fleet(fleet)
+    outcome = asyncio.run(_calibrate(spec, backend, dilation, short))
+    if as_json:
+        print_json(outcome.builtins())
+    else:
+        console.print(_table(outcome))
+        console.print(_verdict(outcome.calibration))
+    if not outcome.calibration.passed:
+        raise typer.Exit(1)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the command prints."""
+
+    fleet: str
+    enforcement: str
+    dilation: float
+    calibration: Calibration
+
+    def builtins(self) -> object:
+        rows: object = msgspec.to_builtins(self.calibration.rows)
+        return {
+            "fleet": self.fleet,
+            "enforcement": self.enforcement,
+            "dilation": self.dilation,
+            "passed": self.calibration.passed,
+            "rows": rows,
+        }
+
+
+async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, short: bool) -> Outcome:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=log, transient=True) as progress:
+        task = progress.add_task("starting", total=1.0)
+
+        def say(line: str) -> None:
+            progress.update(task, description=escape(line))
+
+        async with session.standing_fleet(spec, backend=backend, dilation=dilation, say=say) as standing:
+            plan = judgement.short_plan() if short else judgement.full_plan()
+            say(f"calibrating, about {judgement.estimate_s(plan, list(standing.limits.values())):.0f} s")
+            result = await calibrate(
+                standing.fleet,
+                standing.limits,
+                standing.prober,
+                short=short,
+                on_row=lambda row: None,
+                on_item=lambda share: progress.update(task, completed=share),
+            )
+            return Outcome(spec.name, str(standing.enforcement), standing.dilation, result)
+
+
+def _table(outcome: Outcome) -> Table:
+    dilated = f"; every limit divided by D = {outcome.dilation:.3g}" if outcome.dilation > 1 else ""
+    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: limits held by {outcome.enforcement}{dilated}")
+    for name in ("device", "quantity", "condition"):
+        table.add_column(name)
+    for name in ("requested", "measured", "error"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in sorted(outcome.calibration.rows, key=lambda r: r.device):
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: Calibrated) -> list[str]:
+    verdict = ("[green]pass[/]" if row.passed else "[bold red]FAIL[/]") if row.judged else "[dim]-[/]"
+    return [
+        row.device,
+        row.quantity,
+        row.condition.replace(" connections", " conn.").replace(" connection", " conn."),
+        f"{row.requested:,.4g} {row.unit}",
+        f"{row.measured:,.4g}",
+        f"{row.error:+.1%}",
+        verdict,
+    ]
+
+
+def _verdict(calibration: Calibration) -> str:
+    judged = [row for row in calibration.rows if row.judged]
+    failed = [row for row in judged if not row.passed]
+    if not failed:
+        worst = max((abs(r.error) for r in judged if "64 KB" not in r.condition), default=0.0)
+        return f"All {len(judged)} judged rows hold; the largest error is {worst:.1%} (64 KB transfers aside)."
+    causes = "\n".join(f"  {r.device}, {r.quantity}, {r.condition}: {escape(r.cause)}" for r in failed)
+    return f"[bold red]{len(failed)} of {len(judged)} judged rows fail:[/]\n{causes}"

@@ -1,0 +1,50 @@
+"""`edgebed data`: the data sets, and how an experiment shares its data out over the devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from edgebed.datasets.base import DATASETS
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.data import count_labels, label_table, share_out
+from orchestrator.experiment import load
+from orchestrator.fleet.profile import load_fleet
+
+
+def register(app: typer.Typer) -> None:
+    app.command("data")(command)
+
+
+def command(
+    experiment: Annotated[Path | None, typer.Argument(help="An experiment file; data sets are listed without.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change a key: partition.alpha=0.1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the data sets, or show how many samples of each class every device of an experiment gets."""
+    if experiment is None:
+        _list(as_json)
+        return
+    wanted = load(experiment, overrides)
+    devices = [device.name for device in load_fleet((experiment.parent / wanted.fleet).resolve()).devices]
+    with log.status("reading the data"):
+        title, split, shares = share_out(wanted, devices)
+    counts = count_labels(split.train_y, shares, len(split.class_names))
+    if as_json:
+        print_json({"data": title, "classes": split.class_names, "devices": counts, "test": len(split.test_y)})
+    else:
+        console.print(label_table(title, split.class_names, counts))
+
+
+def _list(as_json: bool) -> None:
+    classes = DATASETS.classes()
+    if as_json:
+        print_json([{"name": name, "summary": cls.summary} for name, cls in classes.items()])
+        return
+    table = Table("name", "what it is", "options", title="Data sets")
+    for name, cls in classes.items():
+        table.add_row(name, cls.summary, ", ".join(cls.Options.__struct_fields__))
+    console.print(table)

@@ -1,0 +1,142 @@
+"""`edgebed fleet up|ps|down`: a throttled fleet that stands on its own, held by a process in the background."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from edgebed.errors import FleetError, UsageError
+from orchestrator import holder
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.fleet.base import Enforcement, Held
+from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.holder import DeviceState, State
+
+Fleet = Annotated[Path, typer.Argument(help="The fleet file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Keep a throttled fleet standing on its own.", no_args_is_help=True)
+    group.command("up")(up)
+    group.command("ps")(ps)
+    group.command("down")(down)
+    app.add_typer(group, name="fleet")
+
+
+def up(
+    fleet: Fleet,
+    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+) -> None:
+    """Start every device of FLEET; return once all stand and are limited."""
+    spec = load_fleet(fleet)
+    place = holder.Place.of(spec)
+    if place.alive():
+        raise UsageError(f"the fleet {spec.name} stands already", cure=f"edgebed fleet down {fleet}")
+    with log.status("starting") as status:
+        pid = holder.spawn(spec, place, holder.Wanted(backend, dilation, broker))
+        while not place.ready():
+            if not place.alive():
+                raise _failed(place)
+            status.update(place.progress() or "starting")
+            time.sleep(0.1)
+    state = place.ask()
+    log.print(f"{len(state.devices)} devices stand, held by process {pid}; limits: {state.enforcement}")
+    if state.dilation > 1:
+        log.print(f"every quota and rate is divided by D = {state.dilation:.3g}")
+    log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
+
+
+def _failed(place: holder.Place) -> FleetError:
+    message, _, cure = place.failure().partition("\n")
+    return FleetError(f"the fleet did not come up: {message}", cure=cure or f"see {place.log}")
+
+
+def ps(fleet: Fleet, as_json: Json = False) -> None:
+    """Show the limits of every device as requested, as set (read back) and as used."""
+    state = _place(load_fleet(fleet)).ask()
+    if as_json:
+        print_json(msgspec.to_builtins(state))
+    else:
+        console.print(_table(state))
+
+
+def down(fleet: Fleet) -> None:
+    """End the fleet and remove everything it made."""
+    spec = load_fleet(fleet)
+    with log.status("ending"):
+        holder.end(_place(spec))
+    log.print(f"the fleet {spec.name} is gone")
+
+
+def _place(spec: FleetSpec) -> holder.Place:
+    place = holder.Place.of(spec)
+    if not place.alive():
+        raise FleetError(f"the fleet {spec.name} does not stand", cure=f"edgebed fleet up {spec.path}")
+    return place
+
+
+SELF_HELD = "–: not held by the kernel. The agents hold CPU and rates themselves, which `edgebed calibrate` measures."
+
+
+def _table(state: State) -> Table:
+    dilated = f"; limits divided by D = {state.dilation:.3g}" if state.dilation > 1 else ""
+    table = Table(
+        title=f"{state.fleet} ({state.backend}, limits held by {state.enforcement}{dilated})",
+        caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
+    )
+    for name in ("device", ""):
+        table.add_column(name)
+    for name in ("CPUs", "up Mbit/s", "down Mbit/s", "memory MiB"):
+        table.add_column(name, justify="right")
+    for device in state.devices:
+        for label, *cells in _rows(device):
+            table.add_row(device.name if label == "requested" else "", label, *cells)
+        table.add_section()
+    return table
+
+
+def _rows(device: DeviceState) -> list[list[str]]:
+    wanted, held = device.requested, device.held
+    if held is None:
+        return [["requested", *_limits(wanted.cpus, wanted.uplink_bit_s, wanted.downlink_bit_s, wanted.memory_mib)],
+                ["away", device.error, "", "", ""]]  # fmt: skip
+    return [
+        ["requested", *_limits(wanted.cpus, wanted.uplink_bit_s, wanted.downlink_bit_s, wanted.memory_mib)],
+        ["set", *_set(held)],
+        ["used" if held.alive else "used (dead)", *_used(held)],
+    ]
+
+
+def _set(held: Held) -> list[str]:
+    if not held.read_back:
+        return ["–", "–", "–", "not limited"]
+    return _limits(held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib)
+
+
+def _used(held: Held) -> list[str]:
+    memory = f"{held.memory_used_mib:.0f}"
+    if not held.read_back:
+        return [f"{held.cpu_s:.1f} s", "–", "–", memory]
+    return [
+        f"{held.cpu_s:.1f} s ({held.throttled_s:.1f} s held back)",
+        f"{held.uplink_bytes / 1e6:.1f} MB",
+        f"{held.downlink_bytes / 1e6:.1f} MB",
+        memory,
+    ]
+
+
+def _limits(cpus: float | None, up: int | None, down: int | None, memory: int | None) -> list[str]:
+    return [
+        "none" if cpus is None else f"{cpus:.4g}",
+        "none" if up is None else f"{up / 1e6:.4g}",
+        "none" if down is None else f"{down / 1e6:.4g}",
+        "none" if memory is None else str(memory),
+    ]

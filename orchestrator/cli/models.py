@@ -1,0 +1,89 @@
+"""`edgebed models`: what each model costs at each cut."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+from rich import box
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from edgebed.models.staged import MODELS
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.model_costs import ModelCosts, model_costs
+
+
+def register(app: typer.Typer) -> None:
+    app.command("models")(command)
+
+
+def command(
+    model: Annotated[str, typer.Option(help="One model by name; all where it is left out.")] = "",
+    options: Annotated[list[str] | None, typer.Option("--set", help="An option of --model: key=value.")] = None,
+    data_shape: Annotated[str, typer.Option(help="Shape of one sample, CxHxW.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List models with parameters, operations and feature bytes per cut."""
+    if options and not model:
+        raise UsageError("--set without --model", cure="name the model whose options these are")
+    shape = parse_shape(data_shape, "--data-shape")
+    specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
+    with log.status("counting"):
+        costs = [model_costs(MODELS.create(spec, "--model"), shape, classes, batch) for spec in specs]
+    if as_json:
+        print_json(msgspec.to_builtins(costs))
+        return
+    for one in costs:
+        console.print(model_table(one))
+
+
+def parse_shape(text: str, option: str) -> tuple[int, ...]:
+    """`3x32x32` as numbers. Raises UsageError."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
+        raise UsageError(f"{option} {text!r} is no shape", cure="give channels, height and width, as in 3x32x32")
+    return tuple(int(part) for part in parts)
+
+
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """`key=value`, values in YAML. Raises UsageError."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not key or key == "name":
+            raise UsageError(f"--set {text!r}", cure="write key=value, as in widths=[8,16,32]")
+    return found
+
+
+def model_table(costs: ModelCosts) -> Table:
+    """One row per cut; the last row is the whole model on the device."""
+    shape = "x".join(map(str, costs.input_shape))
+    table = Table(
+        title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
+        f"{shape}, {costs.classes} classes, batches of {costs.batch}",
+        caption="features and GFLOP per batch, of the device half; a multiply-add is two; MB = 10^6 bytes of float32",
+        box=box.SIMPLE_HEAD,
+    )
+    for name in ("cut", "after", "features", "MB", "parameters", "weights MB", "GFLOP fwd", "+ bwd"):
+        table.add_column(name, justify="left" if name in ("after", "features") else "right", no_wrap=True)
+    for cut in costs.cuts:
+        table.add_row(
+            str(cut.cut),
+            cut.after,
+            "x".join(map(str, cut.feature_shape)) or "-",
+            f"{cut.feature_bytes / 1e6:.1f}" if cut.feature_shape else "-",
+            f"{cut.device_parameters:,}",
+            f"{cut.device_bytes / 1e6:.3f}",
+            f"{cut.forward_flops / 1e9:.3g}",
+            f"{cut.training_flops / 1e9:.3g}",
+        )
+    return table

@@ -1,0 +1,115 @@
+"""`edgebed run`: an experiment on a throttled fleet, or the rest of an interrupted run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from edgebed.errors import UsageError
+from orchestrator import session
+from orchestrator.cli.compare import print_comparison
+from orchestrator.cli.console import console, log
+from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.experiment import Experiment, load
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+
+
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
+    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
+    resume: Annotated[str | None, typer.Option(help="A run to go on with: its folder or its id.")] = None,
+    allow_uncalibrated: Annotated[
+        bool, typer.Option(help="Run although the limits do not hold; every output is marked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+) -> None:
+    """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
+    options: dict[str, Any] = {
+        "backend": backend,
+        "broker_url": broker,
+        "allow_uncalibrated": allow_uncalibrated,
+    }
+    if resume is not None:
+        if experiment is not None or set_ or method:
+            raise UsageError("--resume takes the experiment from the run's folder", cure="give --resume RUN alone")
+        request = session.resume_request(find_run(resume), runs_folder(), **options)
+    elif experiment is None:
+        raise UsageError("no experiment", cure="give an experiment file, such as profiles/experiments/demo.yaml")
+    else:
+        loaded = load(experiment, set_)
+        request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
+    with _watching(quiet) as watch:
+        folders = asyncio.run(_until_signal(session.run_experiment(request, watch)))
+    print_comparison(folders, as_json=as_json)
+    if not as_json:
+        for folder in folders:
+            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experiment:
+    """The experiment with only the named methods."""
+    if not names:
+        return experiment
+    chosen = [m for m in experiment.methods if m.get("name") in names]
+    if len({m["name"] for m in chosen}) < len(set(names)):
+        raise UsageError(
+            f"{path} has no method {', '.join(sorted(set(names) - {str(m['name']) for m in chosen}))}",
+            cure=f"it has: {', '.join(str(m.get('name')) for m in experiment.methods)}",
+        )
+    return msgspec.structs.replace(experiment, methods=chosen)
+
+
+async def _until_signal(work: Any) -> Any:
+    """Like the work itself, but SIGTERM ends it as cleanly as Ctrl-C does."""
+    task = asyncio.ensure_future(work)
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+class _Bar(session.Watch):
+    """One line per round, and a bar for the run in hand."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(lambda line: progress.console.print(escape(line), highlight=False, soft_wrap=True))
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None)
+
+    def run(self, method: str, folder: Path, rounds: int) -> None:
+        super().run(method, folder, rounds)
+        self._progress.reset(self._task, total=rounds, description=method)
+
+    def round(self, method: str, progress: Any, *rest: Any) -> None:
+        super().round(method, progress, *rest)
+        self._progress.update(self._task, completed=progress.round, description=f"{method} {progress.accuracy:.1%}")
+
+
+@contextlib.contextmanager
+def _watching(quiet: bool) -> Iterator[session.Watch]:
+    if quiet:
+        yield session.Watch(session.quiet)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=log, transient=True) as progress:
+        yield _Bar(progress)

@@ -1,0 +1,113 @@
+"""`edgebed tiers`: how a tier's time depends on the cut and not on the CPU quota (DTFL, table 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from edgebed.datasets.shard import write_idle_shard
+from edgebed.errors import UsageError
+from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.wire.messages import Codec, Optimizer
+from orchestrator import session, tiers
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.training.costs import profile_cuts
+
+
+def register(app: typer.Typer) -> None:
+    app.command("tiers")(command)
+
+
+def command(
+    model: Annotated[str, typer.Option(help="A staged model; see `edgebed models`.")] = "resnet56",
+    quotas: Annotated[str, typer.Option(help="CPU quotas, comma-separated.")] = "0.2,0.5,1.0",
+    count: Annotated[int, typer.Option("--tiers", help="M: the deepest M cuts are measured.")] = 6,
+    backend: Annotated[str, typer.Option(help="docker or local.")] = "docker",
+    batch: Annotated[int, typer.Option(help="Batch size; a step must last many quota periods of 100 ms.")] = 100,
+    repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median counts.")] = 3,
+    shape: Annotated[str, typer.Option(help="Input shape CxHxW.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the device-side time of every tier at several CPU quotas, beside the paper's figures."""
+    size = tuple(int(side) for side in _numbers(shape, "x", "--shape"))
+    shares = _numbers(quotas, ",", "--quotas")
+    net = seeded(lambda: MODELS.create({"name": model}, "--model").build(size, classes), 0)
+    cuts = list(range(len(net) - count, len(net)))
+    if count < 1 or cuts[0] < 1:
+        raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", cure=f"give 1 to {len(net) - 1}")
+    measurements = asyncio.run(_measure(net, model, cuts, shares, backend, batch, repeats))
+    costs = profile_cuts(net, cuts, batch, Codec(), Optimizer(), torch.device("cpu"))
+    server = [costs[cut].server_s / costs[cuts[0]].server_s for cut in cuts]
+    table = tiers.normalised(measurements)
+    if as_json:
+        print_json(
+            {"cuts": cuts, "device": table, "spread": tiers.spread(table), "server": server, "raw": measurements}
+        )
+    else:
+        _print(table, server, paper=model == "resnet56" and count == 6)
+
+
+def _numbers(text: str, separator: str, option: str) -> list[float]:
+    """Positive numbers from an option's text. Raises UsageError."""
+    try:
+        values = [float(part) for part in text.split(separator)]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < 1e6 for value in values):
+        raise UsageError(f"{option} {text!r}", cure=f"give positive numbers with {separator!r} between them")
+    return values
+
+
+async def _measure(
+    net: StagedModel, model: str, cuts: list[int], quotas: list[float], backend: str, batch: int, repeats: int
+) -> list[tiers.Measurement]:
+    limits = Limits(cpus=max(quotas), uplink_bit_s=100_000_000, downlink_bit_s=100_000_000, memory_mib=4096)
+    spec = FleetSpec(
+        name="tiers",
+        backend=backend,
+        reserve_cpus=0.5,
+        devices=(DeviceSpec("tier-device", ProfileSpec("tiers", limits, "edgebed tiers")),),
+        path=Path.cwd(),
+    )
+    with tempfile.TemporaryDirectory() as folder, log.status("starting") as status:
+        shard = Path(folder) / "shard.safetensors"
+        write_idle_shard(shard, samples=batch, input_shape=net.input_shape, classes=net.classes)
+        fleet = session.standing_fleet(
+            spec, backend=backend, dilation="off", shards={"tier-device": shard}, say=status.update
+        )
+        async with fleet as standing:
+            return await tiers.measure_tiers(
+                standing,
+                net,
+                {"name": model},
+                cuts=cuts,
+                quotas=quotas,
+                batch_size=batch,
+                repeats=repeats,
+                on_task=lambda quota, cut: status.update(f"quota {quota:g}: cut {cut}"),
+            )
+
+
+def _print(table: dict[float, list[float]], server: list[float], *, paper: bool) -> None:
+    columns = len(server)
+    out = Table(title="Time of a tier, relative to tier 1")
+    out.add_column("")
+    for tier in range(1, columns + 1):
+        out.add_column(f"tier {tier}", justify="right")
+    for quota, row in table.items():
+        out.add_row(f"device, {quota:g} CPU", *(f"{value:.2f}" for value in row))
+    out.add_row("device, mean ± sd over quotas", *(f"{m:.2f} ± {s:.2f}" for m, s in tiers.spread(table)))
+    if paper:
+        out.add_row("device, DTFL table 2", *(f"{value:.2f}" for value in tiers.PAPER_DEVICE))
+    out.add_row("server", *(f"{value:.2f}" for value in server))
+    if paper:
+        out.add_row("server, DTFL table 2", *(f"{value:.2f}" for value in tiers.PAPER_SERVER))
+    console.print(out)

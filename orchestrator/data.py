@@ -1,0 +1,121 @@
+"""Cuts an experiment's data set into one shard file per device, and keeps the test part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import torch
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from edgebed.datasets.base import DATASETS, Split
+from edgebed.datasets.partition import Indices, partition
+from edgebed.datasets.shard import normalise, write_shard
+from orchestrator.experiment import Experiment
+
+
+class Prepared(msgspec.Struct):
+    """What a run needs of its data. `test_x` is normalised, (N, C, H, W) float32; `label_counts` is per device."""
+
+    title: str  # what outputs call the data
+    shards: dict[str, Path]
+    test_x: Tensor
+    test_y: Tensor
+    input_shape: tuple[int, ...]
+    classes: int
+    class_names: list[str]
+    label_counts: dict[str, list[int]]
+
+    def sample(self, size: int) -> tuple[Tensor, Tensor]:
+        """A batch of real, normalised samples, repeated where there are too few: for measuring costs."""
+        rows = torch.arange(size) % len(self.test_y)
+        return self.test_x[rows], self.test_y[rows]
+
+    def describe(self) -> str:
+        """Samples per class of every device, a line each."""
+        width = max(len(device) for device in self.label_counts)
+        rows = (f"  {d:{width}} {sum(n):6d}: {' '.join(map(str, n))}" for d, n in self.label_counts.items())
+        return "\n".join((f"{self.title}: samples per device and class:", *rows))
+
+
+def data_root() -> Path:
+    """The folder of data sets: EDGEBED_DATA, or ./data."""
+    return Path(os.environ.get("EDGEBED_DATA") or "data")
+
+
+def share_out(experiment: Experiment, devices: list[str]) -> tuple[str, Split, dict[str, Indices]]:
+    """The data set's title, its samples, and the rows of the training part that each device gets.
+
+    Raises:
+        UsageError: the data set or the partition cannot be had; with cause and cure.
+    """
+    seed = experiment.training.seed
+    dataset = DATASETS.create(experiment.data, "data")
+    split = dataset.load(data_root(), seed)
+    kind, alpha = experiment.partition.kind, experiment.partition.alpha
+    shares = partition(kind, split.train_y.numpy(), len(devices), alpha=alpha, seed=seed)
+    return dataset.title, split, dict(zip(devices, shares, strict=True))
+
+
+def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[str, list[int]]:
+    """Samples per class of every device."""
+    return {
+        device: [int(n) for n in torch.bincount(y[torch.from_numpy(rows)], minlength=classes)]
+        for device, rows in shares.items()
+    }
+
+
+def prepare_data(experiment: Experiment, devices: list[str], folder: Path) -> Prepared:
+    """Load, partition, and write `folder/<device>.safetensors` for every device.
+
+    Raises:
+        UsageError: the data set or the partition cannot be had, or a shard cannot be written; with cause and cure.
+    """
+    title, split, shares = share_out(experiment, devices)
+    classes = len(split.class_names)
+    shards = {device: folder / f"{device}.safetensors" for device in devices}
+    for device, rows in shares.items():
+        index = torch.from_numpy(rows)
+        write_shard(shards[device], split.train_x[index], split.train_y[index], split.mean, split.std, classes)
+    return Prepared(
+        title=title,
+        shards=shards,
+        test_x=normalise(split.test_x, split.mean, split.std),
+        test_y=split.test_y,
+        input_shape=tuple(split.train_x.shape[1:]),
+        classes=classes,
+        class_names=split.class_names,
+        label_counts=count_labels(split.train_y, shares, classes),
+    )
+
+
+def label_table(title: str, class_names: list[str], counts: dict[str, list[int]]) -> Table:
+    """Samples per device and class; with more than 20 classes only how many classes a device has."""
+    few = len(class_names) <= 20
+    rows = [(device, str(sum(row)), *_cells(row, class_names, few)) for device, row in counts.items()]
+    table = Table(
+        title=f"{title}: samples per device and class",
+        caption="bold: the largest class of a device",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    short = class_names if len(class_names) <= 6 else [name[:5] for name in class_names]  # ten fit into 80 columns
+    headings = ("device", "samples", *(map(escape, short) if few else ("classes", "largest class")))
+    for heading, cells in zip(headings, zip(*rows, strict=True), strict=True):
+        width = max(Text.from_markup(cell).cell_len for cell in cells)
+        table.add_column(heading, justify="left" if heading == "device" else "right", min_width=width, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _cells(counts: list[int], class_names: list[str], few: bool) -> list[str]:
+    most = max(counts)
+    if few:
+        return [f"[bold]{n}[/]" if n == most else str(n) for n in counts]
+    return [str(sum(n > 0 for n in counts)), f"{escape(class_names[counts.index(most)])} {most}"]

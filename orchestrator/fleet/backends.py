@@ -1,0 +1,65 @@
+"""Picks the backend of a fleet, and says what is missing where one is not possible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from edgebed.errors import FleetError, LimitError, UsageError
+from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.cgroups import version_of
+from orchestrator.fleet.local import LocalFleet
+from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.shell import missing_tools
+
+BACKENDS = ("docker", "local", "software")
+
+
+def open_backend(spec: FleetSpec, backend: str, fleet_id: str, say: Callable[[str], None] = lambda line: None) -> Fleet:
+    """The fleet, not yet prepared.
+
+    Args:
+        backend: `docker`; `local` (namespaces and cgroups as root, else the software throttle); or `software`
+            (`local` with the software throttle, whoever we are).
+
+    Raises:
+        FleetError: the backend is not possible here. UsageError: there is no such backend.
+    """
+    if backend == "docker":
+        try:
+            import docker.errors  # noqa: F401  # `import docker` alone finds any folder of that name
+        except ImportError:
+            raise FleetError(
+                "the docker SDK is not installed", cure="pip install 'edgebed[orchestrator]', or --backend local"
+            ) from None
+        from orchestrator.fleet.containers import DockerFleet
+
+        return DockerFleet(spec, fleet_id, say=say)
+    if backend not in BACKENDS:
+        raise UsageError(f"there is no backend {backend!r}", cure=f"choose one of: {', '.join(BACKENDS)}")
+    why = "software was asked for" if backend == "software" else kernel_obstacle()
+    if why:
+        say(f"limits are held by the agents themselves (software): {why}")
+        _refuse_latency(spec)
+    return LocalFleet(spec, fleet_id, kernel=not why)
+
+
+def kernel_obstacle() -> str:
+    """Why this process cannot limit others through the kernel; empty where it can."""
+    if os.geteuid() != 0:
+        return "not root"
+    if missing := missing_tools("ip", "tc", "nsenter"):
+        return f"no {', '.join(missing)} (apt-get install iproute2 util-linux)"
+    try:
+        version_of()
+    except LimitError as error:
+        return str(error)
+    return ""
+
+
+def _refuse_latency(spec: FleetSpec) -> None:
+    for device in spec.devices:
+        if device.profile.limits.latency_ms:
+            raise FleetError(
+                f"{device.name}: the software throttle has no latency", cure="take latency_ms out, or run as root"
+            )

@@ -1,0 +1,352 @@
+"""The docker backend: one unprivileged container and one internal network per device, limited by quota and tc."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import docker
+import docker.errors
+import docker.types
+
+from edgebed.errors import FleetError, LimitError
+from orchestrator.fleet import links, owner
+from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
+from orchestrator.fleet.image import ensure_image
+from orchestrator.fleet.making import Making
+from orchestrator.fleet.profile import FleetSpec, Limits
+from orchestrator.fleet.shell import missing_tools
+from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
+from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, parse_docker_stats, quota_us
+
+FLEET, DEVICE, OWNER = "edgebed.fleet", "edgebed.device", "edgebed.owner"
+SHARD = "/shard.safetensors"
+MOST_PROCESSES = 1024
+"""And threads, of one device: many times what an agent has."""
+
+NOWHERE = "203.0.113.1"
+"""Where names of other networks are asked for: an address reserved for documentation, where nobody answers. Else the
+engine may ask the host's own resolver in the host's name, which is a way round the shaped link."""
+
+UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
+
+
+class DockerFleet:
+    """One fleet of containers.
+
+    Args:
+        spec: the devices.
+        fleet_id: unique; on every label.
+        say: takes a line of progress (the image's build takes minutes the first time).
+        shaper: how links are shaped; chosen automatically unless given.
+    """
+
+    enforcement = Enforcement.DOCKER
+    backend = "docker"
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        fleet_id: str,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        shaper: links.Shaper | None = None,
+    ) -> None:
+        self._client = connect()
+        self._fleet_id, self._say, self._shaper = fleet_id, say, shaper
+        self._names = [device.name for device in spec.devices]
+        self._labels = {FLEET: fleet_id, OWNER: str(owner.this_process())}
+        self._networks: dict[str, Any] = {}
+        self._subnets: dict[str, IPv4Network] = {}
+        self._containers: dict[str, Any] = {}
+        self._access: dict[str, Access] = {}
+        self._shards: dict[str, Path] = {}
+        self._limits: dict[str, Limits] = {}
+        self._image, self._systemd = "", False
+        self._making = Making()
+        self._ending: set[str] = set()
+        self._watch: _ExitWatch | None = None
+        self._exit: Callable[[str, str], None] = lambda device, why: None
+
+    # ---- life ----
+
+    async def prepare(self) -> list[str]:
+        await self._making.run(self._make)
+        return [self.host_of(name) for name in self._names]
+
+    def _make(self) -> None:
+        with _engine_errors("the networks could not be made"):
+            remove_dead(self._client)
+            self._image = ensure_image(self._client, self._say, self._making.go_on)
+            self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
+            self._systemd = self._client.info().get("CgroupDriver") == "systemd"
+            subnets = free_subnets(DOCKER_POOL, 29, self._taken())
+            for name in self._names:
+                self._making.go_on()
+                self._networks[name], self._subnets[name] = self._make_network(name, subnets)
+
+    def _taken(self) -> list[IPv4Network]:
+        pools = [
+            pool["Subnet"] for net in self._client.networks.list() for pool in net.attrs["IPAM"].get("Config") or []
+        ]
+        taken = [IPv4Network(pool) for pool in pools if ":" not in pool]
+        return taken if missing_tools("ip") else taken + host_networks()
+
+    def _make_network(self, name: str, subnets: Iterable[IPv4Network]) -> tuple[Any, IPv4Network]:
+        """An internal bridge: no route leads anywhere but to the host's end. Small subnets of our own, because the
+        engine's default pools run out at some thirty networks."""
+        for subnet in subnets:
+            pool = docker.types.IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
+            try:
+                network = self._client.networks.create(
+                    f"edgebed-{self._fleet_id}-{name}",
+                    driver="bridge",
+                    internal=True,
+                    enable_ipv6=False,
+                    ipam=docker.types.IPAMConfig(pool_configs=[pool]),
+                    labels=self._labels | {DEVICE: name},
+                )
+                return network, subnet
+            except docker.errors.APIError as error:
+                if "overlaps" not in str(error):  # else another fleet took this subnet meanwhile: the next one
+                    raise
+        raise FleetError("no subnet is free", cure="docker network prune")
+
+    def host_of(self, device: str) -> str:
+        return str(self._subnets[device][1])
+
+    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+        self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
+        self._watch = _ExitWatch(self._fleet_id, asyncio.get_running_loop(), self._died)
+        await asyncio.gather(*(self._making.run(self._start_one, name) for name in self._names))
+
+    def _start_one(self, name: str) -> None:
+        with _engine_errors(f"the container of {name} could not be started"):
+            self._making.go_on()
+            container = self._run(self._settings(name))
+            container.reload()
+            if links.is_ours(container):
+                with contextlib.suppress(LimitError, OSError):  # a priority, not a limit
+                    Cgroup.of_process(int(container.attrs["State"]["Pid"])).favour()
+            self._containers[name] = container
+
+    def _run(self, settings: dict[str, Any]) -> Any:
+        try:
+            return self._client.containers.run(self._image, **settings)
+        except docker.errors.APIError as error:
+            if "ipv6" not in str(error):
+                raise
+        # The engine's kernel has no IPv6, so there is none to switch off; the container was made and did not start.
+        self._client.containers.get(settings["name"]).remove(force=True)
+        return self._client.containers.run(self._image, **{k: v for k, v in settings.items() if k != "sysctls"})
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        access = self._access[name]
+        who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
+        return {
+            "name": f"edgebed-{self._fleet_id}-{name}",
+            "hostname": name.replace("_", "-").replace(".", "-"),
+            "command": ["--fleet", self._fleet_id, "--device", name, "--shard", SHARD],
+            "environment": {"EDGEBED_BROKER": f"mqtt://{who}@{access.host}:{access.port}"},
+            "volumes": {str(self._shards[name]): {"bind": SHARD, "mode": "ro"}},
+            "network": self._networks[name].name,
+            "labels": self._labels | {DEVICE: name},
+            "dns": [NOWHERE],
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "read_only": True,
+            "tmpfs": {"/tmp": "size=256m"},
+            "pids_limit": MOST_PROCESSES,
+            "cgroup_parent": SLICE if self._systemd else f"/{PARENT}",
+            "sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"},
+            "log_config": docker.types.LogConfig(type="json-file", config={"max-size": "1m"}),
+            "detach": True,
+        }
+
+    async def restart(self, device: str) -> None:
+        """A new container rather than the old one started again: what limits were on it must not slow its start."""
+        self._ending.add(device)
+        try:
+            await asyncio.to_thread(self._remove_container, device)
+            self._limits.pop(device, None)
+        finally:
+            self._ending.discard(device)
+        await self._making.run(self._start_one, device)
+
+    def _remove_container(self, device: str) -> None:
+        container = self._containers.pop(device, None)
+        if container is not None:
+            with contextlib.suppress(docker.errors.APIError):
+                container.remove(force=True)
+
+    def on_exit(self, callback: Callable[[str, str], None]) -> None:
+        self._exit = callback
+
+    def _died(self, container_id: str, device: str, why: str) -> None:
+        container = self._containers.get(device)
+        if container is not None and container.id == container_id and device not in self._ending:
+            self._exit(device, why)
+
+    async def close(self) -> None:
+        self._ending = set(self._names)
+        if self._watch is not None:
+            self._watch.close()
+        await self._making.end()
+        await asyncio.to_thread(remove, self._client, self._fleet_id)
+        self._client.close()
+
+    # ---- limits ----
+
+    async def limit(self, device: str, limits: Limits) -> Held:
+        await self._making.run(self._set, device, limits)
+        self._limits[device] = limits
+        return confirm(limits, await self.held(device))
+
+    def _set(self, device: str, limits: Limits) -> None:
+        container = self._container(device)
+        memory = limits.memory_mib * 2**20
+        try:
+            container.update(
+                cpu_period=PERIOD_US, cpu_quota=quota_us(limits.cpus), mem_limit=memory, memswap_limit=memory
+            )
+        except docker.errors.APIError as error:
+            raise LimitError(
+                f"{device}: the engine refuses its limits: {error.explanation or error}",
+                cure="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
+            ) from None
+        assert self._shaper is not None
+        self._shaper.shape(container, limits)
+
+    async def held(self, device: str) -> Held:
+        return await asyncio.to_thread(self._read, device)
+
+    def _read(self, device: str) -> Held:
+        assert self._shaper is not None
+        container = self._container(device)
+        alive = container.status == "running"
+        group, source = _group_of(container)
+        up, down = self._shaper.read(container) if alive else (links.NOTHING, links.NOTHING)
+        sent, received = self._shaper.counters(container) if alive else (0, 0)
+        return Held(
+            device=device,
+            requested=self._limits.get(device, UNLIMITED),
+            cpus=group.cpus,
+            uplink_bit_s=up.rate_bit_s,
+            downlink_bit_s=down.rate_bit_s,
+            memory_mib=group.memory_mib,
+            cpu_s=group.cpu_s,
+            throttled_s=group.throttled_s,
+            throttled_periods=group.throttled_periods,
+            memory_used_mib=group.memory_used_mib,
+            uplink_bytes=sent,
+            downlink_bytes=received,
+            alive=alive,
+            details={"uplink": up.text, "downlink": down.text, "shaped from": self._shaper.route, "read from": source},
+            uplink_latency_ms=up.latency_ms,
+            downlink_latency_ms=down.latency_ms,
+        )
+
+    def _container(self, device: str) -> Any:
+        container = self._containers.get(device)
+        if container is None:
+            raise FleetError(f"{device} has no container", cure="start or restart it first")
+        with _engine_errors(f"the container of {device} is gone"):
+            container.reload()
+        return container
+
+
+def _group_of(container: Any) -> tuple[Group, str]:
+    """Limits and use from the kernel's files where they can be seen, else as the engine tells."""
+    if links.is_ours(container):
+        with contextlib.suppress(LimitError, OSError):
+            return Cgroup.of_process(int(container.attrs["State"]["Pid"])).read(), "cgroup files"
+    return parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False)), "docker inspect"
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+def connect() -> Any:
+    """A client of the engine. Raises FleetError where there is none."""
+    try:
+        client = docker.from_env(timeout=1800, max_pool_size=64)  # a build may be silent for long
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise FleetError(
+            f"no Docker engine answers: {error}", cure="start Docker, set DOCKER_HOST, or use --backend local"
+        ) from None
+    return client
+
+
+def remove(client: Any, fleet_id: str) -> None:
+    """Remove every container and network of a fleet. Nothing is raised for what is gone already."""
+    chosen = {"label": f"{FLEET}={fleet_id}"}
+    with contextlib.suppress(docker.errors.APIError):
+        for container in client.containers.list(all=True, filters=chosen, ignore_removed=True):
+            with contextlib.suppress(docker.errors.APIError):
+                container.remove(force=True)
+        for network in client.networks.list(filters=chosen):
+            with contextlib.suppress(docker.errors.APIError):
+                network.remove()
+
+
+def remove_dead(client: Any) -> list[str]:
+    """Remove the fleets whose owners are certainly dead; returns their ids. Those of the living are left alone."""
+    made = [*client.containers.list(all=True, filters={"label": FLEET}, ignore_removed=True)]
+    made += client.networks.list(filters={"label": FLEET})
+    labels = [(thing.attrs.get("Config") or thing.attrs).get("Labels") or {} for thing in made]
+    dead = sorted({entry[FLEET] for entry in labels if owner.is_dead(owner.parse(entry.get(OWNER, "")))})
+    for fleet_id in dead:
+        remove(client, fleet_id)
+    return dead
+
+
+@contextlib.contextmanager
+def _engine_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise FleetError(f"{what}: {error.explanation or error}", cure="see the engine's log") from None
+
+
+class _ExitWatch:
+    """Listens to the engine for containers that end, in a thread of its own; reports in the event loop."""
+
+    def __init__(self, fleet_id: str, loop: asyncio.AbstractEventLoop, died: Callable[[str, str, str], None]) -> None:
+        self._client, self._loop, self._died = connect(), loop, died
+        self._closed = False
+        self._events = self._client.events(
+            decode=True, filters={"label": f"{FLEET}={fleet_id}", "event": ["die"], "type": "container"}
+        )
+        threading.Thread(target=self._listen, name="edgebed-exits", daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(Exception):  # the engine's stream ends with the engine, or with us
+            for event in self._events:
+                attributes = event["Actor"]["Attributes"]
+                if DEVICE in attributes and not self._closed:
+                    why = self._why(event["Actor"]["ID"], attributes)
+                    self._loop.call_soon_threadsafe(self._died, event["Actor"]["ID"], attributes[DEVICE], why)
+
+    def _why(self, container_id: str, attributes: Mapping[str, str]) -> str:
+        why, said = f"its container ended with exit code {attributes.get('exitCode', '?')}", ""
+        with contextlib.suppress(docker.errors.APIError):
+            container = self._client.containers.get(container_id)
+            if container.attrs["State"].get("OOMKilled"):
+                why = "its container was killed: out of memory"
+            lines = container.logs(tail=3).decode(errors="replace").split("\n")
+            said = " ".join(line.strip() for line in lines if line.strip())[:300]
+        return f"{why}; it last said: {said}" if said else why
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._events.close()
+        self._client.close()

@@ -1,0 +1,59 @@
+"""Which device has which profile in which round, where profiles change during a run (methods.md §1.3). Pure.
+
+The same seed gives the same changes, so a resumed run goes on under the profiles it had, and the dilation of a run can
+be chosen for the heaviest fleet there will be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from orchestrator.experiment import Environment
+from orchestrator.fleet.profile import FleetSpec, ProfileSpec, dilation_of
+
+
+def candidates(
+    spec: FleetSpec, environment: Environment, resolve: Callable[[str], ProfileSpec]
+) -> tuple[ProfileSpec, ...]:
+    """Profiles to draw from: those the experiment names, else the fleet's own, each once."""
+    own = {device.profile.name: device.profile for device in spec.devices}
+    return tuple(resolve(name) for name in environment.profiles) or tuple(own[name] for name in sorted(own))
+
+
+def profiles_at(
+    spec: FleetSpec, drawn_from: Sequence[ProfileSpec], environment: Environment, seed: int, round: int
+) -> dict[str, ProfileSpec]:
+    """Profile by device in a round, all changes up to it included."""
+    profiles = {device.name: device.profile for device in spec.devices}
+    count = max(1, int(environment.share * len(profiles) + 0.5))
+    for number in range(environment.every, round + 1, environment.every):
+        rng = random.Random(f"{seed}/{number}")
+        for name in sorted(rng.sample(sorted(profiles), count)):
+            profiles[name] = rng.choice(drawn_from)
+    return profiles
+
+
+def dilation_over(
+    spec: FleetSpec,
+    environment: Environment | None,
+    resolve: Callable[[str], ProfileSpec],
+    seed: int,
+    rounds: int,
+    setting: str | float,
+    cores: float,
+) -> float:
+    """One dilation that fits every fleet that the environment will make of `spec`. Raises as `dilation_of`."""
+    fleets = [spec]
+    if environment is not None:
+        drawn_from = candidates(spec, environment, resolve)
+        for round in range(environment.every, rounds, environment.every):
+            profiles = profiles_at(spec, drawn_from, environment, seed, round)
+            devices = tuple(msgspec.structs.replace(d, profile=profiles[d.name]) for d in spec.devices)
+            fleets.append(msgspec.structs.replace(spec, devices=devices))
+    factor = max(dilation_of(fleet, setting, cores) for fleet in fleets)
+    for fleet in fleets:
+        dilation_of(fleet, factor, cores)  # no quota of any of them may fall below what the kernel holds
+    return factor

@@ -1,0 +1,144 @@
+"""Shapes a container's link, both directions: from the host where we are its root, else through a short-lived helper
+container that shares the device's network namespace. The agent's own container has no privilege either way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgebed.errors import LimitError
+from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.shell import in_netns, missing_tools, run
+from orchestrator.fleet.throttle import Shaped, ifb_commands, parse_qdisc, shape_commands, show_command
+
+DEVICE_END = "eth0"
+IFB = "ifb-down"
+NOTHING = Shaped(None, 0, 0, "not running")
+
+
+class Shaper(Protocol):
+    """How the link of one running container is shaped and read. Calls block."""
+
+    route: str
+
+    def shape(self, container: Any, limits: Limits) -> None: ...
+
+    def read(self, container: Any) -> tuple[Shaped, Shaped]:
+        """Uplink and downlink as the kernel holds them."""
+
+    def counters(self, container: Any) -> tuple[int, int]:
+        """Bytes up and down since the container started."""
+
+
+class HostShaper:
+    """As root beside the engine: the downlink at the host's end of the veth pair, the uplink by entering the
+    container's network namespace."""
+
+    route = "host"
+
+    def shape(self, container: Any, limits: Limits) -> None:
+        pid = _pid(container)
+        for command in shape_commands(_host_end(pid), limits.downlink_bit_s, limits.latency_ms):
+            run(command)
+        for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
+            run(in_netns(pid, command))
+
+    def read(self, container: Any) -> tuple[Shaped, Shaped]:
+        pid = _pid(container)
+        up = parse_qdisc(run(in_netns(pid, show_command(DEVICE_END))))
+        return up, parse_qdisc(run(show_command(_host_end(pid))))
+
+    def counters(self, container: Any) -> tuple[int, int]:
+        folder = Path("/sys/class/net") / _host_end(_pid(container)) / "statistics"
+        return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
+
+
+class HelperShaper:
+    """Anywhere the engine is: `image`, run as root with NET_ADMIN in the device's network namespace for a moment.
+    The downlink is shaped at an ifb device through which all arrivals are led."""
+
+    route = "helper"
+
+    def __init__(self, client: Any, image: str, labels: dict[str, str]) -> None:
+        self._client, self._image, self._labels = client, image, labels
+
+    def shape(self, container: Any, limits: Limits) -> None:
+        lead = [shlex.join(command) for command in ifb_commands(DEVICE_END, IFB)]
+        once = f"[ -e /sys/class/net/{IFB} ] || {{ {' && '.join(lead)}; }}"
+        commands = shape_commands(IFB, limits.downlink_bit_s, limits.latency_ms)
+        commands += shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms)
+        self._run(container, " && ".join([once, *(shlex.join(command) for command in commands)]))
+
+    def read(self, container: Any) -> tuple[Shaped, Shaped]:
+        up, down = shlex.join(show_command(DEVICE_END)), shlex.join(show_command(IFB))
+        output = self._run(container, f"{up}; echo; echo ----; [ ! -e /sys/class/net/{IFB} ] || {down}")
+        uplink, _, downlink = output.partition("----")
+        return parse_qdisc(uplink.strip()), parse_qdisc(downlink.strip())
+
+    def counters(self, container: Any) -> tuple[int, int]:
+        stats = container.stats(stream=False).get("networks", {}).get(DEVICE_END, {})
+        return int(stats.get("tx_bytes", 0)), int(stats.get("rx_bytes", 0))
+
+    def _run(self, container: Any, script: str) -> str:
+        import docker.errors
+
+        try:
+            output: Any = self._client.containers.run(
+                self._image,
+                entrypoint=["sh", "-c"],
+                command=[script],
+                user="root",
+                network_mode=f"container:{container.id}",
+                cap_drop=["ALL"],
+                cap_add=["NET_ADMIN"],
+                labels=self._labels,
+                remove=True,
+                stdout=True,
+                stderr=True,
+            )
+        except docker.errors.ContainerError as error:
+            stderr: Any = error.stderr
+            said = stderr.decode(errors="replace") if isinstance(stderr, bytes) else str(error)
+            raise LimitError(
+                f"the helper could not shape {container.name}: {' '.join(said.split())[:500]}",
+                cure="the engine's kernel needs tbf and ifb (modprobe ifb); latency_ms needs netem; or run as root "
+                "on the engine's host",
+            ) from None
+        return str(output.decode())
+
+
+def choose(client: Any, image: str, labels: dict[str, str]) -> Shaper:
+    """From the host where that works: root, tools, and an engine whose processes are visible here."""
+    local = str(client.api.base_url).startswith(("http+docker://", "http+unix://"))
+    same = local and client.info().get("Name") == os.uname().nodename
+    if os.geteuid() == 0 and same and not missing_tools("ip", "tc", "nsenter"):
+        return HostShaper()
+    return HelperShaper(client, image, labels)
+
+
+def is_ours(container: Any) -> bool:
+    """Whether the container's process can be seen from here (it cannot with an engine in a virtual machine)."""
+    try:
+        return container.id in Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
+    except (OSError, KeyError):
+        return False
+
+
+def _pid(container: Any) -> int:
+    pid = int(container.attrs["State"]["Pid"])
+    if not pid:
+        raise LimitError(f"{container.name} is not running", cure="it ended by itself: see its log")
+    return pid
+
+
+def _host_end(pid: int) -> str:
+    """The interface of the host whose peer is the container's; another one after every restart."""
+    inside = json.loads(run(in_netns(pid, ["ip", "-j", "link", "show", DEVICE_END])))
+    index = int(inside[0]["link_index"])
+    for link in json.loads(run(["ip", "-j", "link", "show"])):
+        if link["ifindex"] == index:
+            return str(link["ifname"])
+    raise LimitError(f"no interface of this host is joined to process {pid}", cure="is the engine on this host?")

@@ -1,0 +1,325 @@
+"""The local backend: agents as processes of this host. As root, each in its own network namespace and cgroup; without
+root, the agents hold the limits themselves (software)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+
+from edgebed.errors import FleetError, LimitError, WireError
+from edgebed.wire.forks import Exited, Fork, Forked, Message, Ready, decode, encode
+from orchestrator.fleet import leftovers, netns
+from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.cgroups import Cgroup
+from orchestrator.fleet.making import Making
+from orchestrator.fleet.owner import this_process
+from orchestrator.fleet.profile import FleetSpec, Limits
+from orchestrator.fleet.shell import last_line
+from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
+from orchestrator.fleet.throttle import confirm
+
+START_TIMEOUT_S = 120.0
+UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
+
+
+class LocalFleet:
+    """One fleet of processes.
+
+    Args:
+        spec: the devices.
+        fleet_id: unique on this host.
+        kernel: True for namespaces, tc and cgroups (needs root); False for the software throttle.
+    """
+
+    backend = "local"
+
+    def __init__(self, spec: FleetSpec, fleet_id: str, *, kernel: bool) -> None:
+        self.enforcement = Enforcement.KERNEL if kernel else Enforcement.SOFTWARE
+        self._kernel, self._fleet_id = kernel, fleet_id
+        self._names = [device.name for device in spec.devices]
+        self._folder = leftovers.STATE / fleet_id  # of the agents' logs; elsewhere where we are not root
+        self._wires: dict[str, netns.Wire] = {}
+        self._cgroups: dict[str, Cgroup] = {}
+        self._limits: dict[str, Limits] = {}
+        self._forks: dict[str, Fork] = {}
+        self._pids: dict[str, int] = {}
+        self._zygote: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._changed = asyncio.Condition()
+        self._starting, self._making = asyncio.Lock(), Making()
+        self._ready = False
+        self._ending: set[str] = set()
+        self._exit: Callable[[str, str], None] = lambda device, why: None
+
+    # ---- life ----
+
+    async def prepare(self) -> list[str]:
+        if not self._kernel:
+            self._folder = Path(tempfile.mkdtemp(prefix="edgebed-agents-"))
+            return ["127.0.0.1"]
+        await self._making.run(self._make)
+        return [wire.host_address for wire in self._wires.values()]
+
+    def _make(self) -> None:
+        with _one_at_a_time():
+            leftovers.remove_dead()
+            self._folder.mkdir(parents=True)
+            (self._folder / "owner").write_text(str(this_process()))
+            subnets = free_subnets(LOCAL_POOL, 30, host_networks())
+            for index, name in enumerate(self._names):
+                self._making.go_on()
+                wire = netns.Wire(*netns.wire_names(self._fleet_id, index), next(subnets))
+                netns.make(wire)
+                self._wires[name] = wire
+                self._cgroups[name] = Cgroup.named(f"{self._fleet_id}-{index}")
+                self._cgroups[name].make()
+
+    def host_of(self, device: str) -> str:
+        return self._wires[device].host_address if self._kernel else "127.0.0.1"
+
+    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+        await self._start_zygote()
+        for name in self._names:
+            self._forks[name] = self._fork_of(name, access[name], shards[name])
+            self._send(self._forks[name])
+        await self._until(lambda: set(self._pids) == set(self._names), "the agents were not forked")
+
+    def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
+        who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
+        return Fork(
+            device=name,
+            argv=("--fleet", self._fleet_id, "--device", name, "--shard", str(shard.resolve())),
+            broker=f"mqtt://{who}@{access.host}:{access.port}",
+            log=str(self._log(name)),
+            netns=str(self._wires[name].path) if self._kernel else "",
+            cgroups=tuple(self._cgroups[name].procs_files()) if self._kernel else (),
+        )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    async def restart(self, device: str) -> None:
+        await self._end(device)
+        async with self._starting:
+            if self._writer is None or self._writer.is_closing():
+                await self._start_zygote()
+        if self._kernel:
+            await self._making.run(self._lift, device)
+        self._limits.pop(device, None)
+        self._send(self._forks[device])
+        await self._until(lambda: device in self._pids, f"{device} was not forked again")
+
+    def _lift(self, device: str) -> None:
+        netns.lift(self._wires[device])
+        self._cgroups[device].lift()
+
+    async def close(self) -> None:
+        self._ending = set(self._names)
+        await self._making.end()
+        if self._writer is not None:
+            self._writer.close()
+        if self._zygote is not None:
+            await self._end_zygote(self._zygote)
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._kernel:
+            await asyncio.to_thread(leftovers.remove, self._fleet_id)
+        else:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _end_zygote(self, zygote: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(5.0):
+                await zygote.wait()
+        except TimeoutError:
+            zygote.kill()
+            await zygote.wait()
+
+    def on_exit(self, callback: Callable[[str, str], None]) -> None:
+        self._exit = callback
+
+    # ---- limits ----
+
+    async def limit(self, device: str, limits: Limits) -> Held:
+        if self._kernel:
+            await asyncio.to_thread(self._set, device, limits)
+        elif limits.latency_ms:
+            raise LimitError(f"{device}: the software throttle has no latency", cure="take latency_ms out, or be root")
+        self._limits[device] = limits
+        return confirm(limits, await self.held(device))
+
+    def _set(self, device: str, limits: Limits) -> None:
+        self._cgroups[device].set(limits)
+        netns.shape(self._wires[device], limits)
+
+    async def held(self, device: str) -> Held:
+        return await asyncio.to_thread(self._read if self._kernel else self._use_alone, device)
+
+    def _read(self, device: str) -> Held:
+        wire = self._wires[device]
+        up, down = netns.read(wire)
+        uplink_bytes, downlink_bytes = netns.counters(wire)
+        group = self._cgroups[device].read()
+        return Held(
+            device=device,
+            requested=self._limits.get(device, UNLIMITED),
+            cpus=group.cpus,
+            uplink_bit_s=up.rate_bit_s,
+            downlink_bit_s=down.rate_bit_s,
+            memory_mib=group.memory_mib,
+            cpu_s=group.cpu_s,
+            throttled_s=group.throttled_s,
+            throttled_periods=group.throttled_periods,
+            memory_used_mib=group.memory_used_mib,
+            uplink_bytes=uplink_bytes,
+            downlink_bytes=downlink_bytes,
+            alive=device in self._pids,
+            details={
+                "uplink": up.text,
+                "downlink": down.text,
+                "netns": wire.netns,
+                "cgroup": str(self._cgroups[device].version),
+            },
+            uplink_latency_ms=up.latency_ms,
+            downlink_latency_ms=down.latency_ms,
+        )
+
+    def _use_alone(self, device: str) -> Held:
+        """The agent holds the limits: no kernel knows of them."""
+        cpu_s, memory = _use_of(self._pids.get(device))
+        return Held(
+            device=device,
+            requested=self._limits.get(device, UNLIMITED),
+            cpus=None,
+            uplink_bit_s=None,
+            downlink_bit_s=None,
+            memory_mib=None,
+            cpu_s=cpu_s,
+            throttled_s=0.0,
+            throttled_periods=0,
+            memory_used_mib=memory,
+            uplink_bytes=0,
+            downlink_bytes=0,
+            alive=device in self._pids,
+            details={
+                "throttle": "software: the agent holds its CPU and rates itself, which is not read back; "
+                "memory is not limited"
+            },
+            read_back=False,
+        )
+
+    # ---- the zygote ----
+
+    async def _start_zygote(self) -> None:
+        ours, theirs = socket.socketpair()
+        log = (self._folder / "zygote.log").open("ab")
+        # No accelerator and no BLAS threads: either would forbid the fork, and a device has no accelerator.
+        quiet = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+        env = os.environ | quiet
+        with theirs, log:
+            self._zygote = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "edge_agent.zygote", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._listener = asyncio.create_task(self._listen(reader))
+        await self._until(lambda: self._ready, "the agents' zygote did not start")
+
+    def _send(self, message: Message) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise FleetError("the agents' zygote has ended", cure="start the fleet again")
+        self._writer.write(encode(message))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            with contextlib.suppress(WireError):
+                self._heard(decode(line))
+            async with self._changed:
+                self._changed.notify_all()
+        self._zygote_gone()
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _zygote_gone(self) -> None:
+        """Its agents have died with it."""
+        self._ready = False
+        if self._writer is not None:
+            self._writer.close()
+        for device, pid in list(self._pids.items()):
+            self._heard(Exited(device, pid, "its process ended with the zygote that forked it"))
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case Ready():
+                self._ready = True
+            case Forked(device, pid):
+                self._pids[device] = pid
+            case Exited(device, pid, why) if self._pids.get(device) == pid:
+                del self._pids[device]
+                if device not in self._ending:
+                    said = last_line(self._log(device))
+                    self._exit(device, f"{why}; it last said: {said}" if said else why)
+            case _:
+                pass
+
+    async def _end(self, device: str) -> None:
+        """Kill a device's agent, if it lives, without reporting that as its own end."""
+        self._ending.add(device)
+        try:
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                os.kill(self._pids[device], 9)
+            await self._until(lambda: device not in self._pids, f"{device} could not be killed")
+        finally:
+            self._ending.discard(device)
+
+    async def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        def settled() -> bool:
+            return condition() or self._writer is None or self._writer.is_closing()
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S), self._changed:
+                await self._changed.wait_for(settled)
+        if not condition():
+            raise FleetError(
+                f"{otherwise}; it last said: {last_line(self._folder / 'zygote.log') or 'nothing'}",
+                cure="run `python -m edge_agent --help` with this Python: the agent's packages must load",
+            )
+
+
+def _use_of(pid: int | None) -> tuple[float, float]:
+    """CPU seconds and MiB of a process; zeros where there is none."""
+    try:
+        process = psutil.Process(pid) if pid else None
+        if process is None:
+            return 0.0, 0.0
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss / 2**20
+    except psutil.Error:
+        return 0.0, 0.0
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Subnets are chosen by looking at what is there, so two fleets must not look at once."""
+    leftovers.STATE.mkdir(parents=True, exist_ok=True)
+    with (leftovers.STATE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

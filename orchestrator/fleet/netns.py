@@ -1,0 +1,103 @@
+"""One network namespace per device, joined to the host by a veth pair: the device's only way out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import msgspec
+
+from edgebed.errors import LimitError
+from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.shell import run, which
+from orchestrator.fleet.throttle import Shaped, parse_qdisc, shape_commands, show_command, unshape_command
+
+NETNS = Path("/run/netns")
+DEVICE_END = "eth0"
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """A device's namespace and link. The host's end shapes the downlink, the device's end the uplink."""
+
+    netns: str
+    veth: str
+    subnet: IPv4Network
+
+    @property
+    def host_address(self) -> str:
+        return str(self.subnet[1])
+
+    @property
+    def device_address(self) -> str:
+        return str(self.subnet[2])
+
+    @property
+    def path(self) -> Path:
+        return NETNS / self.netns
+
+
+def wire_names(fleet_id: str, index: int) -> tuple[str, str]:
+    """Names of namespace and host interface; the kernel allows an interface 15 characters."""
+    return f"edgebed-{fleet_id}-{index}", f"eb{hashlib.sha256(fleet_id.encode()).hexdigest()[:8]}.{index}"
+
+
+def make(wire: Wire) -> None:
+    """Create namespace and link. No default route and no IPv6: nothing but the host's end can be reached."""
+    run(["ip", "netns", "add", wire.netns])
+    run(["ip", "link", "add", wire.veth, "type", "veth", "peer", "name", DEVICE_END, "netns", wire.netns])
+    with contextlib.suppress(OSError):  # no such file in a kernel without IPv6
+        Path(f"/proc/sys/net/ipv6/conf/{wire.veth}/disable_ipv6").write_text("1")
+    _inside(wire, "sh", "-c", "f=/proc/sys/net/ipv6/conf/all/disable_ipv6; [ ! -e $f ] || echo 1 > $f")
+    run(["ip", "addr", "add", f"{wire.host_address}/{wire.subnet.prefixlen}", "dev", wire.veth])
+    run(["ip", "link", "set", wire.veth, "up"])
+    _inside(wire, "ip", "addr", "add", f"{wire.device_address}/{wire.subnet.prefixlen}", "dev", DEVICE_END)
+    for interface in (DEVICE_END, "lo"):
+        _inside(wire, "ip", "link", "set", interface, "up")
+
+
+def shape(wire: Wire, limits: Limits) -> None:
+    """Put the limits on both directions."""
+    for command in shape_commands(wire.veth, limits.downlink_bit_s, limits.latency_ms):
+        run(command)
+    for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
+        _inside(wire, *command)
+
+
+def lift(wire: Wire) -> None:
+    """Take the limits off, where there are any."""
+    if parse_qdisc(run(show_command(wire.veth))).rate_bit_s is not None:
+        run(unshape_command(wire.veth))
+    if parse_qdisc(_inside(wire, *show_command(DEVICE_END))).rate_bit_s is not None:
+        _inside(wire, *unshape_command(DEVICE_END))
+
+
+def read(wire: Wire) -> tuple[Shaped, Shaped]:
+    """Uplink and downlink as the kernel holds them."""
+    up = parse_qdisc(_inside(wire, *show_command(DEVICE_END)))
+    return up, parse_qdisc(run(show_command(wire.veth)))
+
+
+def counters(wire: Wire) -> tuple[int, int]:
+    """Bytes up and down since the namespace was made."""
+    folder = Path("/sys/class/net") / wire.veth / "statistics"
+    return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
+
+
+def remove(netns: str) -> None:
+    """Delete a namespace; its link goes with it. Nothing happens where it is gone already."""
+    with contextlib.suppress(LimitError):
+        run(["ip", "netns", "del", netns])
+
+
+def existing() -> list[str]:
+    """Names of Edgebed's namespaces on this host, of whichever fleet."""
+    names = [entry["name"] for entry in json.loads(run(["ip", "-j", "netns", "list"]) or "[]")]
+    return [name for name in names if name.startswith("edgebed-")]
+
+
+def _inside(wire: Wire, *command: str) -> str:
+    program = which(command[0]) or command[0]
+    return run(["nsenter", f"--net={wire.path}", program, *command[1:]])

@@ -1,0 +1,75 @@
+"""Runs the programs that set limits (ip, tc, nsenter) and turns their failures into causes and cures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgebed.errors import LimitError
+
+SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+TIMEOUT_S = 30.0
+
+
+def which(tool: str) -> str | None:
+    """The tool's path; looks in the sbin folders too, which users' PATHs often lack."""
+    return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
+
+
+def missing_tools(*tools: str) -> list[str]:
+    return [tool for tool in tools if which(tool) is None]
+
+
+def run(argv: Sequence[str]) -> str:
+    """Standard output of a program. Raises LimitError with its own words where it fails."""
+    program = which(argv[0])
+    if program is None:
+        raise LimitError(f"{argv[0]} is not installed", cure="apt-get install iproute2 util-linux")
+    try:
+        done = subprocess.run(
+            [program, *argv[1:]], capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise LimitError(f"`{' '.join(argv)}` hangs", cure="see the kernel's log (dmesg)") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise LimitError(f"`{' '.join(argv)}` failed: {said}", cure=_cure(argv, said))
+    return done.stdout
+
+
+def _cure(argv: Sequence[str], said: str) -> str:
+    if "netem" in argv:
+        return "this kernel has no netem (CONFIG_NET_SCH_NETEM): take latency_ms out of the profile, or load sch_netem"
+    if "not permitted" in said or "Permission" in said:
+        return "run as root, or use the software throttle (--backend local without root)"
+    if "Unknown device type" in said or "ifb" in argv:
+        return "this kernel has no ifb: load the module, or run as root on the engine's host"
+    return "the kernel needs tbf (CONFIG_NET_SCH_TBF) and network namespaces"
+
+
+def in_netns(pid: int, command: Sequence[str]) -> list[str]:
+    """The command as seen from the network namespace of a process (not its mounts: our own tools are used)."""
+    return ["nsenter", "--target", str(pid), "--net", which(command[0]) or command[0], *command[1:]]
+
+
+def write(path: Path, value: str) -> None:
+    """Write a kernel file. Raises LimitError naming it."""
+    try:
+        path.write_text(value)
+    except OSError as error:
+        raise LimitError(
+            f"{path} does not take {value!r}: {error.strerror}",
+            cure="run as root on a host with this cgroup controller",
+        ) from None
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says something, for messages."""
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""

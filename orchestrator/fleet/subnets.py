@@ -1,0 +1,37 @@
+"""Chooses subnets that nothing on the host uses yet. The choice is pure; what is taken is read from the kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network
+
+from edgebed.errors import FleetError
+from orchestrator.fleet.shell import run
+
+DOCKER_POOL = IPv4Network("10.83.0.0/16")
+LOCAL_POOL = IPv4Network("10.84.0.0/16")
+
+
+def free_subnets(pool: IPv4Network, prefix: int, taken: Iterable[IPv4Network]) -> Iterator[IPv4Network]:
+    """Subnets of `pool` of that prefix length that overlap none of `taken`, in order. FleetError past the last."""
+    taken = [net for net in taken if net.overlaps(pool)]
+    for subnet in pool.subnets(new_prefix=prefix):
+        if not any(subnet.overlaps(net) for net in taken):
+            yield subnet
+    raise FleetError(f"no subnet of {pool} is free", cure="remove unused networks (docker network prune), or routes")
+
+
+def host_networks() -> list[IPv4Network]:
+    """Networks the host has routes to."""
+    return parse_routes(run(["ip", "-j", "-4", "route", "show", "table", "all"]))
+
+
+def parse_routes(output: str) -> list[IPv4Network]:
+    """From `ip -j route`; the default route is no network."""
+    found = []
+    for route in json.loads(output or "[]"):
+        destination = str(route.get("dst", "default"))
+        if destination != "default":
+            found.append(IPv4Network(destination, strict=False))
+    return found

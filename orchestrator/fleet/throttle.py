@@ -1,0 +1,241 @@
+"""Limits -> arguments of tc and values of cgroup files, and what the kernel says back -> numbers. Pure.
+
+Every unit is converted here and nowhere else. tc's `mbps` means mega*bytes*, so rates are written as integer `bit`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edgebed.errors import LimitError
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.profile import LEAST_CPUS, Limits
+
+PERIOD_US = 100_000
+"""CFS period. torch steps are nearest their ideal time here (1.06; 1.33 at 20 ms: transport.md)."""
+
+FRAME = 1540
+"""Bytes of one full Ethernet frame and a little: tbf drops what is larger than its burst."""
+
+BURST_S = 0.25e-3
+"""Time's worth of rate that may leave at once beyond a frame. More makes short transfers too fast (1.9 × at 32 KB),
+less starves fast links (0.89 × with 1600 bytes at 100 Mbit/s)."""
+
+QUEUE_BYTES = 256 * 1024
+"""tbf's queue. Control messages wait behind it, but with 64 KB eight connections lose so many segments that they leave
+a sixth and more of the link unused while they wait for retransmission (measured: 0.35 to 0.9 of the rate)."""
+
+TOLERANCE = 0.01
+"""How far a limit may read back from what was set: tc keeps bytes per second, cgroups microseconds."""
+
+
+# ---- link ------------------------------------------------------------------------------------------------------------
+
+
+def burst_bytes(rate_bit_s: int) -> int:
+    return FRAME + int(rate_bit_s / 8 * BURST_S)
+
+
+def shape_commands(interface: str, rate_bit_s: int, latency_ms: float = 0.0) -> list[list[str]]:
+    """tc commands that hold `interface`'s egress to `rate_bit_s`; with other figures they change it in place.
+
+    What hangs below the rate is named either way: an earlier delay that is no longer wanted is replaced by a plain
+    queue, and at no moment is the link free, as it would be if the root were deleted first.
+    """
+    root = ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "tbf"]
+    root += ["rate", f"{int(rate_bit_s)}bit", "burst", str(burst_bytes(rate_bit_s)), "limit", str(QUEUE_BYTES)]
+    below = ["tc", "qdisc", "replace", "dev", interface, "parent", "1:1", "handle"]
+    if latency_ms:
+        return [root, [*below, "10:", "netem", "delay", f"{round(latency_ms * 1000)}us", "limit", "10000"]]
+    return [root, [*below, "20:", "bfifo", "limit", str(QUEUE_BYTES)]]
+
+
+def unshape_command(interface: str) -> list[str]:
+    return ["tc", "qdisc", "del", "dev", interface, "root"]
+
+
+def show_command(interface: str) -> list[str]:
+    return ["tc", "-j", "-s", "qdisc", "show", "dev", interface]
+
+
+def ifb_commands(interface: str, ifb: str) -> list[list[str]]:
+    """Redirect everything that arrives at `interface` through `ifb`, whose egress can then be shaped."""
+    redirect = "parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev"
+    return [
+        ["ip", "link", "add", ifb, "type", "ifb"],
+        ["ip", "link", "set", ifb, "up"],
+        ["tc", "qdisc", "replace", "dev", interface, "handle", "ffff:", "ingress"],
+        ["tc", "filter", "add", "dev", interface, *redirect.split(), ifb],
+    ]
+
+
+class Shaped(msgspec.Struct, frozen=True):
+    """What one interface's egress does. `rate_bit_s` is None where nothing holds it."""
+
+    rate_bit_s: int | None
+    bytes: int
+    drops: int
+    text: str  # for the report
+    latency_ms: float = 0.0
+
+
+def parse_qdisc(output: str) -> Shaped:
+    """From `tc -j -s qdisc show dev X`; tc prints bytes per second, and delays in seconds. Raises LimitError for
+    anything else."""
+    try:
+        qdiscs: list[dict[str, Any]] = json.loads(output or "[]")
+        total = sum(int(q.get("bytes", 0)) for q in qdiscs if q.get("root"))
+        drops = sum(int(q.get("drops", 0)) for q in qdiscs if q.get("root"))
+        tbf = next((q["options"] for q in qdiscs if q.get("kind") == "tbf" and q.get("root")), None)
+        rate = None if tbf is None else int(tbf["rate"]) * 8
+        delays = [q.get("options", {}).get("delay", {}) for q in qdiscs if q.get("kind") == "netem"]
+        latency_ms = sum(float(delay.get("delay", 0.0)) for delay in delays) * 1e3
+        kinds = ", ".join(str(q.get("kind", "?")) for q in qdiscs) or "none"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LimitError(f"tc printed something unknown: {output[:200]!r}", cure="install iproute2 >= 5.0") from None
+    text = kinds if tbf is None else f"tbf rate {rate} bit/s burst {tbf.get('burst')} B; {drops} drops"
+    return Shaped(rate, total, drops, f"{text}; netem delay {latency_ms:g} ms" if delays else text, latency_ms)
+
+
+# ---- CPU and memory --------------------------------------------------------------------------------------------------
+
+
+def quota_us(cpus: float) -> int:
+    """CFS quota of every PERIOD_US. Raises LimitError below the kernel's least."""
+    quota = round(cpus * PERIOD_US)
+    if quota < 1000:
+        raise LimitError(f"a quota of {cpus:g} CPUs cannot be held", cure=f"give at least {LEAST_CPUS:g}")
+    return quota
+
+
+Values = list[tuple[str, str, str]]
+"""Controller, file and value, in the order in which they must be written."""
+
+SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+"""Only there where the kernel accounts for swap."""
+
+
+def cgroup_values(limits: Limits, version: int) -> Values:
+    """What puts `limits` on a cgroup. Quotas, never shares: shares bind only while others compete (and therefore serve
+    as priority, see `priority_values`). No swap: a device that needs more memory than it has must run out of it, not
+    slow down in a way that nobody asked for."""
+    quota, memory = quota_us(limits.cpus), str(limits.memory_mib * 2**20)
+    if version == 2:
+        return [
+            ("cpu", "cpu.max", f"{quota} {PERIOD_US}"),
+            ("memory", "memory.max", memory),
+            ("memory", "memory.swap.max", "0"),
+        ]
+    return [
+        ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(quota)),
+        ("memory", "memory.memsw.limit_in_bytes", "-1"),  # may never be below the next one, up or down
+        ("memory", "memory.limit_in_bytes", memory),
+        ("memory", "memory.memsw.limit_in_bytes", memory),  # of memory and swap together
+    ]
+
+
+def priority_values(version: int) -> dict[str, str]:
+    """Weight of the cgroup above all devices: with it their quotas decide, not what else runs on the host (the server
+    halves, say). Safe, since the quotas together leave the reserve free."""
+    return {"cpu.weight": "10000"} if version == 2 else {"cpu.shares": "262144"}
+
+
+def no_limits(version: int) -> Values:
+    """What lifts every limit."""
+    if version == 2:
+        unlimited = [("memory", name, "max") for name in ("memory.max", "memory.swap.max")]
+        return [("cpu", "cpu.max", f"max {PERIOD_US}"), *unlimited]
+    unlimited = [("memory", name, "-1") for name in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes")]
+    return [("cpu", "cpu.cfs_quota_us", "-1"), *unlimited]
+
+
+CGROUP_FILES: dict[int, dict[str, tuple[str, ...]]] = {
+    1: {
+        "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"),
+        "cpuacct": ("cpuacct.usage",),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    },
+    2: {"cpu": ("cpu.max", "cpu.stat"), "memory": ("memory.max", "memory.current")},
+}
+"""What `parse_cgroup` reads, by version and controller."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A cgroup's limits and use. None: not limited."""
+
+    cpus: float | None
+    memory_mib: int | None
+    cpu_s: float
+    throttled_s: float
+    throttled_periods: int
+    memory_used_mib: float
+
+
+def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
+    """From the contents of CGROUP_FILES. Raises LimitError where a file is missing or unknown."""
+    try:
+        stat = {k: int(v) for k, v in (line.split() for line in files["cpu.stat"].splitlines())}
+        if version == 2:
+            quota, period = files["cpu.max"].split()
+            limit, used = files["memory.max"].strip(), int(files["memory.current"])
+            cpu_s, throttled_s = stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6
+        else:
+            quota, period = files["cpu.cfs_quota_us"].strip(), files["cpu.cfs_period_us"]
+            limit, used = files["memory.limit_in_bytes"].strip(), int(files["memory.usage_in_bytes"])
+            cpu_s, throttled_s = int(files["cpuacct.usage"]) / 1e9, stat.get("throttled_time", 0) / 1e9
+        cpus = None if quota in ("max", "-1") else int(quota) / int(period)
+        # Version 1 says "no limit" as a huge number of bytes.
+        memory = None if limit == "max" or int(limit) >= 2**60 else int(limit) // 2**20
+    except (KeyError, ValueError) as error:
+        raise LimitError(
+            f"the cgroup's files cannot be read: {error!r}", cure="enable the cpu and memory controllers"
+        ) from None
+    return Group(cpus, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20)
+
+
+def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any]) -> Group:
+    """From `docker inspect` and one sample of `docker stats`, where the engine's kernel cannot be read from here."""
+    cpu, memory = stats.get("cpu_stats", {}), stats.get("memory_stats", {})
+    throttling = cpu.get("throttling_data", {})
+    quota, period = host_config.get("CpuQuota") or 0, host_config.get("CpuPeriod") or PERIOD_US
+    return Group(
+        cpus=quota / period if quota > 0 else None,
+        memory_mib=(host_config.get("Memory") or 0) // 2**20 or None,
+        cpu_s=cpu.get("cpu_usage", {}).get("total_usage", 0) / 1e9,
+        throttled_s=throttling.get("throttled_time", 0) / 1e9,
+        throttled_periods=throttling.get("throttled_periods", 0),
+        memory_used_mib=memory.get("usage", 0) / 2**20,
+    )
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def confirm(limits: Limits, held: Held) -> Held:
+    """`held` itself. Raises LimitError where the kernel does not hold what was set."""
+    if wrong := mismatches(limits, held):
+        raise LimitError(f"{held.device}: {'; '.join(wrong)}", cure="something else on this host changes its limits")
+    return held
+
+
+def mismatches(wanted: Limits, held: Held) -> list[str]:
+    """Where the limits read back differ from those wanted by over 1 %, in words; empty when they hold, and where there
+    is nothing to read back."""
+    pairs: list[tuple[str, float, float | None, str]] = [
+        ("CPU quota", wanted.cpus, held.cpus, "CPUs"),
+        ("uplink", wanted.uplink_bit_s, held.uplink_bit_s, "bit/s"),
+        ("downlink", wanted.downlink_bit_s, held.downlink_bit_s, "bit/s"),
+        ("memory", wanted.memory_mib, held.memory_mib, "MiB"),
+        ("latency of the uplink", wanted.latency_ms, held.uplink_latency_ms, "ms"),
+        ("latency of the downlink", wanted.latency_ms, held.downlink_latency_ms, "ms"),
+    ]
+    return [
+        f"{name} is {'not limited' if is_held is None else f'{is_held:g}'}, wanted {want:g} {unit}"
+        for name, want, is_held, unit in pairs
+        if held.read_back and (is_held is None or abs(is_held - want) > TOLERANCE * want)
+    ]

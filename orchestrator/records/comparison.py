@@ -1,0 +1,97 @@
+"""Summaries of several runs -> one table, with what must be known to read it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+RESIDUAL_LIMIT = 0.02
+"""Beyond this share of a round without a name, a timeline is not to be trusted."""
+
+Summary = dict[str, Any]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One row per run. `rows` are values, `texts` the same for people, `labels` the names of the columns."""
+
+    rows: list[Summary]
+    texts: list[dict[str, str]]
+    labels: dict[str, str]
+    notes: list[str]
+
+
+def compare(summaries: Sequence[Summary]) -> Comparison:
+    """The last run is the baseline of `speed_up`: its time to target ÷ the run's."""
+    base = summaries[-1]["time_to_target_s"] if summaries else None
+    rows = [_row(summary, base) for summary in summaries]
+    texts = [{key: _text(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
+    return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, _notes(rows))
+
+
+def _row(summary: Summary, base: float | None) -> Summary:
+    own = summary["time_to_target_s"]
+    return {key: summary.get(key) for key in COLUMNS} | {"speed_up": base / own if base and own else None}
+
+
+def _text(value: Any, show: Callable[[Any], str]) -> str:
+    return "–" if value is None else show(value)
+
+
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 1000 else f"{value:.3g} s"
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}" if value >= 0.001 or value == 0 else f"{value:.2%}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "method": ("method", str),
+    "run": ("run", str),
+    "ended": ("ended", str),
+    "rounds": ("rounds", str),
+    "target_accuracy": ("target accuracy", percent),
+    "best_accuracy": ("best accuracy", percent),
+    "time_to_target_s": ("time to target", seconds),
+    "speed_up": ("speed-up over the last", lambda value: f"{value:.2f} ×"),
+    "total_s": ("time of all rounds", seconds),
+    "round_s_median": ("round, median", seconds),
+    "round_s_p95": ("round, 95th percentile", seconds),
+    "straggler_gap_s": ("straggler gap", seconds),
+    "idle_share_mean": ("idle share", percent),
+    "bytes_up_total": ("bytes up", size),
+    "bytes_down_total": ("bytes down", size),
+    "timeline_residual_max": ("timeline residual, worst", percent),
+    "backend": ("backend", str),
+    "enforcement": ("limits held by", str),
+    "dilation": ("dilation", lambda value: f"{value:.3g}"),
+    "calibrated": ("calibrated", lambda value: "yes" if value else "NO"),
+}
+
+
+def _notes(rows: list[Summary]) -> list[str]:
+    """What makes these figures incomparable, or doubtful."""
+    notes = []
+    for key in ("enforcement", "dilation", "target_accuracy"):
+        values = sorted({str(row[key]) for row in rows})
+        if len(values) > 1:
+            notes.append(f"the runs differ in {COLUMNS[key][0]} ({', '.join(values)}): compare their times with care")
+    for row in rows:
+        if row["enforcement"] == "software":
+            notes.append(f"{row['run']}: limits were held by the agents themselves, not by the kernel")
+        if not row["calibrated"]:
+            notes.append(f"{row['run']}: the limits were not shown to hold (uncalibrated)")
+        residual = row["timeline_residual_max"]
+        if residual is not None and residual > RESIDUAL_LIMIT:
+            notes.append(f"{row['run']}: up to {percent(residual)} of a round has no name in the timeline")
+    return notes

@@ -1,0 +1,238 @@
+"""The records of a run, sorted by what they speak of: stretches, rounds, devices. Pure.
+
+A *stretch* is one life of the orchestrator: a resumed run has several, each with a monotonic clock of its own, so times
+of two stretches are never subtracted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.wire.messages import Phase
+from orchestrator.records import types as t
+
+FAR = 1 << 62
+
+
+class Clock(msgspec.Struct):
+    """Offsets measured for one incarnation of an agent, in the order of time: (device ns, offset ns)."""
+
+    knots: list[tuple[int, int]] = []
+    uncertainty_ns: int = 0
+
+    def add(self, at_ns: int, offset_ns: int, uncertainty_ns: int) -> None:
+        self.knots.append((at_ns + offset_ns, offset_ns))
+        self.uncertainty_ns = max(self.uncertainty_ns, uncertainty_ns)
+
+    def to_orchestrator(self, device_ns: int) -> int:
+        """The orchestrator's time: linear between two measurements, the nearest one's offset outside."""
+        knots = self.knots
+        i = bisect_right(knots, (device_ns, FAR)) if len(knots) > 1 else 0
+        if i == 0 or i == len(knots):
+            return device_ns - knots[max(0, i - 1)][1]
+        (t0, o0), (t1, o1) = knots[i - 1], knots[i]
+        return device_ns - o0 - (o1 - o0) * (device_ns - t0) // (t1 - t0)
+
+
+class DeviceFacts(msgspec.Struct):
+    """What is known of one device in one stretch."""
+
+    name: str
+    phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
+    clocks: dict[str, Clock] = {}  # by incarnation
+    presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
+
+
+class RoundFacts(msgspec.Struct):
+    """What is known of one round. `end_ns` is the start of the next round, or the end of the run; `cut_off` where the
+    orchestrator was killed before either: then the devices' last reports are missing too."""
+
+    started: t.RoundStarted
+    dilation: float  # of its stretch: by what its times are divided when they are shown
+    end_ns: int = 0
+    cut_off: bool = False
+    finished: t.RoundFinished | None = None
+    evaluated: t.Evaluated | None = None
+    sent: dict[str, t.TaskSent] = {}
+    delivered: dict[str, t.TaskDelivered] = {}
+    uploads: dict[str, list[t.UploadReceived]] = {}
+    replies: dict[str, list[t.ReplyDelivered]] = {}
+    steps: list[t.ServerStep] = []
+    updates: dict[str, t.UpdateReceived] = {}
+    done: dict[str, t.DeviceDone] = {}
+    out: dict[str, t.DeviceOut] = {}
+    own: list[t.OrchestratorPhase] = []
+
+    @property
+    def number(self) -> int:
+        return self.started.round
+
+    @property
+    def start_ns(self) -> int:
+        return self.started.at_ns
+
+
+class Stretch(msgspec.Struct):
+    """One life of the orchestrator. Rounds by number; devices by name, those of the fleet first."""
+
+    started: t.RunStarted
+    rounds: dict[int, RoundFacts] = {}
+    devices: dict[str, DeviceFacts] = {}
+    limits: list[t.LimitsSet] = []
+    calibration: list[t.Calibrated] = []
+    cuts: list[t.CutProfiled] = []
+    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what the reader of a report should know
+    finished: t.RunFinished | None = None
+    end_ns: int = 0
+
+    def device(self, name: str) -> DeviceFacts:
+        if name not in self.devices:
+            self.devices[name] = DeviceFacts(name)
+        return self.devices[name]
+
+
+class RunFacts(msgspec.Struct):
+    """A whole run."""
+
+    stretches: list[Stretch]
+
+    @property
+    def started(self) -> t.RunStarted:
+        """Of the last stretch. What stretches may differ in has a property of its own."""
+        return self.stretches[-1].started
+
+    @property
+    def enforcement(self) -> str:
+        """Who held the limits; the weakest, where stretches differ."""
+        kinds = [stretch.started.enforcement for stretch in self.stretches]
+        return "software" if "software" in kinds else kinds[-1]
+
+    @property
+    def dilation(self) -> float:
+        """The largest, where stretches differ."""
+        return max(stretch.started.dilation for stretch in self.stretches)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether every stretch was."""
+        return all(stretch.started.calibrated for stretch in self.stretches)
+
+    def rounds(self) -> list[tuple[Stretch, RoundFacts]]:
+        """Rounds that count, by number: a round done again after a resume counts as it was done last."""
+        last: dict[int, tuple[Stretch, RoundFacts]] = {}
+        for stretch in self.stretches:
+            first = stretch.started.resumed_from
+            last = {number: pair for number, pair in last.items() if number < first}
+            last |= {number: (stretch, facts) for number, facts in stretch.rounds.items()}
+        return [last[number] for number in sorted(last)]
+
+
+def sort(records: Iterable[t.Record]) -> RunFacts:
+    """Sort the records of one run. Raises UsageError where it does not say how it began."""
+    stretches: list[Stretch] = []
+    for record in records:
+        if isinstance(record, t.RunStarted):
+            stretches.append(Stretch(record))
+            for info in record.devices:
+                stretches[-1].device(info.name)
+        elif not stretches:
+            raise UsageError(
+                f"the records begin with {type(record).__name__} and not with RunStarted",
+                cure="records.jsonl has lost its first lines: take the run again",
+            )
+        else:
+            _add(stretches[-1], record)
+        stretches[-1].end_ns = max(stretches[-1].end_ns, _time(record))
+    if not stretches:
+        raise UsageError("there are no records", cure="the run ended before it began: see its output")
+    for stretch in stretches:
+        _close(stretch)
+    return RunFacts(stretches)
+
+
+def _time(record: t.Record) -> int:
+    return record.end_ns if isinstance(record, t.ServerStep | t.OrchestratorPhase) else record.at_ns
+
+
+def _close(stretch: Stretch) -> None:
+    """Every round lasts until the next one starts."""
+    rounds = sorted(stretch.rounds.values(), key=lambda facts: facts.start_ns)
+    end = stretch.finished.at_ns if stretch.finished is not None else stretch.end_ns
+    for facts, following in pairwise(rounds):
+        facts.end_ns = following.start_ns
+    for facts in rounds[-1:]:
+        facts.end_ns, facts.cut_off = max(facts.start_ns, end), stretch.finished is None
+
+
+def _add(stretch: Stretch, record: t.Record) -> None:
+    match record:
+        case t.DevicePhases(_, name, incarnation, phases):
+            stretch.device(name).phases += [(incarnation, phase) for phase in phases]
+        case t.ClockOffset():
+            _add_clock(stretch.device(record.device), record)
+        case t.DeviceJoined() | t.DeviceLeft():
+            joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
+            stretch.device(record.device).presence.append((record.at_ns, joined))
+            # A run begins with what is true of the fleet already: state, but no event of this run.
+            expected = isinstance(record, t.DeviceJoined) and not record.again
+            if not expected and record.at_ns >= stretch.started.at_ns:
+                stretch.events.append(record)
+        case t.LimitsSet():
+            stretch.limits.append(record)
+        case t.Calibrated():
+            stretch.calibration.append(record)
+        case t.CutProfiled():
+            stretch.cuts.append(record)
+        case t.Fault():
+            stretch.events.append(record)
+        case t.RunFinished():
+            stretch.finished = record
+        case t.RoundStarted():
+            stretch.rounds[record.round] = RoundFacts(record, stretch.started.dilation)
+        case t.RunStarted():
+            pass
+        case _:
+            if isinstance(record, t.DeviceOut):
+                stretch.events.append(record)
+            if record.round in stretch.rounds:
+                _add_to_round(stretch.rounds[record.round], record)
+
+
+def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
+    """Offsets belong to the incarnation that had joined last: a board that rebooted has another clock."""
+    incarnation = next((i for _, i in reversed(device.presence) if i), "")
+    clock = device.clocks.setdefault(incarnation, Clock())
+    clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
+
+
+def _add_to_round(facts: RoundFacts, record: t.Record) -> None:
+    match record:
+        case t.TaskSent():
+            facts.sent[record.device] = record
+        case t.TaskDelivered():
+            facts.delivered[record.device] = record
+        case t.UploadReceived():
+            facts.uploads.setdefault(record.device, []).append(record)
+        case t.ReplyDelivered():
+            facts.replies.setdefault(record.device, []).append(record)
+        case t.ServerStep():
+            facts.steps.append(record)
+        case t.UpdateReceived():
+            facts.updates[record.device] = record
+        case t.DeviceDone():
+            facts.done[record.device] = record
+        case t.DeviceOut():
+            facts.out[record.device] = record
+        case t.OrchestratorPhase():
+            facts.own.append(record)
+        case t.RoundFinished():
+            facts.finished = record
+        case t.Evaluated():
+            facts.evaluated = record
+        case _:
+            pass

@@ -1,0 +1,112 @@
+"""Puts a device's phases on the orchestrator's clock, and says when the device was away. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgebed.wire.messages import Phase
+from orchestrator.records.facts import Clock, DeviceFacts
+
+FOREVER = 1 << 62
+
+
+class Piece(msgspec.Struct, gc=False):
+    """A reported phase, placed: start and end on the orchestrator's clock, `length_ns` on the device's."""
+
+    start_ns: int
+    end_ns: int
+    length_ns: int
+    name: str
+    task: str
+
+    def share(self, start_ns: int, end_ns: int) -> int:
+        """Device nanoseconds of the part between two orchestrator times within the piece."""
+        whole = self.end_ns - self.start_ns
+        return self.length_ns if end_ns - start_ns == whole else self.length_ns * (end_ns - start_ns) // whole
+
+
+class TaskSpan(msgspec.Struct):
+    """When a task's download began and its upload tail began and ended; None where no such phase was reported."""
+
+    download_ns: int | None = None
+    tail_ns: int | None = None
+    tail_end_ns: int | None = None
+
+
+class Placed(msgspec.Struct):
+    """One device in one stretch.
+
+    Attributes:
+        pieces: in the order of their starts. Phases of an incarnation whose clock was never measured are not among
+            them: where they belong is not known.
+        away: (from, to) when the device was not there: from its last word, if that incarnation never spoke again.
+        tasks: what is known of each task's begin and end.
+    """
+
+    pieces: list[Piece]
+    away: list[tuple[int, int]]
+    tasks: dict[str, TaskSpan]
+    uncertainty_ns: int
+
+
+def place(device: DeviceFacts) -> Placed:
+    """Place all phases of a device in a stretch."""
+    pieces: list[Piece] = []
+    last_word: dict[str, int] = {}
+    for incarnation, phase in device.phases:
+        clock = _clock_of(device, incarnation)
+        if clock is not None:
+            piece = _piece(clock, phase)
+            pieces.append(piece)
+            if piece.end_ns > last_word.get(incarnation, 0):
+                last_word[incarnation] = piece.end_ns
+    pieces.sort(key=lambda piece: piece.start_ns)
+    away = _away(device, last_word, pieces[0].start_ns if pieces else FOREVER)
+    uncertainty = max((clock.uncertainty_ns for clock in device.clocks.values()), default=0)
+    return Placed(pieces, away, _tasks(pieces), uncertainty)
+
+
+def _clock_of(device: DeviceFacts, incarnation: str) -> Clock | None:
+    if incarnation in device.clocks:
+        return device.clocks[incarnation]
+    return next(reversed(device.clocks.values()), None)
+
+
+def _piece(clock: Clock, phase: Phase) -> Piece:
+    start, end = clock.to_orchestrator(phase.start_ns), clock.to_orchestrator(phase.end_ns)
+    return Piece(start, max(start, end), phase.end_ns - phase.start_ns, phase.name, phase.task)
+
+
+def _away(device: DeviceFacts, last_word: dict[str, int], first_ns: int) -> list[tuple[int, int]]:
+    """Walk through joins and leaves. Before its first join, or its first word, a device is away too."""
+    away: list[tuple[int, int]] = []
+    events = device.presence
+    online = bool(events) and not events[0][1]
+    left, incarnation = 0, ""
+    for index, (at, joined) in enumerate(events):
+        if joined:
+            if not online:
+                away.append((left, min(at, first_ns) if left == 0 else at))
+            elif incarnation not in ("", joined):
+                away.append((min(at, last_word.get(incarnation, at)), at))
+            online, incarnation = True, joined
+        elif online:
+            back = any(later == incarnation for _, later in events[index + 1 :])
+            left, online = at if back else min(at, last_word.get(incarnation, at)), False
+    if not online:
+        away.append((left, FOREVER if events else first_ns))
+    return away
+
+
+def _tasks(pieces: list[Piece]) -> dict[str, TaskSpan]:
+    tasks: dict[str, TaskSpan] = {}
+    for piece in pieces:
+        if piece.name not in ("download", "upload_tail"):
+            continue
+        span = tasks.setdefault(piece.task, TaskSpan())
+        if piece.name == "upload_tail":
+            span.tail_ns = piece.start_ns if span.tail_ns is None else span.tail_ns
+            span.tail_end_ns = piece.end_ns
+        elif span.download_ns is None:
+            span.download_ns = piece.start_ns
+    return tasks

@@ -1,0 +1,68 @@
+"""Who was slowest in a round, by how much, and why. Pure."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+from orchestrator.records.facts import RoundFacts
+from orchestrator.records.timeline import RoundTimeline
+
+CAUSES = ("cpu", "uplink", "downlink", "server")
+
+_OF_PHASE = {
+    "decode": "cpu",
+    "compute": "cpu",  # with the time in which the quota stopped it
+    "encode": "cpu",
+    "blocked": "uplink",
+    "upload_tail": "uplink",
+    "dispatch": "downlink",
+    "download": "downlink",
+    "server_wait": "server",
+}
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """The slowest device of a round. `gap_s`: behind the median device; `why`: the cause in which it is furthest behind
+    the median device (one of CAUSES). Seconds are not divided by the dilation."""
+
+    device: str
+    gap_s: float
+    why: str
+    behind_s: dict[str, float]  # by cause, against the median device
+
+
+def straggler(timeline: RoundTimeline) -> Straggler | None:
+    """None for a round in which fewer than two devices got done: there is nobody to be behind."""
+    facts = timeline.facts
+    if len(facts.done) < 2:
+        return None
+    seconds = {device: done.seconds for device, done in facts.done.items()}
+    slowest = max(seconds, key=lambda device: seconds[device])
+    costs = {device: causes(timeline, device) for device in seconds}
+    behind = {cause: (costs[slowest][cause] - median(c[cause] for c in costs.values())) / 1e9 for cause in CAUSES}
+    why = max(behind, key=lambda cause: behind[cause])
+    return Straggler(slowest, seconds[slowest] - median(seconds.values()), why, behind)
+
+
+def causes(timeline: RoundTimeline, device: str) -> dict[str, int]:
+    """Nanoseconds of a device's round by what they were spent on."""
+    sums = dict.fromkeys(CAUSES, 0)
+    totals = timeline.devices[device].sums if device in timeline.devices else {}
+    for name, length in totals.items():
+        if name in _OF_PHASE:
+            sums[_OF_PHASE[name]] += length
+    waited = totals.get("reply_wait", 0)
+    if waited:
+        _split_wait(sums, waited, timeline.facts, device)
+    return sums
+
+
+def _split_wait(sums: dict[str, int], waited: int, facts: RoundFacts, device: str) -> None:
+    """Waiting for a reply is its upload, then the server's step (and its queue), then its download."""
+    up = min(waited, sum(u.at_ns - u.first_ns for u in facts.uploads.get(device, ())))
+    down = min(waited - up, sum(r.at_ns - r.first_ns for r in facts.replies.get(device, ())))
+    sums["uplink"] += up
+    sums["downlink"] += down
+    sums["server"] += waited - up - down

@@ -1,0 +1,264 @@
+"""`summary.json`: the figures of a run, flat, with names and units that docs/records.md lists.
+
+Every time is divided by the dilation. The time axis is the sum of the rounds' seconds, each from its plan to the end of
+its merge; evaluation and checkpoints are not in it, since they are no part of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator.records.facts import RoundFacts, RunFacts, sort
+from orchestrator.records.reader import read
+from orchestrator.records.stragglers import straggler
+from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
+from orchestrator.records.types import Record
+
+NOT_COUNTED = ("offline", "unreported")
+"""Time that is neither idle nor busy."""
+
+OWN_WORK = ("decode", "compute", "encode")
+"""Phases in which a device needs its CPU."""
+
+
+def summarise(records: Iterable[Record]) -> dict[str, Any]:
+    """The summary of a run from its records."""
+    return summarise_facts(sort(records))
+
+
+def summarise_facts(run: RunFacts) -> dict[str, Any]:
+    """The summary of a run; linear in the number of records."""
+    sums = _Sums(run)
+    for timeline in timelines(run):
+        sums.add(timeline)
+    return _head(run) | sums.result()
+
+
+def _head(run: RunFacts) -> dict[str, Any]:
+    started, last = run.started, run.stretches[-1]
+    return {
+        "run": started.run,
+        "experiment": started.experiment,
+        "method": started.method,
+        "seed": started.seed,
+        "backend": started.backend,
+        "enforcement": run.enforcement,
+        "dilation": run.dilation,
+        "calibrated": run.calibrated,
+        "started": run.stretches[0].started.wall,
+        "resumed": len(run.stretches) - 1,
+        "ended": last.finished.why if last.finished is not None else "not yet, or killed",
+        "target_accuracy": started.target_accuracy,
+    }
+
+
+class _Sums:
+    """Adds up rounds. Only finished rounds count, but for bytes and what went wrong."""
+
+    def __init__(self, run: RunFacts) -> None:
+        self._target = run.started.target_accuracy
+        self._devices = list(dict.fromkeys(name for stretch in run.stretches for name in stretch.devices))
+        self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
+        self._by_device: dict[str, dict[str, list[Any]]] = {
+            name: {device: [] for device in self._devices} for name in PER_ASSIGNMENT
+        }
+        self._phases: dict[str, dict[str, float]] = {device: {} for device in self._devices}
+        self._in_round: dict[str, dict[str, float]] = {device: {} for device in self._devices}
+        self._bytes_up, self._bytes_down = dict.fromkeys(self._devices, 0), dict.fromkeys(self._devices, 0)
+        self._left_out: dict[str, int] = {}
+        self._elapsed_s = 0.0
+        self._time_to_target_s: float | None = None
+        self._faults = sum(len(stretch.events) for stretch in run.stretches)
+        self._throttled = {device: _throttled_share(run, device) for device in self._devices}
+
+    def add(self, timeline: RoundTimeline) -> None:
+        facts = timeline.facts
+        self._count(facts)
+        if facts.finished is None:
+            return
+        self._add_row(timeline)
+        self._add_assignments(facts)
+        for name, device in timeline.devices.items():
+            _accumulate(self._phases[name], device.sums, facts.dilation)
+            _accumulate(self._in_round[name], device.totals(end_ns=facts.finished.at_ns), facts.dilation)
+
+    def _count(self, facts: RoundFacts) -> None:
+        for device in self._devices:
+            update = facts.updates.get(device)
+            self._bytes_up[device] += sum(upload.bytes for upload in facts.uploads.get(device, ()))
+            self._bytes_up[device] += update.bytes if update is not None else 0
+            self._bytes_down[device] += sum(reply.bytes for reply in facts.replies.get(device, ()))
+            self._bytes_down[device] += _download_bytes(facts, device)
+        for out in facts.out.values():
+            self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
+
+    def _add_row(self, timeline: RoundTimeline) -> None:
+        facts = timeline.facts
+        assert facts.finished is not None
+        seconds = facts.finished.seconds / facts.dilation
+        self._elapsed_s += seconds
+        evaluated, slowest = facts.evaluated, straggler(timeline)
+        accuracy = None if evaluated is None else evaluated.accuracy
+        if self._time_to_target_s is None and accuracy is not None and accuracy >= self._target:
+            self._time_to_target_s = self._elapsed_s
+        row = {
+            "round_s": seconds,
+            "elapsed_s": self._elapsed_s,
+            "accuracy": accuracy,
+            "loss": None if evaluated is None or not math.isfinite(evaluated.loss) else evaluated.loss,
+            "merged": len(facts.finished.merged),
+            "straggler": slowest.device if slowest is not None else None,
+            "straggler_why": slowest.why if slowest is not None else None,
+            "straggler_gaps_s": slowest.gap_s / facts.dilation if slowest is not None else None,
+            "timeline_residual": None
+            if facts.cut_off
+            else max((d.residual for d in timeline.devices.values()), default=0),
+        }
+        for name, value in row.items():
+            self._rows[name].append(value)
+
+    def _add_assignments(self, facts: RoundFacts) -> None:
+        for device in self._devices:
+            assignment, done = facts.started.assignments.get(device), facts.done.get(device)
+            predicted = facts.started.predicted_s.get(device)
+            values = {
+                "cut": assignment.stages if assignment is not None else None,
+                "predicted_s": None if predicted is None else predicted / facts.dilation,
+                "actual_s": None if done is None else done.seconds / facts.dilation,
+            }
+            for name, value in values.items():
+                self._by_device[name][device].append(value)
+
+    def result(self) -> dict[str, Any]:
+        rows, seconds = self._rows, self._rows["round_s"]
+        gaps = [gap for gap in rows["straggler_gaps_s"] if gap is not None]
+        known = [accuracy for accuracy in rows["accuracy"] if accuracy is not None]
+        return {
+            "rounds": len(seconds),
+            "time_to_target_s": self._time_to_target_s,
+            "total_s": self._elapsed_s,
+            "final_accuracy": known[-1] if known else None,
+            "best_accuracy": max(known, default=None),
+            "round_s_median": median(seconds) if seconds else None,
+            "round_s_p95": percentile(seconds, 0.95),
+            "straggler_gap_s": median(gaps) if gaps else None,
+            "timeline_residual_max": max(
+                (share for share in rows["timeline_residual"] if share is not None), default=None
+            ),
+            "idle_share_mean": _mean([self._idle(d) for d in self._devices]),
+            "bytes_up_total": sum(self._bytes_up.values()),
+            "bytes_down_total": sum(self._bytes_down.values()),
+            "devices_left_out": self._left_out,
+            "events": self._faults,
+            **rows,
+            "idle_share": {device: self._idle(device) for device in self._devices},
+            "throttled_share": self._throttled,
+            "bytes_up": self._bytes_up,
+            "bytes_down": self._bytes_down,
+            "phase_s": {device: _seconds(phases) for device, phases in self._phases.items()},
+            **self._by_device,
+        }
+
+    def _idle(self, device: str) -> float | None:
+        """Share of the rounds' time in which the device was there and had nothing to do; None: it was never there."""
+        sums = self._in_round[device]
+        present = sum(length for name, length in sums.items() if name not in NOT_COUNTED)
+        return sum(sums.get(name, 0) for name in WAITING) / present if present else None
+
+
+ROWS = (
+    "round_s",
+    "elapsed_s",
+    "accuracy",
+    "loss",
+    "merged",
+    "straggler",
+    "straggler_why",
+    "straggler_gaps_s",
+    "timeline_residual",
+)
+"""Lists with one entry per finished round."""
+
+PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s")
+"""By device, lists with one entry per finished round; null where the device had no assignment, or did not finish it."""
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The smallest value that `share` of all do not exceed (nearest rank); None of nothing."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+
+
+def _download_bytes(facts: RoundFacts, device: str) -> int:
+    """What the task took, once it was on the device; its body where nobody counted the frames around it."""
+    sent, delivered = facts.sent.get(device), facts.delivered.get(device)
+    if delivered is None:
+        return 0
+    return delivered.bytes or (sent.bytes if sent is not None else 0)
+
+
+def _throttled_share(run: RunFacts, device: str) -> float | None:
+    """Share of a device's own work for which its CPU quota stopped it; None: it never reported any.
+
+    Only the sum over many phases means anything, for the kernel credits a stop when it ends, which may be in the next
+    phase. It also adds up the CPUs it stopped, so several threads may be stopped for longer than they worked: cut at 1.
+    """
+    facts = [stretch.devices[device] for stretch in run.stretches if device in stretch.devices]
+    phases = [phase for one in facts for _, phase in one.phases if phase.name in OWN_WORK]
+    length = sum(phase.end_ns - phase.start_ns for phase in phases)
+    stopped = sum(phase.throttled_ns for phase in phases)
+    return min(1.0, stopped / length) if stopped and length else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _accumulate(into: dict[str, float], more: dict[str, int], dilation: float) -> None:
+    for name, length in more.items():
+        into[name] = into.get(name, 0.0) + length / dilation
+
+
+def _seconds(phases: dict[str, float]) -> dict[str, float]:
+    return {name: length / 1e9 for name, length in sorted(phases.items())}
+
+
+# ---- files ----
+
+
+def write_summary(folder: Path, run: RunFacts | None = None) -> dict[str, Any]:
+    """Write `summary.json` and `calibration.json` of a run from its records (`run`, if they are read), and return the
+    summary."""
+    run = sort(read(folder / "records.jsonl")) if run is None else run
+    summary = summarise_facts(run)
+    _write(folder / "summary.json", summary)
+    _write(folder / "calibration.json", run.stretches[-1].calibration)
+    return summary
+
+
+def load_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run: the file, or from the records where those are newer (a run that goes on)."""
+    records, file = folder / "records.jsonl", folder / "summary.json"
+    try:
+        if file.stat().st_mtime >= records.stat().st_mtime:
+            summary: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            return summary
+    except (OSError, msgspec.DecodeError):
+        pass  # none yet, or a torn one: the records say the same
+    if not records.is_file():
+        raise UsageError(f"{folder} holds no run", cure="give the folder of a run: it holds records.jsonl")
+    return summarise(read(records))
+
+
+def _write(path: Path, value: Any) -> None:
+    """Written aside and renamed, so that a reader never sees half a file."""
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    part.replace(path)

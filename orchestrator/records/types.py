@@ -1,0 +1,272 @@
+"""The records of a run: every fact, one struct, one line of `records.jsonl`.
+
+Times `*_ns` are the orchestrator's monotonic clock unless the field says `device_ns`; they are not divided by the
+dilation (`RunStarted.dilation` says by what to divide). Reports, pages, traces and comparisons read only these.
+
+Those that a long run has by the million are kept from the garbage collector (`gc=False`): they cannot form a cycle.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgebed.wire.messages import Assignment, Phase, Report
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
+    at_ns: int
+    wall: str  # ISO 8601, UTC: the only wall-clock time
+    run: str
+    experiment: str
+    method: str
+    seed: int
+    backend: str
+    enforcement: str  # docker | kernel | software
+    dilation: float
+    calibrated: bool
+    resumed_from: int  # first round of this stretch
+    target_accuracy: float
+    host: dict[str, str] = {}
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    name: str
+    profile: str
+    cpus: float  # as requested in the fleet file, before dilation
+    uplink_bit_s: int
+    downlink_bit_s: int
+    memory_mib: int
+    samples: int
+    labels: tuple[int, ...]
+
+
+class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
+    """Limits were put on a device and read back. Requested values are after dilation. `held_*` are None where nothing
+    is in force, and in a run of software enforcement, where there is nothing to read."""
+
+    at_ns: int
+    device: str
+    why: str  # start | rejoin | reprofile
+    profile: str
+    cpus: float
+    uplink_bit_s: int
+    downlink_bit_s: int
+    held_cpus: float | None
+    held_uplink_bit_s: int | None
+    held_downlink_bit_s: int | None
+    details: dict[str, str] = {}
+
+
+class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
+    """One row of the calibration table."""
+
+    at_ns: int
+    device: str
+    quantity: str  # cpu busy, cpu step, uplink, downlink, work
+    condition: str  # e.g. "alone, 8 connections, 1 MB"
+    requested: float
+    measured: float
+    unit: str
+    error: float  # measured / requested - 1
+    judged: bool
+    passed: bool
+    cause: str = ""  # of a failure, and its cure
+
+
+class CutProfiled(msgspec.Struct, frozen=True, tag="cut_profiled"):
+    at_ns: int
+    cut: int
+    model_bytes: int
+    feature_bytes: int
+    device_s: float
+    server_s: float
+
+
+class ClockOffset(msgspec.Struct, frozen=True, gc=False, tag="clock_offset"):
+    """device clock = orchestrator clock + offset, within ± uncertainty (half the best round trip)."""
+
+    at_ns: int
+    device: str
+    offset_ns: int
+    uncertainty_ns: int
+
+
+class RoundStarted(msgspec.Struct, frozen=True, tag="round_started"):
+    at_ns: int
+    round: int
+    planned_s: float  # orchestrator time spent planning
+    lr: float
+    devices: tuple[str, ...]  # that take part
+    assignments: dict[str, Assignment] = {}
+    predicted_s: dict[str, float] = {}
+    notes: dict[str, object] = {}
+
+
+class TaskSent(msgspec.Struct, frozen=True, gc=False, tag="task_sent"):
+    at_ns: int  # first chunk handed over
+    round: int
+    device: str
+    task: str
+    bytes: int  # of the body, before it is cut into frames
+
+
+class TaskDelivered(msgspec.Struct, frozen=True, gc=False, tag="task_delivered"):
+    at_ns: int
+    round: int
+    device: str
+    task: str
+    bytes: int = 0  # of the frames that carried it
+
+
+class UploadReceived(msgspec.Struct, frozen=True, gc=False, tag="upload_received"):
+    """One upload (features of a batch) has arrived whole."""
+
+    at_ns: int
+    first_ns: int  # first chunk arrived
+    round: int
+    device: str
+    batch: int
+    bytes: int
+
+
+class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
+    """One step of a server half, with the batch it used."""
+
+    start_ns: int
+    end_ns: int
+    round: int
+    devices: tuple[str, ...]
+    batch: int
+
+
+class ReplyDelivered(msgspec.Struct, frozen=True, gc=False, tag="reply_delivered"):
+    """The answer to one upload has arrived whole at the device."""
+
+    at_ns: int
+    first_ns: int  # first chunk handed over
+    round: int
+    device: str
+    batch: int
+    bytes: int
+
+
+class UpdateReceived(msgspec.Struct, frozen=True, gc=False, tag="update_received"):
+    at_ns: int
+    first_ns: int
+    round: int
+    device: str
+    task: str
+    bytes: int
+    report: Report
+
+
+class DevicePhases(msgspec.Struct, frozen=True, gc=False, tag="device_phases"):
+    """Phases a device reported; `Phase` times are on the device's clock."""
+
+    at_ns: int
+    device: str
+    incarnation: str
+    phases: tuple[Phase, ...]
+
+
+class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
+    """The device's contribution is complete: update here and every server step done."""
+
+    at_ns: int
+    round: int
+    device: str
+    seconds: float
+    communication_s: float
+    link_bytes_s: float
+    server_s: float
+
+
+class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):
+    """A device's work in this round is left out. `how`: lost, failed, refused, diverged, late, cancelled."""
+
+    at_ns: int
+    round: int
+    device: str
+    how: str
+    why: str
+
+
+class DeviceJoined(msgspec.Struct, frozen=True, tag="device_joined"):
+    at_ns: int
+    device: str
+    incarnation: str
+    again: bool
+    host: dict[str, str] = {}
+
+
+class DeviceLeft(msgspec.Struct, frozen=True, tag="device_left"):
+    at_ns: int
+    device: str
+    why: str
+
+
+class OrchestratorPhase(msgspec.Struct, frozen=True, gc=False, tag="orchestrator_phase"):
+    """What the orchestrator did while all waited: plan, merge, evaluate, checkpoint."""
+
+    start_ns: int
+    end_ns: int
+    round: int
+    name: str
+
+
+class RoundFinished(msgspec.Struct, frozen=True, tag="round_finished"):
+    """`at_ns` is after the merge, before the evaluation. `merged` names whose work is in the new weights."""
+
+    at_ns: int
+    round: int
+    seconds: float
+    merged: tuple[str, ...]
+    why: str  # all done | deadline | void
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+    at_ns: int
+    round: int
+    accuracy: float
+    loss: float
+    seconds: float
+
+
+class Fault(msgspec.Struct, frozen=True, tag="fault"):
+    """Something unexpected that did not end the run."""
+
+    at_ns: int
+    device: str
+    what: str
+
+
+class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
+    at_ns: int
+    why: str  # target reached | rounds done | interrupted | error: …
+
+
+Record = (
+    RunStarted
+    | LimitsSet
+    | Calibrated
+    | CutProfiled
+    | ClockOffset
+    | RoundStarted
+    | TaskSent
+    | TaskDelivered
+    | UploadReceived
+    | ServerStep
+    | ReplyDelivered
+    | UpdateReceived
+    | DevicePhases
+    | DeviceDone
+    | DeviceOut
+    | DeviceJoined
+    | DeviceLeft
+    | OrchestratorPhase
+    | RoundFinished
+    | Evaluated
+    | Fault
+    | RunFinished
+)

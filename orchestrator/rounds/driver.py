@@ -1,0 +1,424 @@
+"""The shell of one round: sends tasks, feeds uploads to the server halves, carries out what the machine says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import torch
+
+from edgebed.errors import DivergedError, EdgebedError, TransferError, TransferRefused
+from edgebed.link.transfer import Inbound, Port
+from edgebed.methods.base import Contribution, Method, Outcome, Plan, ServerHalf
+from edgebed.methods.halves import update_names
+from edgebed.methods.merging import fault, not_finite
+from edgebed.models.staged import Weights
+from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Report, Task, Update, Upload
+from orchestrator.records.types import (
+    DeviceDone,
+    DeviceOut,
+    Fault,
+    Record,
+    ReplyDelivered,
+    ServerStep,
+    TaskDelivered,
+    TaskSent,
+    UpdateReceived,
+    UploadReceived,
+)
+from orchestrator.rounds import machine as m
+
+QUEUED_UPLOADS = 4
+"""Uploads of one device that may wait for its server half; beyond that its link is held back."""
+
+LOSSLESS = Codec()
+
+
+class StepResult(Protocol):
+    """One step of a server half. Times in monotonic nanoseconds."""
+
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+    @property
+    def replies(self) -> Weights: ...
+
+
+class Trainer(Protocol):
+    """What the driver needs of `training.server.ServerTrainer`."""
+
+    def begin(self, halves: list[ServerHalf]) -> None: ...
+    async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None: ...
+    def drop(self, device: str) -> None: ...
+    async def finish(self, device: str, batches: int) -> Weights: ...
+    def busy_s(self, device: str) -> float: ...
+
+
+class RoundResult(msgspec.Struct):
+    """How a round ended: contributions of the merged devices in the order of names."""
+
+    contributions: list[Contribution]
+    outcomes: list[Outcome]
+    why: str
+
+
+class Driver(Protocol):
+    """What a standing fleet tells whoever sends it tasks."""
+
+    def admit(self, peer: str, header: Header, size: int) -> None: ...
+    async def deliver(self, inbound: Inbound) -> None: ...
+    def progress(self, device: str) -> None: ...
+    def heard(self, device: str, moved: bool, task: str, phase: str) -> None: ...
+    def lost(self, device: str, why: str) -> None: ...
+
+
+class RoundSettings(msgspec.Struct, frozen=True):
+    run: str
+    deadline_s: float | None
+    quorum: int
+    liveness_s: float
+
+
+class _Work:
+    """One device's work in the round."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.out = False
+        self.slots = asyncio.Semaphore(QUEUED_UPLOADS)
+        self.jobs: set[asyncio.Task[None]] = set()
+        self.started_ns = self.update_ns = 0
+        self.update: Update | None = None
+        self.contribution: Contribution | None = None
+        self.outcome: Outcome | None = None
+        self.turn = asyncio.Lock()
+        self.held_s = 0.0  # how long uploads waited for a slot
+        self.uploads: set[int] = set()  # batches whose upload has arrived
+        self.pending = 0  # uploads that its server half has not used yet
+        self.download_s = 0.0
+        self.update_first_ns = 0
+        self.update_bytes = 0
+
+
+class RoundDriver:
+    """Drives rounds of one run, one at a time. `admit`, `deliver`, `progress`, `heard` and `lost` are its inputs.
+
+    Args:
+        give_up: told of a device that was lost in a round, and why; it is away until it is heard of again.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        trainer: Trainer,
+        record: Callable[[Record], None],
+        give_up: Callable[[str, str], None],
+        settings: RoundSettings,
+    ) -> None:
+        self._port, self._trainer, self._record, self._give_up = port, trainer, record, give_up
+        self._settings = settings
+        self._work: dict[str, _Work] = {}
+        self._events: asyncio.Queue[m.Event] = asyncio.Queue()
+        self._round = -1
+
+    async def run(
+        self,
+        round: int,
+        plan: Plan,
+        weights: Weights,
+        method: Method,
+        accelerator: torch.device,
+        patience_s: float = 0.0,
+    ) -> RoundResult:
+        """Carry out one plan. Cancelling it cancels the devices' tasks.
+
+        Args:
+            patience_s: silence that no device of the round is given up for, whatever the settings say.
+        """
+        self._round, self._events, self._method, self._weights = round, asyncio.Queue(), method, weights
+        self._work = {d: _Work(self._task(round, d, plan)) for d in sorted(plan.assignments)}
+        self._halves_ready = asyncio.Event()
+        machine = m.RoundMachine(
+            self._work,
+            time.monotonic(),
+            deadline_s=self._settings.deadline_s,
+            quorum=self._settings.quorum,
+            liveness_s=max(self._settings.liveness_s, patience_s),
+        )
+        self._send_tasks(method, weights)
+        try:
+            # Beside the downloads: copying the server halves takes longer than planning.
+            halves = await asyncio.to_thread(method.server_halves, weights, plan.assignments, accelerator)
+            self._with_server = {device for half in halves for device in half.devices}
+            self._trainer.begin(halves)
+            self._halves_ready.set()
+            finish = await self._until_finished(machine)
+        except BaseException:
+            for device, work in self._work.items():
+                if not work.out:
+                    self._leave(m.Leave(device, "cancelled", "the run was interrupted"))
+            raise
+        return self._result(finish)
+
+    def _task(self, round: int, device: str, plan: Plan) -> Task:
+        # The time makes ids unique over resumed runs, so that a late update of the first try is foreign to the second.
+        unique = f"{self._settings.run}/{round}/{device}/{time.time_ns():x}"
+        return Task(unique, self._settings.run, round, plan.assignments[device])
+
+    def _send_tasks(self, method: Method, weights: Weights) -> None:
+        """Start every download. Devices with the same cut share one encoded body."""
+        bodies: dict[tuple[str, ...], bytes | bytearray] = {}
+        for device, work in self._work.items():
+            tensors = method.task_weights(weights, work.task.assignment)
+            key = tuple(tensors) if all(tensors[n] is weights.get(n) for n in tensors) else (device,)
+            if key not in bodies:
+                bodies[key] = encode_tensors(tensors, LOSSLESS)
+            self._spawn(device, self._dispatch(device, work, bodies[key]))
+
+    async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
+        event: m.Event = m.Tick()
+        while True:
+            for effect in machine.handle(event, time.monotonic()):
+                if isinstance(effect, m.Finish):
+                    return effect
+                self._leave(effect)
+            event = await self._next(machine.wakeup(time.monotonic()))
+
+    async def _next(self, wakeup: float | None) -> m.Event:
+        timeout = None if wakeup is None else max(0.0, wakeup - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._events.get()
+        except TimeoutError:  # what has been heard counts before the silence
+            return m.Tick() if self._events.empty() else self._events.get_nowait()
+
+    # ---- inputs ----
+
+    def admit(self, peer: str, header: Header, size: int) -> None:
+        """Refuse, before its bytes come, what belongs to no open task."""
+        match header:
+            case Upload(device, task) | Update(device, task) | Failure(device, task) if device == peer:
+                work = self._work.get(device)
+                if work is None or work.out or work.task.id != task:
+                    raise TransferRefused(f"task {task} of {device} is over")
+                if work.update is not None:
+                    raise TransferRefused(f"task {task} of {device} has its update already")
+            case _:
+                raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
+
+    async def deliver(self, inbound: Inbound) -> None:
+        """A whole transfer; returning acknowledges it, so waiting here holds the device's link back."""
+        work = self._work.get(inbound.peer)
+        header = inbound.header
+        if work is None or work.out or not isinstance(header, Upload | Update | Failure) or header.task != work.task.id:
+            return
+        self._put(m.Progressed(inbound.peer))
+        match header:
+            case Upload():
+                await self._take_slot(work)
+                if work.out or self._work.get(inbound.peer) is not work:
+                    return  # the device left while this upload waited
+                work.pending += 1
+                work.uploads.add(header.batch)
+                self._record(_upload_record(self._round, inbound, header))
+                self._spawn(inbound.peer, self._serve(inbound.peer, work, header, inbound))
+            case Update():
+                work.update, work.update_ns, work.update_first_ns = header, inbound.last_ns, inbound.first_ns
+                work.update_bytes = inbound.bytes
+                self._record(_update_record(self._round, inbound, header))
+                self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
+            case Failure(device, _, why, diverged):
+                self._put(m.Dropped(device, "diverged" if diverged else "failed", why))
+
+    async def _take_slot(self, work: _Work) -> None:
+        """Wait while enough uploads wait for the server half; that time is not the link's."""
+        start = time.monotonic()
+        await work.slots.acquire()
+        work.held_s += time.monotonic() - start
+
+    def progress(self, device: str) -> None:
+        """The device or its link has got further."""
+        self._put(m.Progressed(device))
+
+    def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
+        """A heartbeat. A device that stands still because its server half is behind is not to blame."""
+        work = self._work.get(device)
+        if work is not None and (moved or (phase in ("blocked", "reply_wait", "upload_tail") and work.pending)):
+            self._put(m.Progressed(device))
+
+    def lost(self, device: str, why: str) -> None:
+        """The device's work is gone: its agent died or restarted."""
+        self._put(m.Dropped(device, "lost", why))
+
+    # ---- one device ----
+
+    async def _dispatch(self, device: str, work: _Work, body: bytes | bytearray) -> None:
+        work.started_ns = time.monotonic_ns()
+        self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
+        try:
+            sent = await self._port.send(device, work.task, body)
+        except TransferError as error:
+            self._put(m.Dropped(device, "refused", str(error)))
+            return
+        work.download_s = (sent.done_ns - sent.first_ns) / 1e9
+        self._record(TaskDelivered(sent.done_ns, self._round, device, work.task.id, sent.bytes))
+        self._put(m.Delivered(device))
+
+    async def _serve(self, device: str, work: _Work, header: Upload, inbound: Inbound) -> None:
+        """One upload through its server half; the reply, if there is one, goes back."""
+        try:
+            # One decoded upload per device: decoded they are several times as large. The turn comes before any other
+            # wait, for only so is it taken in the order of batches; a later batch that had it would wait for ever.
+            async with work.turn:
+                await self._halves_ready.wait()
+                tensors = await asyncio.to_thread(decode_tensors, inbound.body)
+                step = await self._trainer.submit(device, header.batch, tensors)
+            if step is None:
+                return
+            # A group's step is recorded once, by its first device.
+            if step.devices[0] == device:
+                self._record(ServerStep(step.start_ns, step.end_ns, self._round, step.devices, header.batch))
+            self._put(m.Progressed(device))
+            if step.replies:
+                body = await asyncio.to_thread(encode_tensors, step.replies, work.task.assignment.codec)
+                self._spawn(device, self._reply(device, Reply(work.task.id, header.batch), body))
+        except EdgebedError as error:
+            self._put(_unusable(device, error))
+        finally:
+            work.pending -= 1
+            work.slots.release()
+
+    async def _reply(self, device: str, reply: Reply, body: bytes | bytearray) -> None:
+        with contextlib.suppress(TransferError):  # the device has ended the task, or is gone, and is judged by that
+            sent = await self._port.send(device, reply, body)
+            self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
+
+    async def _complete(self, device: str, work: _Work, header: Update, inbound: Inbound) -> None:
+        """Check the update, wait for the server half, and make the contribution."""
+        try:
+            weights = await asyncio.to_thread(decode_tensors, inbound.body)
+            if (dropped := self._check(device, work, header.report, weights)) is not None:
+                self._put(dropped)
+                return
+            self._put(m.Updated(device))
+            # Transfers arrive in the order they were sent, so every upload of the task is here.
+            server = await self._server_weights(device, len(work.uploads))
+        except EdgebedError as error:
+            self._put(_unusable(device, error))
+            return
+        assignment = work.task.assignment
+        work.contribution = Contribution(device, header.report.samples, assignment, weights, server)
+        work.outcome = self._outcome(device, work, header)
+        self._record(_done_record(self._round, work.outcome))
+        self._put(m.Completed(device))
+
+    def _check(self, device: str, work: _Work, report: Report, weights: Weights) -> m.Dropped | None:
+        """Why an update may not be merged, if it may not."""
+        expected = report.batches if "features" in work.task.assignment.uploads else len(work.uploads)
+        if work.uploads != set(range(expected)):
+            return m.Dropped(device, "refused", f"of its {expected} uploads {len(work.uploads)} came")
+        if why := fault(self._weights, weights, update_names(self._method.context.model, work.task.assignment)):
+            how = "diverged" if not_finite(weights) else "refused"
+            return m.Dropped(device, how, f"its update may not be merged: {why}")
+        return None
+
+    async def _server_weights(self, device: str, batches: int) -> Weights:
+        await self._halves_ready.wait()
+        return await self._trainer.finish(device, batches) if device in self._with_server else {}
+
+    def _outcome(self, device: str, work: _Work, header: Update) -> Outcome:
+        """What the next plan learns. The update's own upload is seen from here, its first to its last chunk."""
+        report = header.report
+        update_s = (work.update_ns - work.update_first_ns) / 1e9
+        sent = report.upload_bytes + work.update_bytes
+        sending = max(0.0, report.upload_s - work.held_s) + update_s
+        if sent < report.download_bytes and report.download_s > 0:
+            sent, sending = report.download_bytes, report.download_s
+        return Outcome(
+            device=device,
+            assignment=work.task.assignment,
+            report=report,
+            seconds=(time.monotonic_ns() - work.started_ns) / 1e9,
+            communication_s=work.download_s + report.upload_s + update_s,
+            link_bytes_s=sent / sending if sending > 0 else 0.0,
+            server_s=self._trainer.busy_s(device) if device in self._with_server else 0.0,
+        )
+
+    # ---- effects ----
+
+    def _leave(self, effect: m.Leave) -> None:
+        work = self._work[effect.device]
+        if work.contribution is None or effect.how != "cancelled":
+            self._record(DeviceOut(time.monotonic_ns(), self._round, effect.device, effect.how, effect.why))
+        work.out = True
+        self._trainer.drop(effect.device)
+        self._port.control(effect.device, Cancel(work.task.id, effect.why))
+        self._port.forget(effect.device)
+        for job in tuple(work.jobs):
+            job.cancel()
+        if effect.how == "lost":
+            self._give_up(effect.device, effect.why)
+
+    def _result(self, finish: m.Finish) -> RoundResult:
+        merged = [self._work[device] for device in finish.merged]
+        for work in self._work.values():
+            work.out = True  # whatever still comes is late
+        return RoundResult(
+            contributions=[w.contribution for w in merged if w.contribution is not None],
+            outcomes=[w.outcome for w in merged if w.outcome is not None],
+            why=finish.why,
+        )
+
+    # ---- small ----
+
+    def _put(self, event: m.Event) -> None:
+        self._events.put_nowait(event)
+
+    def _spawn(self, device: str, work: object) -> None:
+        jobs = self._work[device].jobs
+        job: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        jobs.add(job)
+        job.add_done_callback(lambda done: self._ended(device, jobs, done))
+
+    def _ended(self, device: str, jobs: set[asyncio.Task[None]], job: asyncio.Task[None]) -> None:
+        """A job must not die in silence: an error nobody foresaw costs this device its round, and is recorded."""
+        jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            what = f"{type(error).__name__}: {error}"
+            self._record(Fault(time.monotonic_ns(), device, what))
+            self._put(m.Dropped(device, "failed", what))
+
+
+def _unusable(device: str, error: EdgebedError) -> m.Dropped:
+    """What came of a device, or its server half, cannot be used."""
+    return m.Dropped(device, "diverged" if isinstance(error, DivergedError) else "refused", str(error))
+
+
+def _upload_record(round: int, inbound: Inbound, header: Upload) -> UploadReceived:
+    return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes)
+
+
+def _update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceived:
+    return UpdateReceived(
+        inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, header.report
+    )
+
+
+def _done_record(round: int, outcome: Outcome) -> DeviceDone:
+    return DeviceDone(
+        time.monotonic_ns(),
+        round,
+        outcome.device,
+        outcome.seconds,
+        outcome.communication_s,
+        outcome.link_bytes_s,
+        outcome.server_s,
+    )

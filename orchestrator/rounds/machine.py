@@ -1,0 +1,171 @@
+"""One round as a function of events: who still works, who is out and why, when the round ends. Pure.
+
+A device goes  sending -> working -> updated -> done,  or out of any of these. The round ends when nobody is left to
+wait for, or when the deadline has passed and the quorum is done. Liveness is about progress: a device that moves
+bytes, batches or CPU time is alive however slow it is. Once its update is here nothing more is asked of it, so its loss
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+
+class State(enum.Enum):
+    SENDING = "sending"  # the task is on its way
+    WORKING = "working"
+    UPDATED = "updated"  # the update is here and good, its server half still trains
+    DONE = "done"
+    OUT = "out"
+
+
+AT_WORK = (State.SENDING, State.WORKING)
+OPEN = (*AT_WORK, State.UPDATED)
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The device has its task."""
+
+    device: str
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """The device, or the server half that it waits for, has got further."""
+
+    device: str
+
+
+class Updated(msgspec.Struct, frozen=True):
+    """The device's update is here and finite."""
+
+    device: str
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """The device's server half has finished too."""
+
+    device: str
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """The device's work cannot be used. `how`: lost, failed, refused, diverged, cancelled."""
+
+    device: str
+    how: str
+    why: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Event = Delivered | Progressed | Updated | Completed | Dropped | Tick
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Record that the device is out, and tell it to stop."""
+
+    device: str
+    how: str
+    why: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The round is over; `merged` in the order of names. `why`: all done | deadline | void."""
+
+    merged: tuple[str, ...]
+    why: str
+
+
+Effect = Leave | Finish
+
+
+class RoundMachine:
+    """One round.
+
+    Args:
+        devices: who takes part.
+        now: seconds on any monotonic clock, as in `handle`.
+        deadline_s: after this the round ends with what is done, if that is the quorum. None: wait for all.
+        quorum: merged devices without which the round is void.
+        liveness_s: a device without progress for so long is lost.
+    """
+
+    def __init__(
+        self, devices: Iterable[str], now: float, *, deadline_s: float | None, quorum: int, liveness_s: float
+    ) -> None:
+        self.states = dict.fromkeys(sorted(devices), State.SENDING)
+        self._progress = dict.fromkeys(self.states, now)
+        self._deadline = None if deadline_s is None else now + deadline_s
+        self._deadline_s = deadline_s
+        self._quorum, self._liveness_s = quorum, liveness_s
+        self.finished = False
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.finished:
+            return []
+        effects: list[Effect] = []
+        match event:
+            case Delivered(device):
+                self._move(device, (State.SENDING,), State.WORKING, now)
+            case Progressed(device):
+                self._move(device, (), State.WORKING, now)
+            case Updated(device):
+                self._move(device, (State.SENDING, State.WORKING), State.UPDATED, now)
+            case Completed(device):
+                self._move(device, (State.UPDATED,), State.DONE, now)
+            case Dropped(device, how, why):
+                effects += self._leave(device, how, why)
+            case Tick():
+                effects += self._silent(now)
+        return effects + self._maybe_finish(now)
+
+    def wakeup(self, now: float) -> float | None:
+        """When the next Tick matters, on the clock of `now`; None when only events can change anything."""
+        if self.finished:
+            return None
+        times = [self._progress[d] + self._liveness_s for d, s in self.states.items() if s in AT_WORK]
+        if self._deadline is not None and now < self._deadline:
+            times.append(self._deadline)  # once it has passed, only a device that is done can end the round
+        return min(times, default=None)
+
+    def done(self) -> tuple[str, ...]:
+        return tuple(device for device, state in self.states.items() if state is State.DONE)
+
+    def _move(self, device: str, allowed: tuple[State, ...], to: State, now: float) -> None:
+        """Foreign, repeated and late events change nothing."""
+        if device in self.states:
+            self._progress[device] = now
+            if self.states[device] in allowed:
+                self.states[device] = to
+
+    def _leave(self, device: str, how: str, why: str) -> list[Effect]:
+        if self.states.get(device) not in (AT_WORK if how == "lost" else OPEN):
+            return []
+        self.states[device] = State.OUT
+        return [Leave(device, how, why)]
+
+    def _silent(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for device, state in self.states.items():
+            silence = now - self._progress[device]
+            if state in AT_WORK and silence >= self._liveness_s:
+                effects += self._leave(device, "lost", f"no progress for {silence:.0f} s while {state.value}")
+        return effects
+
+    def _maybe_finish(self, now: float) -> list[Effect]:
+        waiting = [device for device, state in self.states.items() if state in OPEN]
+        done = self.done()
+        overdue = self._deadline is not None and now >= self._deadline
+        if waiting and not (overdue and len(done) >= self._quorum):
+            return []
+        effects: list[Effect] = []
+        for device in waiting:
+            effects += self._leave(device, "late", f"not done at the deadline of {self._deadline_s:g} s")
+        self.finished = True
+        if len(done) < self._quorum:
+            return [*effects, Finish((), "void")]
+        return [*effects, Finish(done, "deadline" if overdue and waiting else "all done")]

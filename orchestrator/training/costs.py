@@ -1,0 +1,122 @@
+"""Tier profiling: what each cut of a model costs in bytes and reference seconds, measured before the first round.
+
+methods.md §1.1. The halves that are timed are the ones that train.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+
+import torch
+
+from edgebed.methods.base import Batch, CutCost
+from edgebed.methods.halves import UpperHalf, head_half
+from edgebed.models.staged import StagedModel
+from edgebed.wire.codecs import encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Optimizer
+
+
+def profile_cuts(
+    model: StagedModel,
+    cuts: Sequence[int],
+    batch_size: int,
+    codec: Codec,
+    optimizer: Optimizer,
+    accelerator: torch.device,
+    repeats: int = 5,
+    *,
+    batch: Batch | None = None,
+    budget_s: float = 20.0,
+) -> dict[int, CutCost]:
+    """The cost of every cut with one standard batch: medians of `repeats` interleaved rounds after a warm-up.
+
+    Device seconds are forward, head, backward and step on one CPU thread of this host (the reference device); server
+    seconds are those of a server half on the accelerator. After `budget_s` no further round starts, but each cut is
+    measured at least once (then without a warm-up of full size).
+
+    Args:
+        batch: x and y to profile with; noise of the model's input shape where none is given. Compressed sizes depend
+            on it.
+    """
+    x, y = batch if batch is not None else _noise(model, batch_size)
+    with _one_thread():
+        trials = [_Trial(model, cut, (x, y), optimizer, accelerator) for cut in cuts]
+        end = time.monotonic() + budget_s
+        for _ in range(repeats + 1):
+            for trial in trials:
+                trial.measure()
+            if time.monotonic() > end:
+                break
+        return {trial.cut: trial.cost(codec) for trial in trials}
+
+
+class _Trial:
+    """Both halves of one cut, stepped on the same batch over and over."""
+
+    def __init__(
+        self, model: StagedModel, cut: int, batch: Batch, optimizer: Optimizer, accelerator: torch.device
+    ) -> None:
+        self.cut, self.batch, self.accelerator = cut, batch, accelerator
+        self.model = copy.deepcopy(model)
+        self.assignment = Assignment(
+            "reference", {}, model.classes, model.input_shape, cut, "head", uploads=(), optimizer=optimizer
+        )
+        with torch.no_grad():
+            self.upload = {"features": self.model.lower(cut).train()(batch[0]), "labels": batch[1]}
+        self.server = UpperHalf(model, model.weights(), self.assignment, accelerator)
+        self.device_s: list[float] = []
+        self.server_s: list[float] = []
+
+    def measure(self) -> None:
+        """One step of each half."""
+        for _ in head_half(self.model, self.assignment, self._timed_batch()):
+            pass  # nothing is uploaded
+        start = time.perf_counter()
+        self.server.step({"reference": self.upload})
+        if self.accelerator.type == "cuda":
+            torch.cuda.synchronize(self.accelerator)
+        self.server_s.append(time.perf_counter() - start)
+
+    def _timed_batch(self) -> Iterator[Batch]:
+        """Four samples that set the optimizer up, then the batch: the time until the half asks for more is a step."""
+        x, y = self.batch
+        yield x[:4], y[:4]
+        start = time.perf_counter()
+        yield x, y
+        self.device_s.append(time.perf_counter() - start)
+
+    def cost(self, codec: Codec) -> CutCost:
+        weights = self.model.weights()
+        half = {name: weights[name] for name in self.model.names_below(self.cut, head=True)}
+        return CutCost(
+            cut=self.cut,
+            model_bytes=len(encode_tensors(half, Codec())),
+            feature_bytes=len(encode_tensors(self.upload, codec)),
+            device_s=_settled(self.device_s),
+            server_s=_settled(self.server_s),
+        )
+
+
+def _settled(seconds: Sequence[float]) -> float:
+    """The median without the first, which warms caches up; the only one where there are no more."""
+    return median(seconds[1:] or seconds)
+
+
+def _noise(model: StagedModel, batch_size: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, *model.input_shape, generator=generator)
+    return x, torch.randint(model.classes, (batch_size,), generator=generator)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,267 @@
+"""Runs the server halves of a round on worker threads, each in the order of its uploads.
+
+All bookkeeping is in the event loop; only `step` and `weights` of a half run on a worker, one at a time per half. So a
+half sees the same uploads in the same order whatever the devices' order of arrival, and its bits are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import torch
+
+from edgebed.errors import DivergedError, EdgebedError, RunError
+from edgebed.methods.base import ServerHalf
+from edgebed.methods.merging import not_finite
+from edgebed.models.staged import Weights
+
+NICENESS = 10
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """One step of a server half. Times are monotonic nanoseconds; `replies` are this device's tensors, often none."""
+
+    start_ns: int
+    end_ns: int
+    devices: tuple[str, ...]
+    batch: int
+    replies: Weights
+
+
+class ServerTrainer:
+    """Worker threads for the server halves of one round at a time. Used from one event loop.
+
+    The caller bounds how many uploads wait (`submit` holds the tensors until their step is done).
+
+    Args:
+        accelerator: where halves train; on cuda, cuDNN is set to its deterministic algorithms for this process.
+        slots: halves that train at once.
+        threads: torch threads of each worker; more than one may change bits between hosts.
+    """
+
+    def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
+        self.accelerator, self.slots = accelerator, slots
+        if accelerator.type == "cuda":
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        self._pool = ThreadPoolExecutor(
+            slots, thread_name_prefix="server-half", initializer=_settle, initargs=(threads,)
+        )
+        self._lanes: dict[str, _Lane] = {}
+
+    def begin(self, halves: Iterable[ServerHalf]) -> None:
+        """Start a round; what is left of the last one ends without result."""
+        for lane in self._lanes.values():
+            lane.end()
+        lanes = [_Lane(half, self._pool, self.accelerator) for half in halves]
+        self._lanes = {device: lane for lane in lanes for device in lane.half.devices}
+
+    async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
+        """Hand over upload `batch` (0, 1, …) of `device`; returns when the step that used it is done.
+
+        None where nothing will come of it: an unknown or dropped device, a batch handed over before, a round that is
+        over. An upload that is early waits for the batches before it.
+
+        Raises:
+            DivergedError: the half of this device has a loss or weight that is not finite.
+            RunError: the upload does not fit the half.
+        """
+        lane = self._lanes.get(device)
+        return await lane.submit(device, batch, tensors) if lane is not None else None
+
+    def drop(self, device: str) -> None:
+        """The device is lost: its waiting uploads vanish, and its group goes on without it."""
+        lane = self._lanes.pop(device, None)
+        if lane is not None:
+            lane.drop(device)
+
+    async def finish(self, device: str, batches: int) -> Weights:
+        """Weights of the device's half once all `batches` of its uploads (and its group's) are used; {} without half.
+
+        Raises as `submit` does.
+        """
+        lane = self._lanes.get(device)
+        return await lane.finish(device, batches) if lane is not None else {}
+
+    def busy_s(self, device: str) -> float:
+        """Seconds its half has trained in this round."""
+        lane = self._lanes.get(device)
+        return lane.busy_ns / 1e9 if lane is not None else 0.0
+
+    async def close(self) -> None:
+        """End the round and the threads; waits for the steps that run."""
+        self.begin([])
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+
+def _settle(threads: int) -> None:
+    """Once in every worker. Its priority is low, for on a host that the fleet fills, CPU time that the server took
+    would be missing from the devices' quotas: the host's shortage must fall on the server."""
+    torch.set_num_threads(threads)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+class _Waiting(msgspec.Struct):
+    """An upload that waits for its step."""
+
+    batch: int
+    tensors: Weights
+    done: asyncio.Future[StepResult | None]
+
+    def settle(self, result: StepResult | EdgebedError | None) -> None:
+        if self.done.done():
+            return  # the caller has gone
+        if isinstance(result, EdgebedError):
+            self.done.set_exception(result)
+        else:
+            self.done.set_result(result)
+
+
+class _Seat(msgspec.Struct):
+    """One device of a half: uploads by batch, the next batch to use, and how many there will be once that is known."""
+
+    uploads: dict[int, _Waiting] = {}
+    next: int = 0
+    total: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.total is not None and self.next >= self.total
+
+    def take(self) -> _Waiting:
+        waiting = self.uploads.pop(self.next)
+        self.next += 1
+        return waiting
+
+    def release(self, result: EdgebedError | None = None) -> None:
+        """Answer every upload that waits: with nothing, or with the error."""
+        for waiting in self.uploads.values():
+            waiting.settle(result)
+        self.uploads.clear()
+
+
+class _Lane:
+    """One server half: its devices' uploads in order, and the one step that may run."""
+
+    def __init__(self, half: ServerHalf, pool: ThreadPoolExecutor, accelerator: torch.device) -> None:
+        self.half, self.busy_ns = half, 0
+        self._pool, self._accelerator = pool, accelerator
+        self._seats = {device: _Seat() for device in half.devices}
+        self._errors: dict[str, EdgebedError] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._weights: asyncio.Task[Weights] | None = None
+        self._ended = asyncio.Event()  # every device is complete, gone or broken
+
+    # ---- inputs ----
+
+    async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
+        # Looked at before it takes its seat, so that a bad upload costs its device and not the group.
+        why = await asyncio.to_thread(not_finite, tensors)
+        seat = self._seats.get(device)
+        if why and seat is not None:
+            error = DivergedError(f"training diverged: in upload {batch} of device {device!r} {why}", cure=_LOWER)
+            self._errors[device] = error
+            self.drop(device)
+        if device in self._errors:
+            raise self._errors[device]
+        if seat is None or seat.complete or batch < seat.next or batch in seat.uploads:
+            return None
+        waiting = _Waiting(batch, tensors, asyncio.get_running_loop().create_future())
+        seat.uploads[batch] = waiting
+        self._advance()
+        return await waiting.done
+
+    async def finish(self, device: str, batches: int) -> Weights:
+        if (seat := self._seats.get(device)) is not None:
+            seat.total = batches
+            self._advance()
+            await self._ended.wait()
+        if device in self._errors:
+            raise self._errors[device]
+        if device not in self._seats:
+            return {}
+        if self._weights is None:  # a group shares one result
+            self._weights = asyncio.create_task(self._read_weights())
+        return await asyncio.shield(self._weights)
+
+    def drop(self, device: str) -> None:
+        seat = self._seats.pop(device, None)
+        if seat is not None:
+            seat.release()
+            self._advance()
+
+    def end(self) -> None:
+        for device in tuple(self._seats):
+            self.drop(device)
+
+    # ---- steps ----
+
+    def _advance(self) -> None:
+        """Start the next step if every device that is still in has its next upload here."""
+        if self._running is not None:
+            return
+        going = {device: seat for device, seat in self._seats.items() if not seat.complete}
+        if not going:
+            self._ended.set()
+            for seat in self._seats.values():
+                seat.release()
+        elif all(seat.next in seat.uploads for seat in going.values()):
+            used = {device: seat.take() for device, seat in going.items()}
+            self._running = asyncio.create_task(self._step(used))
+
+    async def _step(self, used: dict[str, _Waiting]) -> None:
+        uploads = {device: waiting.tensors for device, waiting in used.items()}
+        try:
+            replies, start_ns, end_ns = await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._train, uploads
+            )
+        except Exception as error:
+            self._break(_named(error, self.half.devices), used.values())
+        else:
+            self.busy_ns += end_ns - start_ns
+            for device, waiting in used.items():
+                result = StepResult(start_ns, end_ns, tuple(used), waiting.batch, replies.get(device, {}))
+                waiting.settle(result if device in self._seats else None)
+        self._running = None
+        self._advance()
+
+    def _train(self, uploads: dict[str, Weights]) -> tuple[dict[str, Weights], int, int]:
+        start_ns = time.monotonic_ns()
+        replies = dict(self.half.step(uploads))
+        if self._accelerator.type == "cuda":
+            torch.cuda.synchronize(self._accelerator)
+        return replies, start_ns, time.monotonic_ns()
+
+    def _break(self, error: EdgebedError, used: Iterable[_Waiting]) -> None:
+        """The half is beyond repair: all its devices hear why, now or when they come."""
+        for waiting in used:
+            waiting.settle(error)
+        for device, seat in self._seats.items():
+            self._errors[device] = error
+            seat.release(error)
+        self._seats.clear()
+
+    async def _read_weights(self) -> Weights:
+        weights = await asyncio.get_running_loop().run_in_executor(self._pool, self.half.weights)
+        if why := not_finite(weights):
+            devices = ", ".join(self.half.devices)
+            raise DivergedError(f"training diverged: in the server half of {devices} {why}", cure=_LOWER)
+        return weights
+
+
+_LOWER = "lower optimizer.lr"
+
+
+def _named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:
+    """An error of a step with the devices it concerns."""
+    if isinstance(error, EdgebedError):
+        return error
+    text = f"the server half of {', '.join(devices)} failed: {type(error).__name__}: {error}"
+    return RunError(text, cure="see the method's server half; the other devices go on")

@@ -1,0 +1,70 @@
+"""Seconds of a round that are neither compute nor transfer, with five devices: at most 100 ms at the 95th percentile.
+
+A round lasts as long as its last device: what remains of it after the time in which that device worked, sent, received
+or had its server half working is the orchestrator's and the protocol's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from orchestrator import session
+from orchestrator.calibration import Calibration
+from orchestrator.data import prepare_data
+from orchestrator.experiment import Experiment, Training
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.facts import sort
+from orchestrator.records.reader import read
+from orchestrator.records.timeline import RoundTimeline, timelines
+from tests.benchmarks._figures import figure, percentile, skip
+
+ROUNDS, DEVICES = 40, 5
+WORK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
+PROFILE = "name: fifth\ncpus: 0.3\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
+FLEET = f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {DEVICES}}}]\n"
+
+
+async def one_run(folder: Path) -> list[RoundTimeline]:
+    (folder / "fifth.yaml").write_text(PROFILE)
+    (folder / "fleet.yaml").write_text(FLEET)
+    training = msgspec.convert({"rounds": ROUNDS, "batch_size": 32, "max_batches": 2}, Training)
+    experiment = Experiment(
+        name="overhead",
+        fleet="fleet.yaml",
+        model={"name": "resnet-tiny"},
+        methods=[{"name": "dtfl", "tier": 2}],
+        training=training,
+    )
+    spec = load_fleet(folder / "fleet.yaml")
+    prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
+    request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+    async with session.standing_fleet(spec, shards=prepared.shards) as standing:
+        watch = session.Watch(session.quiet)
+        (run,) = await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+    return list(timelines(sort(read(run / "records.jsonl"))))
+
+
+def overhead_ms(rounds: RoundTimeline) -> float:
+    """Milliseconds of one round in which its last device had nothing to do."""
+    finished = rounds.facts.finished
+    assert finished is not None
+    last = max(rounds.facts.done.values(), key=lambda done: done.at_ns).device
+    start, end = rounds.facts.start_ns, finished.at_ns
+    totals = rounds.devices[last].totals(start, end)
+    return (end - start - sum(totals.get(name, 0) for name in WORK)) / 1e6
+
+
+def main() -> None:
+    if os.geteuid() != 0:
+        skip("needs root: network namespaces and cgroups")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = asyncio.run(one_run(Path(folder)))
+    values = [overhead_ms(each) for each in rounds[1:]]
+    figure("round overhead, median, ms", percentile(values, 0.5))
+    figure("round overhead, 95th percentile, ms", percentile(values, 0.95), most=100)

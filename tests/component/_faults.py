@@ -1,0 +1,71 @@
+"""A small fleet file, calibration on a standing fleet, and clean-up checks shared by the backends' tests."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from orchestrator.calibration import Calibration, calibrate
+from orchestrator.cli import build
+from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.standing import Standing
+
+
+def small_fleet(folder: Path, *cpus: float) -> FleetSpec:
+    """Devices of these quotas, 20 Mbit/s up and 10 down, that fit two cores without dilation."""
+    entries = []
+    for index, share in enumerate(cpus):
+        (folder / f"p{index}.yaml").write_text(
+            f"name: d{index}\ncpus: {share}\nuplink_mbit_s: 20\ndownlink_mbit_s: 10\nmemory_mib: 1024\n"
+        )
+        entries.append(f"  - {{profile: p{index}.yaml, name: d{index}}}\n")
+    path = folder / "fleet.yaml"
+    path.write_text("name: small\ndevices:\n" + "".join(entries))
+    return load_fleet(path)
+
+
+async def short_calibration(standing: Standing) -> Calibration:
+    return await calibrate(standing.fleet, standing.limits, standing.prober, short=True, on_row=lambda row: None)
+
+
+def causes(calibration: Calibration) -> str:
+    """Everything that failed, in the words a person would see."""
+    failed = [row for row in calibration.rows if row.judged and not row.passed]
+    return "; ".join(f"{row.quantity}: {row.cause}" for row in failed)
+
+
+def calibrate_by_command(path: Path, backend: str) -> tuple[int, dict[str, list[str]]]:
+    """Exit code of `edgebed calibrate --short`, and the causes of what failed, by device."""
+    result = CliRunner().invoke(build(), ["calibrate", str(path), "--backend", backend, "--short", "--json"])
+    outcome = json.loads(result.stdout)
+    faults = defaultdict[str, list[str]](list)
+    for row in outcome["rows"]:
+        if row["judged"] and not row["passed"]:
+            faults[row["device"]].append(f"{row['quantity']}: {row['cause']}")
+    assert outcome["passed"] is not bool(faults)
+    return result.exit_code, dict(faults)
+
+
+def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
+    """d0 has eight times its rates, d1 no CPU quota, and what comes to d2 is not shaped."""
+    assert {name.partition(":")[0] for name in faults["d0"]} >= {"uplink", "downlink"}
+    assert all("mbps (megabytes) taken for mbit" in cause for cause in faults["d0"] if "link:" in cause)
+    assert any(cause.startswith("cpu busy: no CPU quota is in force") for cause in faults["d1"])
+    assert any(cause.startswith("downlink: the downlink is not shaped, only the uplink is") for cause in faults["d2"])
+    assert not any(cause.startswith("uplink") for cause in faults["d1"] + faults["d2"])
+
+
+def pid_of(standing: Standing, device: str) -> int:
+    """The process of a local device's agent, as it says itself."""
+    presence = standing.roster.devices[device].presence
+    assert presence is not None
+    return int(presence.host["pid"])
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """/proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,260 @@
+"""A whole run in one process: real agents, driver, loop and server trainer over a memory broker; only the backend,
+which starts processes and limits them, is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.software import SoftwareThrottle
+from edge_agent.training import Result, Trainer, warm_up
+from edgebed.datasets.shard import Shard, read_shard, write_shard
+from edgebed.link.memory import MemoryHub, MemoryLink
+from edgebed.link.transfer import Port
+from edgebed.methods.base import METHODS, Context, CutCost, Method
+from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.messages import Codec, Task
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.experiment import Environment, Training
+from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.records.types import Record
+from orchestrator.roster import Roster
+from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.standing import Standing
+from orchestrator.training.evaluation import evaluate
+from orchestrator.training.server import ServerTrainer
+
+R = TypeVar("R")
+warm_up_once = functools.cache(warm_up)
+
+FLEET = "memory"
+SHAPE, CLASSES = (1, 8, 8), 4
+MODEL: dict[str, object] = {"name": "resnet-tiny", "widths": [4, 4, 8]}
+WIDE = ProfileSpec("wide", Limits(cpus=1.0, uplink_bit_s=10**9, downlink_bit_s=10**9, memory_mib=256))
+CPU = torch.device("cpu")
+
+
+def model(seed: int = 0) -> StagedModel:
+    return seeded(lambda: MODELS.create(MODEL).build(SHAPE, CLASSES), seed)
+
+
+def start_weights() -> Weights:
+    return {name: value.clone() for name, value in model().weights().items()}
+
+
+def training(**wanted: Any) -> Training:
+    optimizer = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+    defaults = {"rounds": 2, "batch_size": 8, "heartbeat_s": 0.1, "liveness_s": 5.0, "optimizer": optimizer, "seed": 7}
+    return msgspec.convert({**defaults, **wanted}, Training)
+
+
+def method(spec: Mapping[str, object] | Method) -> Method:
+    """A method of the registry, or one of the test's own, ready to plan."""
+    made = spec if isinstance(spec, Method) else METHODS.create(dict(spec))
+    whole = model()
+    costs = {cut: CutCost(cut, 1000 * cut, 8000 // cut, 0.01 * cut, 0.01 * (8 - cut)) for cut in whole.cuts_with_head}
+    made.setup(Context(MODEL, whole, costs, server_slots=1))
+    return made
+
+
+def write_noise_shard(path: Path, samples: int, shape: tuple[int, ...] = SHAPE) -> Shard:
+    generator = torch.Generator().manual_seed(samples)
+    x = torch.randint(0, 256, (samples, *shape), dtype=torch.uint8, generator=generator)
+    y = torch.randint(CLASSES, (samples,), generator=generator)
+    write_shard(path, x, y, [0.5] * shape[0], [0.25] * shape[0], CLASSES)
+    return read_shard(path)
+
+
+class NoBackend:
+    """Holds every limit, in that it says so."""
+
+    backend = "memory"
+
+    def __init__(self, enforcement: Enforcement) -> None:
+        self.enforcement = enforcement
+
+    async def prepare(self) -> list[str]:
+        return []
+
+    def host_of(self, device: str) -> str:
+        return "127.0.0.1"
+
+    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None: ...
+
+    async def limit(self, device: str, limits: Limits) -> Held:
+        rates = (limits.uplink_bit_s, limits.downlink_bit_s)
+        return Held(device, limits, limits.cpus, *rates, limits.memory_mib, 0.0, 0.0, 0, 0.0, 0, 0, True)
+
+    async def held(self, device: str) -> Held:
+        return await self.limit(device, WIDE.limits)
+
+    async def restart(self, device: str) -> None: ...
+
+    def on_exit(self, callback: Callable[[str, str], None]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Hooked:
+    """A device's trainer with a test's hand in it.
+
+    Attributes:
+        gate: training starts only when it is set.
+        change: applied to the update's weights before they are encoded.
+    """
+
+    def __init__(self, inner: Trainer) -> None:
+        self._inner = inner
+        self.gate = threading.Event()
+        self.gate.set()
+        self.change: Callable[[Weights], Weights] | None = None
+
+    def run(self, task: Task, body: bytes | memoryview, io: Any, threads: int) -> Result:
+        while not self.gate.wait(0.02):
+            io.check()
+        result = self._inner.run(task, body, io, threads)
+        if self.change is not None:
+            result.body = encode_tensors(self.change(decode_tensors(result.body)), Codec())
+        return result
+
+
+class Fleet:
+    """What a test may look at and touch."""
+
+    def __init__(self, standing: Standing, hub: MemoryHub, port: Port) -> None:
+        self.standing, self.hub, self.port = standing, hub, port
+        self.trainers: dict[str, Hooked] = {}
+        self.data: dict[str, MemoryLink] = {}
+        self.shards: dict[str, Shard] = {}
+        self.records: list[Record] = []
+        self.saved: list[Weights] = []
+        self.changed = asyncio.Event()
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self.changed.set()
+
+    def of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+    async def expect(self, kind: type[R], true: Callable[[R], bool] = lambda record: True) -> R:
+        """The first record of `kind` for which `true` holds, when it comes."""
+        async with asyncio.timeout(20):
+            while True:
+                for record in self.of(kind):
+                    if true(record):
+                        return record
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def play(
+        self, spec: Mapping[str, object] | Method, wanted: Training, environment: Environment | None = None
+    ) -> Weights:
+        """One run on this fleet; the weights at its end."""
+        trainer = ServerTrainer(CPU, slots=1)
+        settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
+        driver = RoundDriver(self.port, trainer, self.record, self.standing.lost, settings)
+        self.standing.attach(self.record, driver)
+        whole = model()
+        x = torch.zeros(2, *SHAPE)
+        loop = Loop(
+            method=method(spec),
+            driver=driver,
+            devices=self.standing,
+            training=wanted,
+            environment=environment,
+            accelerator=CPU,
+            evaluate=lambda weights: evaluate(whole, weights, x, torch.tensor([0, 1]), CPU),
+            save=lambda weights, progress: self.saved.append({k: v.clone() for k, v in weights.items()}),
+            record=self.record,
+            watch=lambda progress, result, seconds: None,
+        )
+        try:
+            async with asyncio.timeout(30):
+                await loop.run(start_weights(), Progress())
+            await self.standing.roster.flush()
+        finally:
+            self.standing.attach(None, None)
+            await trainer.close()
+        return self.saved[-1]
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    folder: Path,
+    devices: Mapping[str, int],
+    *,
+    hub: MemoryHub | None = None,
+    profiles: Mapping[str, ProfileSpec] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    enforcement: Enforcement = Enforcement.KERNEL,
+    heartbeat_s: float = 0.1,
+) -> AsyncIterator[Fleet]:
+    """Agents named in `devices` (name -> samples) that have joined and have their settings."""
+    warm_up_once()
+    hub = hub or MemoryHub()
+    specs = tuple(DeviceSpec(name, (profiles or {}).get(name, WIDE)) for name in devices)
+    spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml")
+    standing = Standing(FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name])
+    control, data = MemoryLink(hub), MemoryLink(hub)
+    port = Port(
+        ORCHESTRATOR,
+        Topics(FLEET),
+        control,
+        data,
+        deliver=standing.deliver,
+        admit=standing.admit,
+        on_control=lambda peer, message: standing.roster.on_control(peer, message),
+        on_progress=standing.progress,
+        chunk_bytes=8192,
+    )
+    standing.port, standing.control = port, control
+    standing.roster = Roster(devices, port.control, standing.record)
+    standing.roster.listen(standing.on_device)
+    made = Fleet(standing, hub, port)
+    port.start()
+    await control.open()
+    await data.open()
+    agents = []
+    for name, samples in devices.items():
+        path = folder / f"{name}.safetensors"
+        made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
+        agents.append(asyncio.create_task(_agent(made, Settings("", 0, "", "", FLEET, name, path)).run()))
+    try:
+        await standing.roster.wait_joined(10)
+        for name in devices:
+            await standing.put_on_limits(name, "start")
+        yield made
+    finally:
+        for hooked in made.trainers.values():
+            hooked.gate.set()
+        await standing.close()
+        await asyncio.wait_for(asyncio.gather(*agents), 10)
+        await port.close()
+        await data.close()
+        await control.close()
+
+
+def _agent(made: Fleet, settings: Settings) -> Agent:
+    """A real agent over the memory broker, its trainer within the test's reach."""
+    incarnation = new_incarnation()
+    will = (Topics(FLEET).state(settings.device), presence(settings, incarnation, False), True)
+    throttle = SoftwareThrottle()
+    control = MemoryLink(made.hub, will=will)
+    data = made.data[settings.device] = MemoryLink(made.hub)
+    agent = Agent(settings, incarnation, control, throttle.link(data), throttle)
+    hooked = made.trainers[settings.device] = Hooked(agent._trainer)
+    agent._trainer = hooked  # type: ignore[assignment]
+    return agent

@@ -1,0 +1,194 @@
+"""Every way to get a broker; each refuses strangers, listens where it should, and ends with us."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import psutil
+import pytest
+
+from edgebed.errors import LinkError, UsageError
+from edgebed.link.mqtt import Address, MqttLink
+from orchestrator import broker as module
+from orchestrator import broker_runners as runners
+from orchestrator.broker import open_broker, parse_url
+from orchestrator.broker_runners import Listen, mosquitto_hash, mosquitto_settings
+
+OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(15):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", OURS)
+async def test_it_listens_on_every_address_and_wants_the_password(kind: str) -> None:
+    async with open_broker(["127.0.0.2", "127.0.0.1"], kinds=[kind]) as broker:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            access = broker.access(host)
+            assert (access.host, access.port) == (host, broker.port)
+            seen: list[bytes] = []
+            link = MqttLink(Address(host, access.port, access.username, access.password), "a")
+            link.subscribe("t/+", lambda topic, payload, seen=seen: seen.append(payload))
+            await link.open()
+            link.publish("t/x", b"hello")
+            await until(lambda seen=seen: seen == [b"hello"])
+            await link.close()
+            for user, password in (("edgebed", "wrong"), ("", ""), ("other", access.password)):
+                with pytest.raises(LinkError, match="refused us"):
+                    await MqttLink(Address(host, access.port, user, password), "b").open()
+        with socket.socket() as sock:
+            assert sock.connect_ex(("127.0.0.3", broker.port)) != 0  # nowhere else
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", broker.port)) != 0  # and not any more
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_it_dies_with_a_killed_orchestrator(kind: str) -> None:
+    code = f"""
+import asyncio, psutil
+from orchestrator.broker import open_broker
+async def main():
+    async with open_broker([], kinds=["{kind}"]):
+        print(psutil.Process().children()[0].pid, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        child.wait(timeout=10)
+
+
+async def test_ones_own_broker_is_used_and_not_touched() -> None:
+    async with open_broker([], kinds=["embedded"]) as own:
+        url = f"mqtt://{own.username}:{own.password}@127.0.0.1:{own.port}"
+        async with open_broker(["10.1.2.3"], url) as broker:
+            assert broker.kind == f"mqtt://127.0.0.1:{own.port}"
+            assert broker.access("10.1.2.3").host == "10.1.2.3"  # on this host: devices have their own name for it
+            with pytest.raises(LinkError, match="not ours"):
+                await broker.restart()
+        with pytest.raises(LinkError, match="refused us"):
+            async with open_broker([], url.replace(own.password, "wrong")):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mqtts://h:8883", "encrypted"),
+        ("http://h", "no broker's address"),
+        ("mqtt://h:port", "no broker's address"),
+        ("mqtt://u:secret@h:99999", "no broker's address"),
+        ("mqtt://", "no broker's address"),
+        ("localhost:1883", "no broker's address"),
+    ],
+)
+def test_unusable_urls_name_the_cure_and_keep_the_password(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_url(url)
+    assert "mqtt://" in caught.value.cure
+    assert "secret" not in str(caught.value)
+
+
+def test_urls_are_taken_apart() -> None:
+    assert parse_url("mqtt://u:p%40ss@broker.lan") == Address("broker.lan", 1883, "u", "p@ss")
+
+
+async def test_nothing_to_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runners.FINDERS, "mosquitto", lambda: None)
+    with pytest.raises(LinkError, match="none is installed") as caught:
+        async with open_broker([], kinds=["mosquitto"]):
+            pass
+    assert "apt install mosquitto" in caught.value.cure
+
+
+async def test_a_broker_that_does_not_start_is_followed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "mosquitto"
+    broken.write_text("#!/bin/sh\necho broken config >&2\nexit 3\n")
+    broken.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # as root, the broker runs as a user of its own
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(LinkError, match=r"exit code 3: broken config"):
+        async with open_broker([], kinds=["mosquitto"]):
+            pass
+    async with open_broker([], kinds=["mosquitto", "embedded"]) as broker:
+        assert "embedded" in broker.kind
+
+
+async def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(LinkError, match=r"203\.0\.113\.1"):
+        async with open_broker(["203.0.113.1"], kinds=["embedded"]):
+            pass
+
+
+@pytest.mark.mosquitto
+async def test_a_taken_port_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        find, ports = module._free_port, [taken.getsockname()[1]]
+        monkeypatch.setattr(module, "_free_port", lambda addresses: ports.pop() if ports else find(addresses))
+        async with open_broker([], kinds=["mosquitto"]) as broker:
+            assert broker.port != taken.getsockname()[1]
+
+
+@pytest.fixture
+def image() -> Iterator[str]:
+    """An image with this machine's Mosquitto: the real one would have to be downloaded."""
+    tag, binary = f"edgebed-test-mosquitto:{os.getpid()}", shutil.which("mosquitto", path="/usr/sbin:/usr/bin")
+    assert binary is not None
+    libraries = re.findall(r"/\S+", subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout)
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
+        for path in (binary, "/etc/passwd", *libraries):
+            tar.add(path)
+    client = docker.from_env()
+    client.api.import_image_from_data(archive.getvalue(), *tag.split(":"))
+    yield tag
+    client.images.remove(tag, force=True)
+
+
+@pytest.mark.docker
+@pytest.mark.mosquitto
+async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.MonkeyPatch, image: str) -> None:
+    monkeypatch.setattr(runners, "IMAGES", (image,))
+    containers = docker.from_env().containers
+    left = containers.create(image, ["none"], labels={runners.LABEL: "999999999"})  # of an orchestrator long dead
+    async with open_broker(["127.0.0.2"], kinds=["container"]) as broker:
+        assert broker.kind == "mosquitto container"
+        assert left.id not in [c.id for c in containers.list(all=True)]
+        await broker.restart()
+        mine = containers.list(filters={"label": f"{runners.LABEL}={os.getpid()}"})
+        assert len(mine) == 1
+    assert not containers.list(all=True, filters={"label": f"{runners.LABEL}={os.getpid()}"})
+
+
+def test_settings_drop_nothing_and_let_in_nobody() -> None:
+    lines = mosquitto_settings(Listen(["127.0.0.1", "10.0.0.1"], 1234, "u", "p"), "/x")
+    wanted = {"allow_anonymous false", "max_inflight_messages 0", "set_tcp_nodelay true", "persistence false"}
+    assert wanted | {"listener 1234 127.0.0.1", "listener 1234 10.0.0.1"} <= set(lines)
+
+
+def test_the_password_itself_is_in_no_file() -> None:
+    assert mosquitto_hash("secret", b"0" * 12).startswith("$6$MDAwMDAwMDAwMDAw$")
+    assert "secret" not in mosquitto_hash("secret", b"0" * 12)

@@ -1,0 +1,300 @@
+"""The docker backend on a real engine: limits held by both ways of shaping, no privilege, nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+from edgebed.datasets.shard import write_idle_shard
+from edgebed.errors import LimitError
+from orchestrator.fleet import containers, links
+from orchestrator.fleet.base import Access
+from orchestrator.fleet.containers import DEVICE, FLEET, DockerFleet
+from orchestrator.fleet.image import content, context, ensure_image, tag_of
+from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.shell import run
+from orchestrator.fleet.throttle import Shaped, unshape_command
+from orchestrator.session import standing_fleet
+from orchestrator.standing import Standing
+from tests.component._faults import (
+    assert_each_fault_is_named,
+    calibrate_by_command,
+    causes,
+    process_status,
+    short_calibration,
+    small_fleet,
+)
+
+pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
+
+
+def container_of(standing: Standing, device: str) -> Any:
+    client = containers.connect()
+    labels = [f"{FLEET}={standing.fleet_id}", f"{DEVICE}={device}"]
+    (container,) = client.containers.list(all=True, filters={"label": labels})
+    return container
+
+
+def traces(fleet_id: str) -> list[str]:
+    """What of a fleet is still on the engine."""
+    client = containers.connect()
+    chosen = {"label": f"{FLEET}={fleet_id}"}
+    found = client.containers.list(all=True, filters=chosen) + client.networks.list(filters=chosen)
+    return [thing.name for thing in found]
+
+
+async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
+        good = await short_calibration(standing)
+        assert good.passed, causes(good)
+
+        container = await asyncio.to_thread(container_of, standing, "d0")
+        host = container.attrs["HostConfig"]
+        assert not host["Privileged"]
+        assert host["CapDrop"] == ["ALL"]
+        assert host["CapAdd"] is None
+        assert host["ReadonlyRootfs"]
+        assert "no-new-privileges" in host["SecurityOpt"]
+        assert (host["CpuQuota"], host["CpuPeriod"]) == (30000, 100000)
+        who = container.exec_run(["id", "-u"]).output
+        assert who.strip() != b"0"
+        routes = json.loads(container.exec_run(["ip", "-j", "route"]).output)
+        assert {route["dev"] for route in routes} == {"eth0"}
+        (network,) = container.attrs["NetworkSettings"]["Networks"]
+        assert containers.connect().networks.get(network).attrs["Internal"]
+        assert container.exec_run(["tc", "qdisc", "del", "dev", "eth0", "root"]).exit_code != 0
+        assert "password" not in json.dumps(container.attrs["Args"])
+
+        held = await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))  # in place
+        assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
+        fleet_id = standing.fleet_id
+    assert await asyncio.to_thread(traces, fleet_id) == []
+
+
+REACH = """
+import socket, sys
+for place in sys.argv[1:]:
+    host, port = place.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+        print("open")
+    except ConnectionRefusedError:
+        print("refused")
+    except OSError:
+        print("unreachable")
+"""
+
+
+def reached_from(container: Any, *places: str) -> list[str]:
+    """`open`, `refused` (somebody is there) or `unreachable`, for each host:port."""
+    return str(container.exec_run(["python", "-c", REACH, *places]).output.decode()).split()
+
+
+async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.2), backend="docker", dilation="off") as standing:
+        device = await asyncio.to_thread(container_of, standing, "d0")
+        other = await asyncio.to_thread(container_of, standing, "d1")
+        (theirs,) = [network["IPAddress"] for network in other.attrs["NetworkSettings"]["Networks"].values()]
+        with socket.create_server(("0.0.0.0", 0)) as server:
+            port = server.getsockname()[1]
+            ours = f"{standing.fleet.host_of('d0')}:{port}"
+            assert await asyncio.to_thread(reached_from, device, ours, f"{theirs}:9") == ["open", "unreachable"]
+        with pytest.raises(ConnectionRefusedError):  # that address answers where it can be reached
+            socket.create_connection((theirs, 9), timeout=5)
+
+        show = ["ip", "-j", "-d"]
+        routes = [json.loads(device.exec_run([*show, "route", "get", to]).output) for to in (theirs, "198.51.100.1")]
+        assert all(route["dev"] == "eth0" for found in routes for route in found)
+        links = {link["ifname"] for link in json.loads(device.exec_run([*show, "link"]).output)}
+        assert {name for name in links if not name.startswith(("ifb", "sit", "tunl"))} == {"lo", "eth0"}
+        assert json.loads(device.exec_run(["ip", "-j", "-6", "addr", "show", "dev", "eth0"]).output) in ([], [{}])
+        # The engine's resolver sits in the device itself and would ask on behalf of it: it is given nobody to ask.
+        assert device.attrs["HostConfig"]["Dns"] == [containers.NOWHERE]
+
+
+async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
+        container = await asyncio.to_thread(container_of, standing, "d0")
+        fields = process_status(int(container.attrs["State"]["Pid"]))
+        assert fields["Uid"].split() == ["10001"] * 4
+        assert [int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+        assert fields["NoNewPrivs"] == "1"
+        assert container.attrs["HostConfig"]["PidsLimit"] == containers.MOST_PROCESSES
+        for command in (
+            ["touch", "/app/x"],
+            ["touch", "/shard.safetensors"],
+            ["ip", "link", "set", "eth0", "mtu", "900"],
+        ):
+            assert container.exec_run(command).exit_code != 0
+            assert container.exec_run(command, user="root").exit_code != 0
+
+
+def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
+    assert calibrate_by_command(path, "docker") == (0, {})
+    shape, update = links.HostShaper.shape, Container.update
+
+    def shape_wrongly(shaper: links.HostShaper, container: Any, limits: Limits) -> None:
+        shape(shaper, container, limits)
+        device, pid = container.labels[DEVICE], int(container.attrs["State"]["Pid"])
+        if device == "d0":
+            fast = Limits(limits.cpus, limits.uplink_bit_s * 8, limits.downlink_bit_s * 8, limits.memory_mib)
+            shape(shaper, container, fast)
+        if device == "d2":
+            run(unshape_command(links._host_end(pid)))
+
+    def update_without_quota(container: Any, **limits: Any) -> Any:
+        if container.labels[DEVICE] == "d1":
+            limits = {name: value for name, value in limits.items() if not name.startswith("cpu")}
+        return update(container, **limits)
+
+    monkeypatch.setattr(links.HostShaper, "shape", shape_wrongly)
+    monkeypatch.setattr(Container, "update", update_without_quota)
+    monkeypatch.setattr(containers, "confirm", lambda limits, held: held)  # the read-back looks away
+    code, faults = calibrate_by_command(path, "docker")
+    assert code == 1
+    assert_each_fault_is_named(faults)
+
+
+@pytest.mark.parametrize("step", ["_make_network", "_start_one"])
+async def test_a_start_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    began, go = threading.Event(), threading.Event()
+    real = getattr(DockerFleet, step)
+
+    def slowly(*args: Any) -> Any:
+        began.set()
+        assert go.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(DockerFleet, step, slowly)
+    fleet_id = f"finterrupt{step[1]}"
+    fleet = DockerFleet(small_fleet(tmp_path, 0.3, 0.2), fleet_id)
+    start = asyncio.create_task(_prepare_and_start(fleet, tmp_path))
+    assert await asyncio.to_thread(began.wait, 60)
+    start.cancel()
+    await asyncio.wait([start])
+    close = asyncio.create_task(fleet.close())
+    await asyncio.wait([close], timeout=1.0)  # it must not end before the threads that make things do
+    go.set()
+    await close
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert traces(fleet_id) == []
+
+
+async def _prepare_and_start(fleet: DockerFleet, folder: Path) -> None:
+    await fleet.prepare()
+    shard = folder / "shard.safetensors"
+    write_idle_shard(shard)
+    access = {name: Access(fleet.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
+    await fleet.start(access, dict.fromkeys(access, shard))
+
+
+async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
+        fleet = standing.fleet
+        told: asyncio.Queue[str] = asyncio.Queue()
+        fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
+        first = await asyncio.to_thread(container_of, standing, "d0")
+        await asyncio.to_thread(first.kill)
+        async with asyncio.timeout(60):
+            assert "d0: its container ended with exit code 137" in await told.get()
+            await fleet.restart("d0")
+        fresh = await fleet.held("d0")
+        assert fresh.alive
+        assert fresh.cpus is None  # it starts without limits
+        held = await fleet.limit("d0", standing.limits["d0"])  # another veth pair than before
+        assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)
+
+
+async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[links.HelperShaper] = []
+
+    def helper(client: Any, image: str, labels: dict[str, str]) -> links.Shaper:
+        made.append(links.HelperShaper(client, image, labels))
+        return made[-1]
+
+    monkeypatch.setattr(links, "choose", helper)
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
+        held = await standing.fleet.held("d0")
+        assert held.details["shaped from"] == "helper"
+        good = await short_calibration(standing)
+        assert good.passed, causes(good)
+
+        read = made[0].read
+
+        def eight_times(container: Any, limits: Limits) -> None:
+            fast = Limits(limits.cpus, limits.uplink_bit_s * 8, limits.downlink_bit_s * 8, limits.memory_mib)
+            links.HelperShaper.shape(made[0], container, fast)
+
+        def looks_away(container: Any) -> tuple[Shaped, Shaped]:
+            up, down = read(container)
+            return Shaped(20_000_000, up.bytes, 0, up.text), Shaped(10_000_000, down.bytes, 0, down.text)
+
+        monkeypatch.setattr(made[0], "shape", eight_times)
+        with pytest.raises(LimitError, match=r"uplink is 1\.6e"):
+            await standing.put_on_limits("d0", "fault")
+        monkeypatch.setattr(made[0], "read", looks_away)
+        assert "mbps (megabytes) taken for mbit" in causes(await short_calibration(standing))
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.profile import load_fleet
+
+async def main():
+    fleet = DockerFleet(load_fleet(Path(sys.argv[1])), sys.argv[2])
+    await fleet.prepare()
+    print("made", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_ones(tmp_path: Path) -> None:
+    spec = small_fleet(tmp_path, 0.3)
+    living = DockerFleet(spec, "fliving02")
+    await living.prepare()
+    try:
+        await asyncio.to_thread(_start_and_kill, spec.path, "fdead0002")
+        assert await asyncio.to_thread(traces, "fdead0002") != []
+        assert "fdead0002" in await asyncio.to_thread(containers.remove_dead, containers.connect())
+        assert await asyncio.to_thread(traces, "fdead0002") == []
+        assert await asyncio.to_thread(traces, "fliving02") != []
+    finally:
+        await living.close()
+    assert await asyncio.to_thread(traces, "fliving02") == []
+
+
+def _start_and_kill(path: Path, fleet_id: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(path), fleet_id], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"made\n"
+        owner.kill()
+
+
+def test_the_same_content_is_the_same_image_and_is_built_once() -> None:
+    files = content()
+    assert context(files) == context(dict(reversed(files.items())))
+    assert tag_of(files) != tag_of({**files, "edge_agent/more.py": b""})
+    assert not any("orchestrator" in name for name in files)
+    client, said = containers.connect(), list[str]()
+    ensure_image(client, said.append)
+    said.clear()
+    assert ensure_image(client, said.append) == tag_of(files)
+    assert said == []

@@ -1,0 +1,269 @@
+"""The local backend on the real kernel: limits held, faults found, deaths reported, nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgebed.errors import LimitError
+from orchestrator.cli import build
+from orchestrator.fleet import leftovers, local, netns
+from orchestrator.fleet.cgroups import Cgroup
+from orchestrator.fleet.local import LocalFleet
+from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.shell import run
+from orchestrator.fleet.throttle import shape_commands
+from orchestrator.session import standing_fleet
+from tests.component._faults import (
+    assert_each_fault_is_named,
+    calibrate_by_command,
+    causes,
+    pid_of,
+    process_status,
+    short_calibration,
+    small_fleet,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
+
+
+def traces(fleet_id: str) -> list[str]:
+    """What of a fleet is still on this host."""
+    found = [name for name in netns.existing() if fleet_id in name]
+    found += [str(path) for path in leftovers.STATE.glob(fleet_id)]
+    return found + [
+        str(p) for c in ("cpu", "memory", "") for p in Path("/sys/fs/cgroup", c).glob(f"edgebed/{fleet_id}*")
+    ]
+
+
+def eight_times(wire: netns.Wire, limits: Limits) -> None:
+    """A fault: what `rate 20mbps` does."""
+    netns_shape(wire, Limits(limits.cpus, limits.uplink_bit_s * 8, limits.downlink_bit_s * 8, limits.memory_mib))
+
+
+def egress_only(wire: netns.Wire, limits: Limits) -> None:
+    """A fault: the device's own egress is shaped, what comes to it is not."""
+    netns.lift(wire)
+    for command in shape_commands(netns.DEVICE_END, limits.uplink_bit_s):
+        run(["nsenter", f"--net={wire.path}", *command])
+
+
+def no_quota(cgroup: Cgroup, limits: Limits) -> None:
+    """A fault: the CPU is not limited."""
+    cgroup.lift()
+
+
+netns_shape = netns.shape
+
+
+async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
+        good = await short_calibration(standing)
+        assert good.passed, causes(good)
+
+        for fault, words in ((eight_times, "mbps (megabytes) taken for mbit"), (egress_only, "only the uplink is")):
+            monkeypatch.setattr(netns, "shape", fault)
+            with pytest.raises(LimitError, match=r"uplink|downlink"):  # read back from the kernel: refused at once
+                await standing.put_on_limits("d0", "fault")
+            assert words in causes(await short_calibration(standing))  # and by measurement alone, too
+        monkeypatch.undo()
+
+        monkeypatch.setattr(Cgroup, "set", no_quota)
+        with pytest.raises(LimitError, match="CPU quota is not limited"):
+            await standing.put_on_limits("d0", "fault")
+        assert "no CPU quota is in force" in causes(await short_calibration(standing))
+        monkeypatch.undo()
+
+        await standing.put_on_limits("d0", "mended")
+        good = await short_calibration(standing)
+        assert good.passed, causes(good)
+        fleet_id = standing.fleet_id
+    assert traces(fleet_id) == []
+
+
+def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
+    assert calibrate_by_command(path, "local") == (0, {})
+    set_quota = Cgroup.set
+
+    def set_but_one(cgroup: Cgroup, limits: Limits) -> None:
+        (no_quota if cgroup.paths["cpu"].name.endswith("-1") else set_quota)(cgroup, limits)
+
+    def shape(wire: netns.Wire, limits: Limits) -> None:
+        {"0": eight_times, "2": egress_only}.get(wire.netns[-1], netns_shape)(wire, limits)
+
+    monkeypatch.setattr(Cgroup, "set", set_but_one)
+    monkeypatch.setattr(netns, "shape", shape)
+    monkeypatch.setattr(local, "confirm", lambda limits, held: held)  # the read-back looks away
+    code, faults = calibrate_by_command(path, "local")
+    assert code == 1
+    assert_each_fault_is_named(faults)
+
+
+async def test_limits_change_in_place_and_read_back(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
+        held = await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))
+        assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
+        assert held.alive
+        assert held.uplink_bytes > 0
+        memory = Cgroup.of_process(pid_of(standing, "d0")).paths["memory"]
+        for mib in (1200, 800):  # up and down: version 1 takes the two limits in one order only
+            await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, mib))
+            no_swap = {"memory.memsw.limit_in_bytes": mib * 2**20, "memory.swap.max": 0}
+            found = {name: int((memory / name).read_text()) for name in no_swap if (memory / name).exists()}
+            assert found == {name: no_swap[name] for name in found}
+
+
+async def test_a_latency_that_is_no_longer_wanted_goes_and_the_rate_stays(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
+        inside = ["nsenter", "--target", str(pid_of(standing, "d0")), "--net", "tc"]
+        delay = (
+            "qdisc replace dev eth0 parent 1:1 handle 10: pfifo limit 9"  # stands in for netem, which few kernels have
+        )
+        run([*inside, *delay.split()])
+        await standing.fleet.limit("d0", Limits(0.3, 5_000_000, 6_000_000, 900))
+        qdiscs = json.loads(run([*inside, "-j", "qdisc", "show", "dev", "eth0"]))
+        assert [(q["kind"], q["handle"]) for q in qdiscs] == [("tbf", "1:"), ("bfifo", "20:")]
+
+
+async def test_the_agent_may_not_touch_its_limits_nor_leave_its_network(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
+        pid = pid_of(standing, "d0")
+        fields = process_status(pid)
+        assert fields["Uid"].split() == ["65534"] * 4
+        assert int(fields["CapEff"], 16) == 1 << 2  # reading files, nothing else
+        assert int(fields["CapBnd"], 16) == 0
+        assert fields["NoNewPrivs"] == "1"
+        inside = ["nsenter", "--target", str(pid), "--net"]
+        routes = json.loads(run([*inside, "ip", "-j", "route"]))
+        assert [route["dev"] for route in routes] == ["eth0"]
+        assert not any(route["dst"] == "default" for route in routes)
+        links = {link["ifname"] for link in json.loads(run([*inside, "ip", "-j", "link"]))}
+        assert {name for name in links if not name.startswith(("ifb", "sit", "tunl"))} == {"lo", "eth0"}
+        assert json.loads(run([*inside, "ip", "-j", "-6", "addr", "show", "dev", "eth0"])) in ([], [{}])
+
+
+async def test_a_killed_agent_is_reported_and_comes_back_limited(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
+        fleet = standing.fleet
+        told: asyncio.Queue[str] = asyncio.Queue()
+        fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
+        os.kill(pid_of(standing, "d0"), signal.SIGKILL)
+        async with asyncio.timeout(30):
+            assert "d0: its process was killed (SIGKILL" in await told.get()
+            await fleet.restart("d0")
+        assert (await fleet.held("d0")).alive
+        assert (await fleet.held("d0")).cpus is None  # it starts without limits
+        held = await fleet.limit("d0", standing.limits["d0"])
+        assert held.cpus == pytest.approx(0.3)
+
+
+async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def slowly(wire: netns.Wire) -> None:
+        began.set()
+        assert go.wait(20)
+        netns_make(wire)
+
+    netns_make = netns.make
+    monkeypatch.setattr(netns, "make", slowly)
+    fleet = LocalFleet(small_fleet(tmp_path, 0.3, 0.2), "finterrupt1", kernel=True)
+    start = asyncio.create_task(fleet.prepare())
+    assert await asyncio.to_thread(began.wait, 20)
+    start.cancel()
+    await asyncio.wait([start])
+    close = asyncio.create_task(fleet.close())
+    await asyncio.wait([close], timeout=0.2)  # it must not end before the thread that makes things does
+    go.set()
+    await close
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert traces("finterrupt1") == []
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from orchestrator.fleet.local import LocalFleet
+from orchestrator.fleet.profile import load_fleet
+
+async def main():
+    fleet = LocalFleet(load_fleet(Path(sys.argv[1])), sys.argv[2], kernel=True)
+    await fleet.prepare()
+    print("made", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_ones(tmp_path: Path) -> None:
+    path = small_fleet(tmp_path, 0.3).path
+    owners = []
+    for fleet_id in ("fdead0001", "fliving01"):
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, str(path), fleet_id], stdout=subprocess.PIPE)
+        owners.append(owner)
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"made\n"
+    try:
+        owners[0].kill()
+        owners[0].wait()
+        assert traces("fdead0001") != []
+        leftovers.remove_dead()
+        assert traces("fdead0001") == []
+        assert traces("fliving01") != []
+    finally:
+        owners[1].kill()
+        owners[1].wait()
+        for owner in owners:
+            assert owner.stdout is not None
+            owner.stdout.close()
+        leftovers.remove_dead()
+    assert traces("fliving01") == []
+
+
+def test_fleet_up_ps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = str(small_fleet(tmp_path, 0.3, 0.2).path)
+    cli, app = CliRunner(), build()
+    try:
+        assert cli.invoke(app, ["fleet", "up", path, "--backend", "local"]).exit_code == 0
+        state = json.loads(cli.invoke(app, ["fleet", "ps", path, "--json"]).stdout)
+        assert [d["held"]["cpus"] for d in state["devices"]] == [0.3, 0.2]
+        assert all(d["held"]["uplink_bit_s"] == 20_000_000 for d in state["devices"])
+        assert "already" in str(cli.invoke(app, ["fleet", "up", path]).exception)
+    finally:
+        ended = cli.invoke(app, ["fleet", "down", path])
+    assert ended.exit_code == 0
+    assert traces(state["fleet_id"]) == []
+    assert "does not stand" in str(cli.invoke(app, ["fleet", "ps", path]).exception)
+
+
+SPIN = "import sys\nprint('spinning', flush=True)\nwhile True: pass"
+
+
+async def test_limits_hold_while_other_programs_want_every_core(tmp_path: Path) -> None:
+    spinners = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN, stdout=subprocess.PIPE)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        for spinner in spinners:
+            assert spinner.stdout is not None
+            await spinner.stdout.readline()
+        async with standing_fleet(small_fleet(tmp_path, 0.8, 0.4), backend="local", dilation="off") as standing:
+            good = await short_calibration(standing)
+            assert [row for row in good.rows if row.quantity == "cpu busy" and row.judged and not row.passed] == []
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            await spinner.wait()

@@ -1,0 +1,261 @@
+"""MqttLink and Port over a real broker: both ways, faults, latency, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from edgebed.errors import LinkError
+from edgebed.link.mqtt import PACE_MAX_S, Address, MqttLink, next_pause
+from edgebed.link.transfer import Inbound, Port
+from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.broker import Broker, open_broker
+
+pytestmark = pytest.mark.mosquitto
+TOPICS = Topics("f1")
+UPLOAD = Upload("dev", "task", 0, 1)
+
+
+def address_of(broker: Broker) -> Address:
+    return Address("127.0.0.1", broker.port, broker.username, broker.password)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with open_broker([], kinds=["mosquitto"]) as broker:
+        yield broker
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class Side:
+    def __init__(self, name: str, broker: Broker, **options: object) -> None:
+        self.arrived: list[Inbound] = []
+        self.heard: list[Control] = []
+        self.progress = 0
+        self.control = MqttLink(address_of(broker), f"{name}-control")
+        self.data = MqttLink(address_of(broker), f"{name}-data", keepalive_s=0, paced=name == "dev")
+        self.port = Port(
+            name,
+            TOPICS,
+            self.control,
+            self.data,
+            deliver=self.deliver,
+            on_control=lambda peer, message: self.heard.append(message),
+            on_progress=self.count,
+            **options,
+        )
+
+    def count(self, peer: str, transfer: str) -> None:
+        self.progress += 1
+
+    async def deliver(self, inbound: Inbound) -> None:
+        self.arrived.append(inbound)
+
+
+@contextlib.asynccontextmanager
+async def pair(broker: Broker, **options: object) -> AsyncIterator[tuple[Side, Side]]:
+    both = Side(ORCHESTRATOR, broker, **options), Side("dev", broker, **options)
+    for side in both:
+        side.port.start()
+        await side.control.open()
+        await side.data.open()
+    async with asyncio.timeout(60):
+        yield both
+    for side in both:
+        await side.port.close()
+        await side.control.close()
+        await side.data.close()
+
+
+async def test_five_megabytes_both_ways(broker: Broker) -> None:
+    body = random.Random(0).randbytes(5 << 20)
+    async with pair(broker) as (orchestrator, device):
+        sent, _ = await asyncio.gather(
+            device.port.send(ORCHESTRATOR, UPLOAD, body), orchestrator.port.send("dev", Reply("task", 0), body)
+        )
+        assert bytes(orchestrator.arrived[0].body) == body == bytes(device.arrived[0].body)
+        assert sent.resent_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
+async def test_a_restarted_broker_costs_a_pause_and_no_byte(kind: str) -> None:
+    body = random.Random(1).randbytes(40 << 20)
+    async with (
+        open_broker([], kinds=[kind]) as broker,
+        pair(broker, chunk_bytes=64 << 10) as (orchestrator, device),
+    ):
+        reconnects = list[int]()
+        device.data.on_connect(lambda: reconnects.append(1))
+        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, body))
+        await until(lambda: orchestrator.progress >= 20)
+        await broker.restart()
+        assert not sending.done()
+        sent = await sending
+        assert reconnects
+        assert [bytes(i.body) == body for i in orchestrator.arrived] == [True]
+        assert sent.resent_bytes < len(body) / 100  # it went on where it was
+        device.port.control(ORCHESTRATOR, Pong("dev", 1, 2, 3))
+        await until(lambda: bool(orchestrator.heard))
+
+
+async def test_control_is_not_stuck_behind_data(broker: Broker) -> None:
+    """Round trips while 200 MB flow; a bench measures them on a shaped link."""
+    async with pair(broker) as (orchestrator, device):
+        device.port._on_control = lambda peer, message: device.port.control(
+            ORCHESTRATOR, Pong("dev", message.seq, 0, 0)
+        )
+        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(200 << 20)))
+        await until(lambda: orchestrator.progress >= 2)
+        trips = []
+        while not sending.done():
+            begin, count = time.perf_counter(), len(orchestrator.heard)
+            orchestrator.port.control("dev", Ping(count, 0))
+            await until(lambda before=count: len(orchestrator.heard) > before)
+            trips.append(time.perf_counter() - begin)
+        await sending
+        assert len(trips) >= 3
+        assert statistics.median(trips) < 0.1
+
+
+async def test_wrong_password_unknown_host_and_closed_port_say_what_to_do(broker: Broker) -> None:
+    right = address_of(broker)
+    cases = [
+        (Address("127.0.0.1", right.port, right.username, "wrong"), "refused us.*", "password"),
+        (Address("127.0.0.1", right.port), "refused us.*", "password"),
+        (Address("no-such-host.invalid", 1883), "unknown", "host name"),
+        (Address("127.0.0.1", 1), "cannot be reached", "runs"),
+    ]
+    for address, message, cure in cases:
+        with pytest.raises(LinkError, match=message) as caught:
+            await MqttLink(address, "x").open()
+        assert cure in caught.value.cure
+
+
+async def test_a_port_that_is_no_brokers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgebed.link.mqtt.CONNECT_S", 0.5)
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(LinkError, match="did not answer"):
+        await MqttLink(Address("127.0.0.1", port), "x").open()
+    server.close()
+
+
+async def test_foreign_noise_and_hostile_bytes_change_nothing(broker: Broker) -> None:
+    async with pair(broker) as (orchestrator, device):
+        noise = MqttLink(address_of(broker), "noise")
+        await noise.open()
+        noise.publish("edgebed/another/from/dev", b"x")
+        noise.publish("something/else", os.urandom(100))
+        for topic in (TOPICS.control_from("dev"), TOPICS.data_from("dev"), TOPICS.state("dev"), TOPICS.data_to("dev")):
+            noise.publish(topic, os.urandom(1000))
+            noise.publish(topic, b"")
+        await until(lambda: orchestrator.port.dropped == 6 and device.port.dropped == 2)
+        await device.port.send(ORCHESTRATOR, UPLOAD, bytes(3 << 20))
+        assert len(orchestrator.arrived) == 1
+        assert orchestrator.heard == []
+        await noise.close()
+
+
+async def test_retained_state_and_last_will(broker: Broker) -> None:
+    topic, seen = TOPICS.state("dev"), list[bytes]()
+    device = MqttLink(address_of(broker), "dev", will=(topic, b"gone", True))
+    await device.open()
+    device.publish(topic, b"here", retain=True)
+    watcher = MqttLink(address_of(broker), "watcher")
+    watcher.subscribe(TOPICS.state("+"), lambda topic, payload: seen.append(payload))
+    await watcher.open()
+    await until(lambda: seen[-1:] == [b"here"])
+    assert device._connection is not None
+    device._connection.abort()  # as if the process were killed
+    await until(lambda: seen[-1] == b"gone")
+    await watcher.close()
+
+
+async def test_callbacks_run_after_each_reconnect_and_subscriptions_hold(broker: Broker) -> None:
+    reconnects, seen = list[int](), list[bytes]()
+    link, other = MqttLink(address_of(broker), "a"), MqttLink(address_of(broker), "b")
+    link.on_connect(lambda: reconnects.append(1))
+    link.subscribe("x/+/z", lambda topic, payload: seen.append(payload))
+    await link.open()
+    await other.open()
+    assert not reconnects
+    for n in range(2):
+        await broker.restart()
+        await until(lambda times=n + 1: len(reconnects) == times and link.connected and other.connected)
+        other.publish("x/y/z", b"%d" % n)
+        await until(lambda want=b"%d" % n: seen[-1:] == [want])
+    await link.close()
+    await other.close()
+
+
+async def test_close_leaves_nothing_behind(broker: Broker) -> None:
+    def mine() -> set[str]:
+        folder = f"/proc/{os.getpid()}/fd"
+        links = {os.path.join(folder, fd) for fd in os.listdir(folder)}
+        return {os.readlink(path) for path in links if os.path.lexists(path) and "socket" in os.readlink(path)}
+
+    sockets, tasks = mine(), asyncio.all_tasks()
+    link = MqttLink(address_of(broker), "a")
+    await link.open()
+    link.publish("x", bytes(10 << 20))
+    await link.close()
+    with pytest.raises(LinkError):
+        await MqttLink(Address("127.0.0.1", broker.port, "edgebed", "wrong"), "b").open()
+    assert not link.connected
+    assert asyncio.all_tasks() == tasks
+    assert mine() <= sockets
+
+
+async def test_what_was_published_before_close_arrives(broker: Broker) -> None:
+    seen = list[int]()
+    watcher = MqttLink(address_of(broker), "watcher")
+    watcher.subscribe("x", lambda topic, payload: seen.append(len(payload)))
+    await watcher.open()
+    link = MqttLink(address_of(broker), "a")
+    await link.open()
+    link.publish("x", bytes(5 << 20))
+    link.publish("x", b"bye")
+    await link.close()
+    await until(lambda: seen == [5 << 20, 3])
+    await watcher.close()
+
+
+async def test_a_failing_handler_does_not_break_the_connection(broker: Broker) -> None:
+    failures, seen = list[object](), list[bytes]()
+
+    def handle(topic: str, payload: bytes) -> None:
+        seen.append(payload)
+        raise RuntimeError("oh")
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+    link = MqttLink(address_of(broker), "a")
+    link.subscribe("x", handle)
+    await link.open()
+    link.publish("x", b"1")
+    link.publish("x", b"2")
+    await until(lambda: seen == [b"1", b"2"])
+    assert len(failures) == 2
+    await link.close()
+
+
+def test_pauses_grow_on_a_slow_link_and_vanish_on_a_fast_one() -> None:
+    pause = 0.0
+    for _ in range(10):
+        pause = next_pause(pause, 1448)
+    assert pause == PACE_MAX_S
+    for _ in range(10):
+        pause = next_pause(pause, 1 << 20)
+    assert pause == 0.0

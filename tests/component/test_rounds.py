@@ -1,0 +1,419 @@
+"""Whole runs in one process: the weights to the bit, what costs a device its round, what changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from edgebed.datasets.shard import Shard
+from edgebed.errors import TransferRefused
+from edgebed.link.memory import MemoryHub, MemoryLink
+from edgebed.link.transfer import Port
+from edgebed.methods.base import (
+    HALVES,
+    Batch,
+    Contribution,
+    DeviceHalf,
+    DeviceView,
+    Method,
+    Plan,
+    Schedule,
+    ServerHalf,
+    assign,
+    assignment_seed,
+)
+from edgebed.methods.dtfl import Dtfl
+from edgebed.methods.halves import Half, UpperHalf, output_half
+from edgebed.methods.merging import merge_by_name
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.codecs import encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Report, Update, Upload
+from edgebed.wire.topics import Topics
+from orchestrator.fleet.base import Enforcement
+from orchestrator.fleet.profile import Limits, ProfileSpec
+from orchestrator.records.types import (
+    DeviceOut,
+    DevicePhases,
+    Fault,
+    ReplyDelivered,
+    RoundFinished,
+    TaskSent,
+    UpdateReceived,
+    UploadReceived,
+)
+from orchestrator.rounds import driver
+from tests.component._fleet import FLEET, Fleet, fleet, model, start_weights, training
+
+THREE = {"dev-1": 24, "dev-2": 16, "dev-3": 20}
+FEDAVG = {"name": "fedavg"}
+DTFL = {"name": "dtfl", "tier": 3}
+
+
+def assert_same(some: Weights, others: Mapping[str, torch.Tensor]) -> None:
+    assert set(some) == set(others)
+    different = [name for name, value in some.items() if not torch.equal(value, others[name])]
+    assert not different
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+# ---- the right weights ----
+
+
+def plain_fedavg(shard: Shard, rounds: int) -> Weights:
+    """One device without Edgebed: a new optimizer each round, as the assignment says."""
+    whole = model()
+    whole.train()
+    for number in range(rounds):
+        optimizer = sgd([p for name, p in whole.named_parameters() if not name.startswith("head")])
+        for x, y in shard.batches(8, 1, 0, assignment_seed(7, "dev-1", number)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(whole(x), y).backward()
+            optimizer.step()
+    return whole.weights()
+
+
+def plain_dtfl(shard: Shard, cut: int, rounds: int) -> Weights:
+    """One device without Edgebed: lower stages with head, upper stages on detached features."""
+    whole = model()
+    whole.train()
+    lower, head, upper = whole.lower(cut), whole.head(cut), whole.upper(cut)
+    for number in range(rounds):
+        device, server = sgd([*lower.parameters(), *head.parameters()]), sgd(list(upper.parameters()))
+        for x, y in shard.batches(8, 1, 0, assignment_seed(7, "dev-1", number)):
+            z = lower(x)
+            device.zero_grad()
+            nn.functional.cross_entropy(head(z), y).backward()
+            device.step()
+            server.zero_grad()
+            nn.functional.cross_entropy(upper(z.detach()), y).backward()
+            server.step()
+    return whole.weights()
+
+
+async def test_fedavg_of_one_device_is_plain_torch_to_the_bit(tmp_path: Path) -> None:
+    async with fleet(tmp_path, {"dev-1": 24}) as made:
+        assert_same(await made.play(FEDAVG, training()), plain_fedavg(made.shards["dev-1"], 2))
+
+
+async def test_dtfl_of_one_device_is_plain_torch_to_the_bit(tmp_path: Path) -> None:
+    async with fleet(tmp_path, {"dev-1": 24}) as made:
+        tier = {"name": "dtfl", "tier": 4}
+        assert_same(await made.play(tier, training()), plain_dtfl(made.shards["dev-1"], 4, 2))
+
+
+async def test_the_order_of_arrival_and_a_bad_network_change_no_bit(tmp_path: Path) -> None:
+    """The same seed twice: a good network, then one that repeats and swaps messages, with another device held back."""
+    results = []
+    for held, hub in (("dev-1", MemoryHub()), ("dev-3", MemoryHub(repeat=0.3, swap=0.3, seed=5))):
+        folder = tmp_path / held
+        folder.mkdir()
+        async with fleet(folder, THREE, hub=hub) as made:
+            made.trainers[held].gate.clear()
+            run = asyncio.create_task(made.play(DTFL, training()))
+            for other in set(THREE) - {held}:
+                await made.expect(UpdateReceived, lambda r, other=other: r.device == other)
+            made.trainers[held].gate.set()
+            results.append(await run)
+            assert [r.merged for r in made.of(RoundFinished)] == [tuple(THREE)] * 2
+    assert_same(*results)
+
+
+class SplitFed(Method):
+    """Waits for the gradient of its features."""
+
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        how = {"stages": 2, "objective": "server", "uploads": ("features", "weights")}
+        return Plan({d.name: assign(self.context, d, schedule, round, **how) for d in devices})  # type: ignore[arg-type]
+
+    def server_halves(
+        self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> list[ServerHalf]:
+        return [UpperHalf(self.context.model, weights, a, accelerator, gradient=True) for a in assignments.values()]
+
+    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        return merge_by_name(weights, contributions, "samples")
+
+
+async def test_gradients_come_back_and_make_end_to_end_training(tmp_path: Path) -> None:
+    async with fleet(tmp_path, {"dev-1": 24}) as made:
+        trained = await made.play(SplitFed(), training())
+        assert_same(trained, plain_fedavg(made.shards["dev-1"], 2))
+        replies = made.of(ReplyDelivered)
+        assert [(r.round, r.batch) for r in replies] == [(n, b) for n in range(2) for b in range(3)]
+        assert all(r.first_ns < r.at_ns and r.bytes > 8 * 4 * 64 * 4 for r in replies)
+        (report,) = (r.report for r in made.of(UpdateReceived) if r.round == 1)
+        assert report.reply_s > 0
+
+
+# ---- what costs a device its round ----
+
+
+async def left_out(made: Fleet, device: str) -> DeviceOut:
+    """Play one round and a second; the one device is left out of the first and nothing else is lost."""
+    weights = await made.play(FEDAVG, training(rounds=1))
+    (out,) = made.of(DeviceOut)
+    assert out.device == device
+    (finished,) = made.of(RoundFinished)
+    assert finished.merged == tuple(name for name in THREE if name != device)
+    assert all(bool(torch.isfinite(value).all()) for value in weights.values())
+    return out
+
+
+def poisoned(weights: Weights) -> Weights:
+    weights["md1.0.conv.weight"].view(-1)[3] = torch.nan
+    return weights
+
+
+def misshapen(weights: Weights) -> Weights:
+    return {**weights, "md1.0.conv.weight": torch.zeros(2, 2)}
+
+
+def incomplete(weights: Weights) -> Weights:
+    return {name: value for name, value in weights.items() if name != "md1.0.conv.weight"}
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "said"),
+    [(poisoned, "diverged", "not finite"), (misshapen, "refused", "model's is"), (incomplete, "refused", "missing")],
+)
+async def test_an_update_that_may_not_be_merged_is_named_and_left_out(
+    tmp_path: Path, change: object, how: str, said: str
+) -> None:
+    async with fleet(tmp_path, THREE) as made:
+        made.trainers["dev-2"].change = change  # type: ignore[assignment]
+        out = await left_out(made, "dev-2")
+        assert out.how == how
+        assert "md1.0.conv.weight" in out.why
+        assert said in out.why
+
+
+async def test_a_device_that_cannot_do_its_assignment_says_why(tmp_path: Path) -> None:
+    async with fleet(tmp_path, THREE, shapes={"dev-3": (3, 8, 8)}) as made:
+        out = await left_out(made, "dev-3")
+        assert out.how == "failed"
+        assert "3 channels" in out.why
+
+
+async def test_training_that_diverges_on_a_device_is_called_so(tmp_path: Path) -> None:
+    async with fleet(tmp_path, {"dev-1": 24}) as made:
+        run = made.play(FEDAVG, training(rounds=1, optimizer={"name": "sgd", "lr": 1e30}))
+        before = await run
+        (out,) = made.of(DeviceOut)
+        assert out.how == "diverged"
+        assert "optimizer.lr" in out.why
+        assert_same(before, start_weights())
+
+
+# ---- deadline, lateness ----
+
+
+async def test_a_late_update_changes_nothing_and_the_device_works_again(tmp_path: Path) -> None:
+    async with fleet(tmp_path, THREE) as made:
+        made.trainers["dev-3"].gate.clear()
+        run = asyncio.create_task(made.play(FEDAVG, training(deadline_s=1.0, quorum=2, liveness_s=60)))
+        out = await made.expect(DeviceOut)
+        assert (out.device, out.how) == ("dev-3", "late")
+        late = next(r.task for r in made.of(TaskSent) if r.device == "dev-3")
+        with pytest.raises(TransferRefused, match="over"):
+            await imposter(made, "dev-3", lambda port: port.send("orchestrator", update("dev-3", late), poison()))
+        made.trainers["dev-3"].gate.set()
+        await run
+        assert [r.merged for r in made.of(RoundFinished)] == [("dev-1", "dev-2"), tuple(THREE)]
+        assert made.of(RoundFinished)[0].why == "deadline"
+        first = made.saved[0]
+    folder = tmp_path / "without"
+    folder.mkdir()
+    async with fleet(folder, {name: THREE[name] for name in ("dev-1", "dev-2")}) as made:
+        assert_same(first, await made.play(FEDAVG, training(rounds=1)))
+
+
+async def imposter(made: Fleet, device: str, act: object) -> None:
+    """Somebody else who speaks on a device's topics."""
+    link = MemoryLink(made.hub)
+    port = Port(device, Topics(FLEET), link, link, deliver=_nothing, on_control=lambda peer, message: None)
+    port.start()
+    await link.open()
+    try:
+        async with asyncio.timeout(10):
+            await act(port)  # type: ignore[operator]
+    finally:
+        await port.close()
+        await link.close()
+
+
+async def _nothing(inbound: object) -> None: ...
+
+
+def update(device: str, task: str) -> Update:
+    return Update(device, task, Report(10**6, 1, 0.0, 0.0, 0.0, None, 0, 0.0, 0, 0.0, 0.0))
+
+
+def poison() -> bytes | bytearray:
+    return encode_tensors({name: value * 0 for name, value in start_weights().items()}, Codec())
+
+
+async def test_foreign_tasks_devices_and_names_change_nothing(tmp_path: Path) -> None:
+    """While a round is open: an unknown task, a device that is not of the fleet, one that speaks for another, and an
+    upload that no server half wants."""
+    async with fleet(tmp_path, THREE) as made:
+        expected = await made.play(FEDAVG, training(rounds=1))
+        made.records.clear()
+        made.trainers["dev-1"].gate.clear()
+        run = asyncio.create_task(made.play(FEDAVG, training(rounds=1)))
+        await made.expect(UpdateReceived, lambda r: r.device == "dev-2")
+        task = next(r.task for r in made.of(TaskSent) if r.device == "dev-1")
+        cases = [
+            ("dev-1", update("dev-1", "run/0/dev-1/0")),
+            ("stranger", update("stranger", task)),
+            ("dev-3", update("dev-1", task)),
+            ("dev-2", Upload("dev-2", next(r.task for r in made.of(TaskSent) if r.device == "dev-2"), 9, 8)),
+        ]
+        for sender, header in cases:
+            with pytest.raises(TransferRefused):
+                await imposter(made, sender, lambda port, header=header: port.send("orchestrator", header, poison()))
+        made.trainers["dev-1"].gate.set()
+        assert_same(await run, expected)
+        assert not made.of(DeviceOut)
+        assert not made.of(Fault)
+
+
+# ---- time ----
+
+
+def narrow(cpus: float, uplink_bit_s: int, downlink_bit_s: int = 10**8) -> ProfileSpec:
+    return ProfileSpec("narrow", Limits(cpus, uplink_bit_s, downlink_bit_s, 256))
+
+
+async def test_a_narrow_uplink_blocks_the_device_and_every_second_has_a_name(tmp_path: Path) -> None:
+    profiles = {"dev-1": narrow(8.0, 200_000)}
+    async with fleet(tmp_path, THREE, profiles=profiles, enforcement=Enforcement.SOFTWARE) as made:
+        await made.play({"name": "dtfl", "tier": 1}, training(rounds=1, batch_size=2, max_batches=8))
+        reports = {r.device: r.report for r in made.of(UpdateReceived)}
+        assert reports["dev-1"].blocked_s > 0.2
+        assert reports["dev-1"].upload_s > reports["dev-1"].blocked_s
+        assert reports["dev-2"].blocked_s < reports["dev-1"].blocked_s / 4
+        for device in THREE:
+            phases = [p for r in made.of(DevicePhases) if r.device == device for p in r.phases]
+            assert all(one.end_ns == next_.start_ns for one, next_ in itertools.pairwise(phases))
+            assert {"download", "decode", "compute", "encode", "upload_tail", "waiting"} <= {p.name for p in phases}
+
+
+async def test_a_device_that_is_slow_for_longer_than_liveness_is_kept(tmp_path: Path) -> None:
+    """At a small share of a CPU training rests most of the time; the other's update is one chunk of many seconds."""
+    profiles = {"dev-1": narrow(1.0, 60_000), "dev-2": narrow(0.08, 10**9, 10**9)}
+    async with fleet(tmp_path, {"dev-1": 8, "dev-2": 8}, profiles=profiles, enforcement=Enforcement.SOFTWARE) as made:
+        await made.play(FEDAVG, training(rounds=1, liveness_s=1.0))
+        assert not made.of(DeviceOut)
+        (finished,) = made.of(RoundFinished)
+        assert finished.merged == ("dev-1", "dev-2")
+        assert finished.seconds > 2.0
+
+
+async def test_a_download_cut_short_by_the_deadline_does_not_stop_the_next(tmp_path: Path) -> None:
+    async with fleet(tmp_path, THREE) as made:
+        whole, arrived = made.data["dev-1"].receive, 0
+
+        def two_chunks(topic: str, payload: bytes, *, early: bool = False) -> None:
+            nonlocal arrived
+            arrived += 1
+            if arrived <= 2:
+                whole(topic, payload, early=early)
+
+        made.data["dev-1"].receive = two_chunks  # type: ignore[method-assign]
+        run = asyncio.create_task(made.play(FEDAVG, training(deadline_s=1.0, quorum=2, liveness_s=60)))
+        out = await made.expect(DeviceOut)
+        assert (out.device, out.how) == ("dev-1", "late")
+        assert arrived > 2
+        made.data["dev-1"].receive = whole  # type: ignore[method-assign]
+        await run
+        assert [r.merged for r in made.of(RoundFinished)] == [("dev-2", "dev-3"), tuple(THREE)]
+
+
+def busy(seconds: float) -> None:
+    """So much CPU time of this thread, in which nobody is called back."""
+    end, x = time.thread_time() + seconds, torch.ones(256, 256)
+    while time.thread_time() < end:
+        x = (x @ x).clamp(0, 1)
+
+
+def still(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def long_batch(spend: Callable[[float], None]) -> DeviceHalf:
+    """FedAvg's device half, but dev-1 spends two seconds before its first step."""
+
+    def half(whole: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
+        if assignment.device == "dev-1":
+            spend(2.0)
+        return output_half(whole, assignment, batches)
+
+    return half
+
+
+async def test_a_device_that_computes_one_batch_for_longer_than_liveness_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HALVES, "output", long_batch(busy))
+    async with fleet(tmp_path, {"dev-1": 8, "dev-2": 8}) as made:
+        await made.play(FEDAVG, training(rounds=1, liveness_s=0.8))
+        assert not made.of(DeviceOut)
+        assert made.of(RoundFinished)[0].seconds > 2.0
+
+
+async def test_a_device_that_stands_still_for_longer_than_liveness_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HALVES, "output", long_batch(still))
+    async with fleet(tmp_path, {"dev-1": 8, "dev-2": 8}) as made:
+        await made.play(FEDAVG, training(rounds=1, liveness_s=0.8))
+        (out,) = made.of(DeviceOut)
+        assert (out.device, out.how) == ("dev-1", "lost")
+        assert "no progress" in out.why
+        assert [r.merged for r in made.of(RoundFinished)] == [("dev-2",)]
+
+
+class SlowHalf(UpperHalf):
+    """A server half that takes longer than liveness for a step."""
+
+    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        threading.Event().wait(1.6)
+        return super().step(uploads)
+
+
+class SlowSplitFed(SplitFed):
+    def server_halves(
+        self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> list[ServerHalf]:
+        return [SlowHalf(self.context.model, weights, a, accelerator, gradient=True) for a in assignments.values()]
+
+
+class SlowDtfl(Dtfl):
+    def server_halves(
+        self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> list[ServerHalf]:
+        return [SlowHalf(self.context.model, weights, a, accelerator) for a in assignments.values()]
+
+
+@pytest.mark.parametrize("slow", [SlowSplitFed(), SlowDtfl(Dtfl.Options(tier=3))], ids=["waits", "blocked"])
+async def test_a_device_that_its_server_half_holds_up_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: Method
+) -> None:
+    monkeypatch.setattr(driver, "QUEUED_UPLOADS", 1)
+    async with fleet(tmp_path, {"dev-1": 8}) as made:
+        await made.play(slow, training(rounds=1, batch_size=2, liveness_s=0.9))
+        assert not made.of(DeviceOut)
+        assert [r.batch for r in made.of(UploadReceived)] == [0, 1, 2, 3]
+        (report,) = (r.report for r in made.of(UpdateReceived))
+        assert report.blocked_s + report.reply_s > 0.9, "it stood still for longer than liveness_s"

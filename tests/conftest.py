@@ -1,0 +1,54 @@
+"""What every test shares: skips with a reason on a laptop; failures instead where `EDGEBED_REQUIRE` says so."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@functools.cache
+def missing(need: str) -> str:
+    """Why `need` is not to be had here; empty when it is."""
+    if need == "root":
+        if os.geteuid() != 0:
+            return "not root"
+        tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+        return f"no {', '.join(tools)}: install iproute2" if tools else ""
+    if need == "docker":
+        return _missing_docker()
+    if need == "mosquitto":
+        return "" if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") else "no mosquitto"
+    assert need == "data"
+    folder = os.environ.get("EDGEBED_DATA", "")
+    return "" if folder and Path(folder).is_dir() else "EDGEBED_DATA names no folder with data sets"
+
+
+def _missing_docker() -> str:
+    try:
+        import docker
+        import docker.errors
+
+        docker.from_env(timeout=10).ping()
+    except Exception as error:
+        return f"no Docker engine: {error}"
+    return ""
+
+
+def required() -> set[str]:
+    return {need for need in os.environ.get("EDGEBED_REQUIRE", "").split(",") if need}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for need in ("root", "docker", "mosquitto", "data"):
+        if item.get_closest_marker(need) and (why := missing(need)):
+            if need in required():
+                pytest.fail(f"EDGEBED_REQUIRE says {need}, but: {why}", pytrace=False)
+            pytest.skip(f"needs {need}: {why}")

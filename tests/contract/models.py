@@ -1,0 +1,104 @@
+"""What every staged model must do, as checks that a test applies to a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgebed.models.staged import ModelPlugin, StagedModel, head_name, seeded
+from orchestrator.model_costs import model_costs
+
+SHAPE, CLASSES, BATCH = (2, 16, 16), 3, 4
+
+
+def make(plugin: ModelPlugin, seed: int = 0) -> StagedModel:
+    return seeded(lambda: plugin.build(SHAPE, CLASSES), seed)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(BATCH, *SHAPE, generator=generator), torch.arange(BATCH) % CLASSES
+
+
+def it_knows_its_data(plugin: ModelPlugin) -> None:
+    model = make(plugin)
+    assert (model.input_shape, model.classes) == (SHAPE, CLASSES)
+    assert plugin.summary
+    assert model(batch()[0]).shape == (BATCH, CLASSES)
+
+
+def any_cut_composes_to_the_whole_to_the_bit(plugin: ModelPlugin) -> None:
+    """Output, gradients, and the running statistics that training leaves behind."""
+    x, y = batch()
+    for cut in range(1, len(make(plugin))):
+        whole, halves = make(plugin).train(), make(plugin).train()
+        functional.cross_entropy(whole(x), y).backward()
+        z = halves.lower(cut)(x)
+        received = z.detach().clone().requires_grad_()
+        functional.cross_entropy(halves.upper(cut)(received), y).backward()
+        z.backward(received.grad)
+        assert all(torch.equal(a, b) for a, b in zip(whole.weights().values(), halves.weights().values(), strict=True))
+        for (name, a), (_, b) in zip(whole.named_parameters(), halves.named_parameters(), strict=True):
+            if name.split(".")[0] in whole.stage_names:
+                assert a.grad is not None, f"{name} gets no gradient"
+                assert b.grad is not None
+                assert torch.equal(a.grad, b.grad), f"{name} at cut {cut}"
+
+
+def heads_classify_the_features_of_their_cut(plugin: ModelPlugin) -> None:
+    model = make(plugin).train()
+    for cut in model.cuts_with_head:
+        z = model.lower(cut)(batch()[0]).detach()
+        out = model.head(cut)(z)
+        assert out.shape == (BATCH, CLASSES)
+        out.sum().backward()
+        assert all(parameter.grad is not None for parameter in model.head(cut).parameters())
+
+
+def nothing_works_in_place_on_the_features(plugin: ModelPlugin) -> None:
+    """They share memory with what is being sent while head and server half go on."""
+    model = make(plugin).train()
+    for cut in range(1, len(model)):
+        z = model.lower(cut)(batch()[0]).detach()
+        before = z.clone()
+        model.upper(cut)(z)
+        if cut in model.cuts_with_head:
+            model.head(cut)(z)
+        assert torch.equal(z, before), f"cut {cut}"
+
+
+def weights_are_named_by_stage_or_head(plugin: ModelPlugin) -> None:
+    model = make(plugin)
+    owners = {name.split(".", 1)[0] for name in model.state_dict()}
+    assert owners <= {*model.stage_names, *(head_name(cut) for cut in model.cuts_with_head)}
+    for cut in range(1, len(model)):
+        assert set(model.lower(cut).state_dict()) == set(model.names_below(cut, head=False))
+        assert set(model.upper(cut).state_dict()) == set(model.names_above(cut))
+
+
+def the_seed_decides_the_weights(plugin: ModelPlugin) -> None:
+    first, again, other = (make(plugin, seed).weights() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def its_costs_can_be_counted(plugin: ModelPlugin) -> None:
+    model, costs = make(plugin), model_costs(plugin, SHAPE, CLASSES, BATCH)
+    for cut in costs.cuts[:-1]:
+        assert cut.feature_shape == model.feature_shape(cut.cut)
+    assert costs.parameters + costs.head_parameters == sum(p.numel() for p in model.parameters())
+    assert costs.cuts[-1].training_flops > costs.cuts[-1].forward_flops > 0
+
+
+CHECKS: list[Callable[[ModelPlugin], None]] = [
+    it_knows_its_data,
+    any_cut_composes_to_the_whole_to_the_bit,
+    heads_classify_the_features_of_their_cut,
+    nothing_works_in_place_on_the_features,
+    weights_are_named_by_stage_or_head,
+    the_seed_decides_the_weights,
+    its_costs_can_be_counted,
+]

@@ -1,0 +1,107 @@
+"""A real fleet with a real run on it, and the means to wait for what its records say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator import session
+from orchestrator.calibration import Calibration
+from orchestrator.data import prepare_data
+from orchestrator.experiment import Environment, Experiment, Training
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.reader import read
+from orchestrator.records.types import Record, RunFinished
+from orchestrator.standing import Standing
+
+R = TypeVar("R")
+
+FLEET = """
+name: rig
+backend: {backend}
+devices:
+  - {{profile: {folder}/small.yaml, count: 3, name: dev}}
+"""
+
+SMALL = "name: small\ncpus: 0.3\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
+
+
+WIDER = "cpus: 0.4\nuplink_mbit_s: 30\ndownlink_mbit_s: 25\nmemory_mib: 1024\n"
+
+
+def experiment(environment: Environment | None = None, **training: Any) -> Experiment:
+    """Three devices, digits, a few rounds; faults are noticed within seconds."""
+    defaults: dict[str, Any] = {"rounds": 4, "batch_size": 16, "liveness_s": 4.0, "heartbeat_s": 0.5, "seed": 3}
+    return Experiment(
+        name="rig",
+        fleet="fleet.yaml",
+        model={"name": "resnet-tiny"},
+        methods=[{"name": "dtfl", "tier": 3}],
+        training=msgspec.convert({**defaults, **training}, Training),
+        environment=environment,
+    )
+
+
+class Rig:
+    """A run in the background. `records` and `expect` look at what it has recorded so far."""
+
+    def __init__(self, standing: Standing, request: session.Request, work: asyncio.Task[list[Path]]) -> None:
+        self.standing, self.request, self.work = standing, request, work
+
+    def records(self) -> list[Record]:
+        files = sorted(self.request.runs.glob("*/records.jsonl"))
+        return read(files[-1]) if files else []
+
+    def of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records() if isinstance(record, kind)]
+
+    async def expect(self, kind: type[R], true: Callable[[R], bool], timeout_s: float = 60.0) -> R:
+        """The first record of `kind` for which `true` holds; fails when the run ends or time is up before."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                for record in self.of(kind):
+                    if true(record):
+                        return record
+                assert not self.work.done(), f"the run ended without it: {self.of(RunFinished)}"
+                await asyncio.sleep(0.05)
+
+    async def finish(self, timeout_s: float = 120.0) -> Path:
+        async with asyncio.timeout(timeout_s):
+            (folder,) = await self.work
+        return folder
+
+    def pid(self, device: str) -> int:
+        """Process id of a local agent."""
+        presence = self.standing.roster.devices[device].presence
+        assert presence is not None
+        return int(presence.host["pid"])
+
+
+@contextlib.asynccontextmanager
+async def rig(folder: Path, wanted: Experiment, backend: str = "local") -> AsyncIterator[Rig]:
+    """Start fleet and run. The calibration is left out: it has tests of its own."""
+    (folder / "small.yaml").write_text(SMALL)
+    (folder / "wider.yaml").write_text(WIDER)
+    path = folder / "fleet.yaml"
+    path.write_text(FLEET.format(backend=backend, folder=folder))
+    (folder / "shards").mkdir()
+    spec = load_fleet(path)
+    prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
+    request = session.Request(wanted, folder / "experiment.yaml", folder / "runs", backend=backend)
+    opening = session.standing_fleet(
+        spec, backend=backend, shards=prepared.shards, heartbeat_s=wanted.training.heartbeat_s
+    )
+    async with opening as standing:
+        run = session.run_methods(request, standing, prepared, Calibration((), True), session.Watch(session.quiet))
+        work = asyncio.create_task(run)
+        try:
+            yield Rig(standing, request, work)
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await work

@@ -1,0 +1,259 @@
+"""`edgebed run` on a real local fleet: to the end, interrupted, killed, resumed, without root; and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from edgebed.errors import CalibrationError
+from orchestrator import cli as command_line
+from orchestrator import session
+from orchestrator.calibration import Calibration
+from orchestrator.experiment import Environment, load
+from orchestrator.records.types import (
+    Calibrated,
+    DeviceOut,
+    LimitsSet,
+    RoundFinished,
+    RoundStarted,
+    RunStarted,
+)
+from tests.e2e.cli import Cli, cli, fleet_id, summary, traces, until, write_experiment
+from tests.e2e.rig import experiment, rig
+
+FLAT = {
+    "method": str,
+    "rounds": int,
+    "accuracy": list,
+    "round_s_median": float,
+    "round_s_p95": float,
+    "straggler_gap_s": float,
+    "timeline_residual_max": float,
+    "enforcement": str,
+    "dilation": float,
+    "calibrated": bool,
+}
+DEVICES = {"weak-1", "weak-2", "strong"}
+
+
+# ---- to the end ----
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """Both methods to the end, in a process of its own."""
+    folder = tmp_path_factory.mktemp("whole")
+    with cli(folder, "run", str(write_experiment(folder)), "--json") as run:
+        code, out, err = run.wait()
+        assert code == 0, err
+        (folder / "out.json").write_text(out)
+        (folder / "err.txt").write_text(err)
+        return run
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_run_ends_well_and_its_summary_has_every_name(whole: Cli) -> None:
+    folders = whole.folders()
+    assert [f.name.split("-")[1] for f in folders] == ["dtfl", "fedavg"]
+    for folder in folders:
+        figures = summary(folder)
+        wrong = {name: figures.get(name) for name, kind in FLAT.items() if not isinstance(figures.get(name), kind)}
+        assert not wrong
+        assert figures["time_to_target_s"] is None
+        assert (figures["enforcement"], figures["calibrated"], figures["dilation"]) == ("kernel", True, 1.0)
+        assert figures["rounds"] == len(figures["accuracy"]) == 3
+        assert figures["timeline_residual_max"] <= 0.02
+        for name in ("idle_share", "bytes_up", "bytes_down", "predicted_s", "actual_s"):
+            assert set(figures[name]) == DEVICES
+        assert all(math.isfinite(s) and s > 0 for row in figures["actual_s"].values() for s in row)
+        assert {p.name for p in folder.iterdir()} >= {"records.jsonl", "report.html", "trace.json", "experiment.yaml"}
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_run_tells_results_on_stdout_and_no_trouble_on_stderr(whole: Cli) -> None:
+    folder = whole.runs.parent
+    rows = msgspec.json.decode((folder / "out.json").read_bytes())["rows"]
+    assert [row["method"] for row in rows] == ["dtfl", "fedavg"]
+    said = (folder / "err.txt").read_text()
+    assert "calibration: passed" in said
+    for trouble in ("Traceback", "never retrieved", "unclosed", "never awaited"):
+        assert trouble not in said
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_run_that_ended_leaves_nothing(whole: Cli) -> None:
+    assert not traces(fleet_id(whole.records()))
+
+
+# ---- interrupted, killed, resumed ----
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path: Path) -> None:
+    many = ["run", str(write_experiment(tmp_path)), "--method", "dtfl", "--set", "training.rounds=12"]
+    with cli(tmp_path, *many) as first:
+        first.expect(RoundFinished, lambda r: r.round == 1)
+        children = first.children()
+        first.interrupt()
+        code, _, err = first.wait()
+    (folder,) = first.folders()
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert "never retrieved" not in err
+    assert not [child for child in children if child.is_running()]
+    assert not traces(fleet_id(first.records()))
+    kept = summary(folder)
+    assert kept["ended"] == "interrupted"
+    assert kept["rounds"] >= 2
+    assert kept["timeline_residual_max"] <= 0.02
+    assert (folder / "report.html").stat().st_mtime >= first.began
+
+    with cli(tmp_path, "run", "--resume", str(folder)) as second:
+        began = second.expect(RunStarted, lambda r: r.resumed_from > 0)
+        assert began.resumed_from == kept["rounds"]
+        second.expect(RoundFinished, lambda r: r.round == kept["rounds"] + 1)
+        children = second.children()
+        assert len(children) >= 5, "three agents, their zygote and the broker"
+        os.kill(second.process.pid, signal.SIGKILL)
+        until(lambda: not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE], 10)
+        second.wait()
+    left = fleet_id(second.records())
+    assert traces(left), "a killed orchestrator cannot tidy up"
+
+    with cli(tmp_path, "run", "--resume", folder.name) as third:
+        code, _, err = third.wait()
+    assert code == 0, err
+    assert not traces(left)
+    assert third.folders() == [folder]
+    figures = summary(folder)
+    assert (figures["rounds"], figures["resumed"], figures["ended"]) == (12, 2, "rounds done")
+    starts = [r.round for r in third.records() if isinstance(r, RoundStarted)]
+    assert sorted(set(starts)) == list(range(12))
+
+
+# ---- conditions the paper varies ----
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+async def test_profiles_change_and_devices_are_drawn(tmp_path: Path) -> None:
+    environment = Environment(every=2, share=0.7, profiles=["wider", "small"])
+    async with rig(tmp_path, experiment(environment, rounds=7, sample=0.67)) as run:
+        await run.finish()
+        changes = [r for r in run.of(LimitsSet) if r.why == "reprofile"]
+        assert {"wider"} <= {r.profile for r in changes}
+        for change in changes:
+            assert change.held_cpus == pytest.approx(change.cpus, rel=0.01)
+            assert change.held_uplink_bit_s == change.uplink_bit_s
+            assert change.held_downlink_bit_s == change.downlink_bit_s
+        wide = next(r for r in changes if r.profile == "wider")
+        assert (wide.cpus, wide.uplink_bit_s, wide.downlink_bit_s) == (0.4, 30_000_000, 25_000_000)
+        rounds = run.of(RoundStarted)
+        assert [len(r.devices) for r in rounds] == [2] * 7
+        assert len({r.devices for r in rounds}) > 1
+        assert len({a.stages for r in rounds for a in r.assignments.values()}) >= 1
+        assert not run.of(DeviceOut)
+
+
+# ---- limits that do not hold, and limits that no kernel holds ----
+
+
+async def failed(*_: object, on_row: object, **__: object) -> Calibration:
+    row = Calibrated(1, "weak-1", "uplink", "alone", 20e6, 160e6, "bit/s", 7.0, True, False, "no shaping: put it on")
+    on_row(row)  # type: ignore[operator]
+    return Calibration((row,), False)
+
+
+async def test_limits_that_do_not_hold_stop_a_run_or_mark_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "calibrate", failed)
+    path = write_experiment(tmp_path)
+    wanted = load(path, ["training.rounds=1", "methods=[{name: fedavg}]"])
+    request = session.Request(wanted, path, tmp_path / "runs", backend="software")
+    with pytest.raises(CalibrationError, match=r"weak-1 uplink alone: \+700"):
+        await session.run_experiment(request, session.Watch(session.quiet))
+    assert not list(request.runs.iterdir())
+
+    allowed = msgspec.structs.replace(request, allow_uncalibrated=True)
+    (folder,) = await session.run_experiment(allowed, session.Watch(session.quiet))
+    figures = summary(folder)
+    assert (figures["calibrated"], figures["enforcement"], figures["rounds"]) == (False, "software", 1)
+    for word in ("software", "not calibrated"):
+        assert word in (folder / "report.html").read_text().lower()
+
+
+def without_root() -> tuple[str, ...]:
+    """What makes a command run as somebody else: a user namespace, in which our own files stay readable."""
+    if os.geteuid() != 0:
+        return ()
+    prefix = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this kernel gives no user namespaces")
+    return prefix
+
+
+def test_without_root_the_agents_hold_the_limits_and_every_output_says_so(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path)
+    # A busy host shows through where no kernel gives the agents their share, so the calibration may fail.
+    wanted = ("run", str(path), "--set", "training.rounds=2", "--allow-uncalibrated")
+    with cli(tmp_path, *wanted, prefix=without_root()) as run:
+        code, out, err = run.wait()
+    assert code == 0, err
+    assert "software" in err
+    assert "software" in out
+    assert [summary(folder)["enforcement"] for folder in run.folders()] == ["software", "software"]
+    assert all(summary(folder)["timeline_residual_max"] <= 0.02 for folder in run.folders())
+    assert "Traceback" not in err
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "nowhere.yaml"], 2, ["nowhere.yaml", "No such file"]),
+        (["run"], 2, ["no experiment"]),
+        (["run", "{file}", "--method", "fedprox"], 2, ["fedprox", "dtfl, fedavg"]),
+        (["run", "{file}", "--set", "training.round=3"], 2, ["round", "training"]),
+        (["run", "{file}", "--set", "training.liveness_s=0.6"], 2, ["liveness_s", "heartbeat_s"]),
+        (["run", "{file}", "--set", "methods=[{{name: dtfl, tires: 3}}]"], 2, ["methods[0]", "tires", "tiers"]),
+        (["run", "{file}", "--set", "environment={{profiles: [nothing]}}"], 2, ["nothing", "weak"]),
+        (["run", "{file}", "--set", "model={{name: vgg}}"], 2, ["vgg", "resnet-tiny"]),
+        (["run", "{file}", "--backend", "podman"], 2, ["podman", "docker"]),
+        (["run", "--resume", "no-such-run"], 2, ["no-such-run"]),
+        (["run", "{file}", "--set", "dilation=off", "--set", "fleet={folder}/large.yaml"], 3, ["96 CPUs", "auto"]),
+    ],
+)
+def test_a_mistake_is_told_with_cause_and_cure_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: list[str],
+) -> None:
+    path = write_experiment(tmp_path)
+    (tmp_path / "large.yaml").write_text("name: large\ndevices: [{profile: cpu4, count: 24}]\n")
+    given = [argument.format(file=path, folder=tmp_path) for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["edgebed", *given])
+    monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    assert end.value.code == code
+    told = capsys.readouterr().err
+    assert all(word in told for word in said), told
+    assert "Cure:" in told
+    assert not list((tmp_path / "runs").glob("*"))

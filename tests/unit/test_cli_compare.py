@@ -1,0 +1,70 @@
+"""`edgebed compare` and `edgebed report` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edgebed.errors import UsageError
+from orchestrator.cli import compare, report
+from orchestrator.cli.folders import find_run
+from tests.synthetic import Synthetic
+from tests.unit.test_summary import keep
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path))
+    keep(tmp_path / "demo-dtfl-1", Synthetic(dilation=3.0).records)
+    keep(tmp_path / "demo-fedavg-2", Synthetic(method="fedavg").records)
+    return tmp_path
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    compare.register(app)
+    report.register(app)
+    return app
+
+
+def test_compare_finds_runs_by_the_beginning_of_their_id(runs: Path, app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, ["compare", "demo-dtfl", str(runs / "demo-fedavg-2"), "--json"])
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert [row["speed_up"] for row in found["rows"]] == pytest.approx([3.0, 1.0])
+    assert any("dilation" in note for note in found["notes"])
+
+
+def test_the_baseline_can_be_named(runs: Path, app: typer.Typer) -> None:
+    arguments = ["compare", "demo-dtfl", "demo-fedavg", "--baseline", "demo-dtfl", "--json"]
+    rows = json.loads(CliRunner().invoke(app, arguments).stdout)["rows"]
+    assert [(row["method"], row["speed_up"]) for row in rows] == [("fedavg", pytest.approx(1 / 3)), ("dtfl", 1.0)]
+
+
+def test_compare_prints_a_table_and_writes_a_page(runs: Path, app: typer.Typer) -> None:
+    page = runs / "all.html"
+    result = CliRunner().invoke(app, ["compare", "demo-dtfl", "demo-fedavg", "--html", str(page)])
+    assert result.exit_code == 0
+    for text in ("time to target", "limits held by", "dilation", "calibrated", "timeline residual"):
+        assert text in result.stdout
+    assert page.is_file()
+
+
+def test_report_writes_every_file_again(runs: Path, app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, ["report", "demo-dtfl-1", "--json"])
+    assert json.loads(result.stdout)["rounds"] == 4
+    names = {path.name for path in (runs / "demo-dtfl-1").iterdir()}
+    assert names == {"records.jsonl", "summary.json", "calibration.json", "report.html", "trace.json"}
+
+
+def test_unknown_and_ambiguous_runs_are_refused_with_what_there_is(runs: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run("nothing")
+    assert "demo-dtfl-1" in caught.value.cure
+    with pytest.raises(UsageError, match="2 runs begin"):
+        find_run("demo")

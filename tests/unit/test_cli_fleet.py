@@ -1,0 +1,48 @@
+"""What `edgebed fleet ps` shows of limits in force, not in force, and held by the agents themselves."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from orchestrator.cli.fleet import _table
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.profile import Limits
+from orchestrator.holder import DeviceState, State
+
+WANTED = Limits(0.2, 10_000_000, 30_000_000, 512)
+KERNEL = Held("d0", WANTED, 0.2, 10_000_000, 30_000_000, 512, 3.0, 1.0, 7, 80.0, 5_000_000, 6_000_000, True)
+NOTHING = msgspec.structs.replace(KERNEL, cpus=None, uplink_bit_s=None, downlink_bit_s=None, memory_mib=None)
+
+
+def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
+    """Cells by label, and the caption."""
+    device = DeviceState("d0", "p", WANTED, held, "" if held else "gone")
+    out = io.StringIO()
+    console = Console(width=160, file=out)
+    console.print(_table(State("f", "f1", "local", enforcement, 1.0, "", (device,))))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines()]
+    return {row[1]: row[2:] for row in rows if len(row) > 2} | {"text": [out.getvalue()]}
+
+
+def test_what_the_kernel_holds_stands_beside_what_was_asked_for() -> None:
+    rows = shown(KERNEL, "kernel")
+    assert rows["requested"] == rows["set"] == ["0.2", "10", "30", "512"]
+    assert rows["used"] == ["3.0 s (1.0 s held back)", "5.0 MB", "6.0 MB", "80"]
+
+
+def test_a_limit_that_is_not_in_force_is_none() -> None:
+    assert shown(NOTHING, "kernel")["set"] == ["none", "none", "none", "none"]
+
+
+def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
+    rows = shown(msgspec.structs.replace(NOTHING, read_back=False), "software")
+    assert rows["set"] == ["–", "–", "–", "not limited"]
+    assert rows["used"] == ["3.0 s", "–", "–", "80"]
+    assert "not held by the kernel" in rows["text"][0]
+
+
+def test_a_device_that_is_away_says_why() -> None:
+    assert shown(None, "kernel")["away"][0] == "gone"

@@ -1,0 +1,127 @@
+"""From an experiment to shards: what the devices get, and what stays for testing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from edgebed.datasets.shard import read_shard
+from edgebed.errors import UsageError
+from orchestrator.cli import build
+from orchestrator.data import Prepared, label_table, prepare_data
+from orchestrator.experiment import Experiment
+
+DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
+DEVICES = ["weak", "middle", "strong"]
+
+
+def experiment(**changes: Any) -> Experiment:
+    base = {"name": "t", "fleet": "f.yaml", "methods": [{"name": "fedavg"}], "training": {"seed": 3}}
+    return msgspec.convert({**base, **changes}, Experiment)
+
+
+@pytest.fixture
+def npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """90 numbered samples with three labels: sample i holds i, its label is i % 3."""
+    monkeypatch.setenv("EDGEBED_DATA", str(tmp_path))
+    x = np.broadcast_to(np.arange(120, dtype=np.uint8)[:, None, None, None], (120, 2, 4, 4))
+    y = np.arange(120) % 3
+    np.savez(tmp_path / "n.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_every_sample_lands_on_one_device_with_its_label(npz: Path, kind: str) -> None:
+    wanted = experiment(data={"name": "npz", "path": "n.npz"}, partition={"kind": kind})
+    prepared = prepare_data(wanted, DEVICES, npz)
+    assert list(prepared.shards) == DEVICES
+    shards = {name: read_shard(path) for name, path in prepared.shards.items()}
+    seen = torch.cat([shard.x[:, 0, 0, 0] for shard in shards.values()])
+    assert sorted(seen.tolist()) == list(range(90))
+    for name, shard in shards.items():
+        assert torch.equal(shard.x[:, 0, 0, 0] % 3, shard.y)
+        assert shard.label_counts == prepared.label_counts[name]
+    assert (prepared.input_shape, prepared.classes, prepared.class_names) == ((2, 4, 4), 3, ["0", "1", "2"])
+    assert len(prepared.test_y) == 30
+
+
+def test_test_samples_are_normalised_as_the_devices_normalise(npz: Path) -> None:
+    """The same numbers come out as of a device's batches: mean 0 and std 1 over the training part."""
+    prepared = prepare_data(experiment(data={"name": "npz", "path": "n.npz"}), DEVICES, npz)
+    batches = [x for path in prepared.shards.values() for x, _ in read_shard(path).batches(8, 1, 0, 0)]
+    values = torch.cat(batches)[:, 0, 0, 0]
+    assert values.mean().item() == pytest.approx(0, abs=1e-5)
+    assert values.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    step = (values.max() - values.min()) / 89
+    torch.testing.assert_close(prepared.test_x[0, 0, 0, 0], values.max() + step)
+
+
+def test_a_sample_batch_has_the_size_asked_for(npz: Path) -> None:
+    prepared = prepare_data(experiment(data={"name": "npz", "path": "n.npz"}), DEVICES, npz)
+    x, y = prepared.sample(70)
+    assert (x.shape, y.shape) == ((70, 2, 4, 4), (70,))
+    assert torch.equal(x[:30], prepared.test_x)
+    assert torch.equal(x[30:60], prepared.test_x)
+
+
+def test_the_seed_of_the_run_decides_the_shares(npz: Path) -> None:
+    def shares(seed: int) -> list[int]:
+        wanted = experiment(data={"name": "npz", "path": "n.npz"}, training={"seed": seed})
+        return read_shard(prepare_data(wanted, DEVICES, npz).shards["weak"]).x[:, 0, 0, 0].tolist()
+
+    assert shares(1) == shares(1) != shares(2)
+
+
+def test_mistakes_name_place_and_cure(npz: Path) -> None:
+    for changes, message in (
+        ({"data": {"name": "digit"}}, "data: there is no data set 'digit'"),
+        ({"data": {"name": "npz", "path": "n.npz"}, "partition": {"kind": "even"}}, "no partition 'even'"),
+        ({"data": {"name": "npz", "path": "n.npz", "train_samples": 5}}, "5 training samples for 3 devices"),
+    ):
+        with pytest.raises(UsageError, match=message) as caught:
+            prepare_data(experiment(**changes), DEVICES, npz)
+        assert caught.value.cure
+    with pytest.raises(UsageError, match="gone"):
+        prepare_data(experiment(), DEVICES, npz / "gone")
+
+
+def printed(prepared: Prepared) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(label_table(prepared.title, prepared.class_names, prepared.label_counts))
+    return capture.get()
+
+
+def test_label_counts_are_printed(npz: Path) -> None:
+    prepared = prepare_data(experiment(data={"name": "npz", "path": "n.npz"}), DEVICES, npz)
+    for text in (printed(prepared), prepared.describe()):
+        assert "npz" in text
+        for device, counts in prepared.label_counts.items():
+            (line,) = [line for line in text.splitlines() if device in line]
+            numbers = [int(word) for word in line.replace("│", " ").replace(":", " ").split() if word.isdecimal()]
+            assert numbers == [sum(counts), *counts]
+
+
+def test_many_classes_are_summed_up() -> None:
+    table = label_table("t", [f"class{i}" for i in range(100)], {"a": [0] * 97 + [5, 9, 1]})
+    assert [list(column.cells) for column in table.columns] == [["a"], ["15"], ["3"], ["class98 9"]]
+
+
+def test_the_command_lists_data_sets_and_shares_of_an_experiment() -> None:
+    runner = CliRunner()
+    names = [row["name"] for row in json.loads(runner.invoke(build(), ["data", "--json"]).stdout)]
+    assert "digits" in names
+    assert "digits" in runner.invoke(build(), ["data"]).stdout
+    arguments = ["data", str(DEMO), "--set", "partition.kind=dirichlet"]
+    found = json.loads(runner.invoke(build(), [*arguments, "--json"]).stdout)
+    assert sum(sum(counts) for counts in found["devices"].values()) == 1438
+    assert found["test"] == 359
+    assert runner.invoke(build(), arguments).exit_code == 0

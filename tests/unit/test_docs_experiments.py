@@ -1,0 +1,60 @@
+"""docs/experiments.md names every key of the three files, with its true default; its examples can be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from edgebed.wire.messages import Codec, Optimizer
+from orchestrator.experiment import Environment, Experiment, Partition, Training, convert
+from orchestrator.fleet import profile
+
+TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+ROWS = {
+    key.strip("` "): default.strip()
+    for keys, default in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TEXT, re.MULTILINE)
+    for key in keys.split(", ")
+}
+EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
+
+STRUCTS = [
+    (Experiment, ""),
+    (Training, ""),
+    (Partition, "partition."),
+    (Optimizer, "optimizer."),
+    (Codec, "codec."),
+    (Environment, ""),
+    (profile._FleetFile, ""),
+    (profile._Entry, "devices[]."),
+    (profile._ProfileFile, ""),
+]
+INNER = {"partition", "optimizer", "codec", "devices"}
+
+
+def fields() -> list[tuple[str, object]]:
+    found = []
+    for struct, prefix in STRUCTS:
+        for field in msgspec.structs.fields(struct):
+            if field.name not in INNER:
+                found.append((prefix + field.name, field.default))
+    return found
+
+
+@pytest.mark.parametrize(("key", "default"), fields(), ids=lambda value: str(value))
+def test_every_key_stands_there_with_its_default(key: str, default: object) -> None:
+    assert key in ROWS
+    if isinstance(default, str | int | float) and default not in ("",):
+        said = ROWS[key].strip("`")
+        assert yaml.safe_load(said) == default
+
+
+def test_the_examples_can_be_read() -> None:
+    experiment, fleet, device = EXAMPLES
+    path = Path("example.yaml")
+    assert convert(experiment, Experiment, path).environment == Environment(every=10, share=0.3)
+    assert convert(fleet, profile._FleetFile, path).devices[0].count == 3
+    assert convert(device, profile._ProfileFile, path).cpus == 0.2

@@ -1,0 +1,53 @@
+"""The examples of docs/adding-a-model.md run as they stand; docs/models.md prints what the command prints."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgebed.datasets.base import DATASETS
+from edgebed.models.staged import MODELS, ModelPlugin
+from orchestrator.model_costs import model_costs
+from tests.contract.models import CHECKS
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "adding-a-model.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("code", EXAMPLES, ids=["plain", "torchvision"])
+def test_an_added_model_does_what_every_model_does(code: str, check: Callable[[ModelPlugin], None]) -> None:
+    module = types.ModuleType("example")
+    exec(compile(code, "docs/adding-a-model.md", "exec"), module.__dict__)
+    (plugin,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, ModelPlugin) and value is not ModelPlugin
+    ]
+    check(plugin())
+
+
+def test_an_added_model_is_short() -> None:
+    assert len(EXAMPLES) == 2
+    assert all(len(code.splitlines()) < 30 for code in EXAMPLES)
+
+
+def test_the_page_of_models_has_the_figures_of_the_command() -> None:
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    for name in MODELS.names():
+        costs = model_costs(MODELS.create({"name": name}), (3, 32, 32), 10, 100)
+        assert f"| `{name}` | {costs.parameters:,} |" in page
+    resnet56 = model_costs(MODELS.create({"name": "resnet56"}), (3, 32, 32), 10, 100)
+    for cut in resnet56.cuts:
+        assert re.search(rf"^ +{cut.cut} +{cut.after} .* {cut.device_parameters:,} ", page, re.MULTILINE)
+
+
+def test_the_page_of_data_names_every_data_set_and_option() -> None:
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    for name, cls in DATASETS.classes().items():
+        assert f"| `{name}` |" in page
+        assert all(f"`{option}`" in page for option in cls.Options.__struct_fields__), name

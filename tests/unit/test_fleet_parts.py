@@ -1,0 +1,142 @@
+"""Owners, subnets and cgroup paths: the small parts of the backends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgebed.errors import FleetError, LimitError, UsageError, WireError
+from edgebed.wire import forks
+from orchestrator.fleet import cgroups, netns, owner
+from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.subnets import free_subnets, parse_routes
+
+POOL = IPv4Network("10.84.0.0/24")
+
+
+def test_this_process_is_alive_and_survives_being_written_down() -> None:
+    me = owner.this_process()
+    assert owner.parse(str(me)) == me
+    assert not owner.is_dead(me)
+
+
+def test_a_process_that_ended_is_dead_and_its_number_used_again_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        living = msgspec.structs.replace(owner.this_process(), pid=child.pid)
+        started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        assert not owner.is_dead(msgspec.structs.replace(living, started=started))
+        assert owner.is_dead(msgspec.structs.replace(living, started=started - 1))
+    assert owner.is_dead(msgspec.structs.replace(living, started=started))
+
+
+def test_who_cannot_be_judged_is_not_dead() -> None:
+    me = owner.this_process()
+    assert not owner.is_dead(msgspec.structs.replace(me, pid_namespace="1", pid=1, started=0))
+    assert not owner.is_dead(owner.parse("no owner"))
+    assert owner.is_dead(msgspec.structs.replace(me, boot="another boot"))
+
+
+@given(st.text(max_size=40))
+def test_no_label_breaks_the_parser(text: str) -> None:
+    parsed = owner.parse(text)
+    assert parsed is None or owner.parse(str(parsed)) == parsed
+
+
+@given(st.lists(st.integers(0, 63), max_size=40))
+def test_free_subnets_overlap_nothing_taken(taken: list[int]) -> None:
+    used = [list(POOL.subnets(new_prefix=30))[i] for i in taken]
+    free = list(itertools.islice(free_subnets(POOL, 30, used), 64 - len(set(taken))))
+    assert len(free) == 64 - len(set(taken))
+    assert not any(f.overlaps(u) for f in free for u in used)
+
+
+def test_a_full_pool_is_an_error_with_a_cure() -> None:
+    with pytest.raises(FleetError, match="no subnet"):
+        list(free_subnets(POOL, 30, [IPv4Network("10.0.0.0/8")]))
+
+
+def test_routes_of_the_host() -> None:
+    output = json.dumps([{"dst": "default"}, {"dst": "172.17.0.0/16"}, {"dst": "10.84.0.1"}])
+    assert parse_routes(output) == [IPv4Network("172.17.0.0/16"), IPv4Network("10.84.0.1/32")]
+
+
+def test_interface_names_fit_the_kernel() -> None:
+    names = [netns.wire_names("f" * 40, i)[1] for i in (0, 999)]
+    assert all(len(name) <= 15 for name in names)
+    assert netns.wire_names("f1", 0) != netns.wire_names("f2", 0)
+
+
+V1_TEXT = "5:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n1:name=systemd:/\n0::/\n"
+
+
+def test_membership_of_both_versions() -> None:
+    v1 = cgroups.parse_membership(V1_TEXT, 1, Path("/cg"))
+    assert v1["cpu"] == Path("/cg/cpu/docker/x")
+    assert v1["memory"] == Path("/cg/memory/docker/x")
+    v2 = cgroups.parse_membership("0::/system.slice/docker-x.scope\n", 2, Path("/cg"))
+    assert v2["cpu"] == Path("/cg/system.slice/docker-x.scope")
+    with pytest.raises(LimitError, match="memory"):
+        cgroups.parse_membership("3:cpu,cpuacct:/\n", 1, Path("/cg"))
+
+
+def test_version_two_on_a_copy_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    group = cgroups.Cgroup.named("f1-0", tmp_path)
+    group.make()
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    group.set(Limits(0.25, 1, 1, 64))
+    folder = tmp_path / "edgebed" / "f1-0"
+    assert not (folder / "memory.swap.max").exists()  # a kernel that does not account for swap
+    (folder / "memory.swap.max").write_text("max")
+    group.set(Limits(0.25, 1, 1, 64))
+    assert (folder / "memory.swap.max").read_text() == "0"
+    (folder / "cpu.stat").write_text("usage_usec 5\n")
+    (folder / "memory.current").write_text("0")
+    assert group.read().cpus == 0.25
+    assert group.read().memory_mib == 64
+    group.lift()
+    assert group.read().cpus is None
+    assert (folder / "memory.swap.max").read_text() == "max"
+    assert group.procs_files() == [str(folder / "cgroup.procs")]
+
+
+def test_no_cgroups_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LimitError, match="no cgroups"):
+        cgroups.version_of(tmp_path)
+
+
+@given(st.binary(max_size=80))
+def test_the_zygotes_lines_are_typed(line: bytes) -> None:
+    message = forks.Fork("d", ("--x",), "mqtt://h", "/log", "/run/netns/n", ("/a",))
+    assert forks.decode(forks.encode(message)) == message
+    try:
+        forks.decode(line)
+    except WireError as error:
+        assert "zygote" in str(error)  # noqa: PT017
+
+
+def spec(latency_ms: float = 0.0) -> FleetSpec:
+    limits = Limits(0.1, 10**6, 10**6, 256, latency_ms)
+    return FleetSpec("f", "local", 0.5, (DeviceSpec("d", ProfileSpec("p", limits)),), Path("f.yaml"))
+
+
+def test_backends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="kubernetes"):
+        open_backend(spec(), "kubernetes", "f1")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said: list[str] = []
+    assert open_backend(spec(), "local", "f1", said.append).enforcement == "software"
+    assert "not root" in said[0]
+    with pytest.raises(FleetError, match="no latency"):
+        open_backend(spec(latency_ms=5), "local", "f1")

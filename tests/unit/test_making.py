@@ -1,0 +1,130 @@
+"""Cleaning up waits for what is being made; containers start on kernels without IPv6; a build can be given up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+
+from edgebed.errors import FleetError
+from orchestrator.fleet import containers, image
+from orchestrator.fleet.base import Access
+from orchestrator.fleet.making import Making
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+
+PATIENCE_S = 10.0
+SPEC = FleetSpec("f", "docker", 0.5, (DeviceSpec("d", ProfileSpec("p", Limits(0.1, 10**6, 10**6, 256))),), Path("f"))
+
+
+async def test_the_end_waits_for_a_thread_whose_caller_was_cancelled() -> None:
+    making, began, go = Making(), threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def work() -> None:
+        for number in range(3):
+            making.go_on()
+            made.append(number)
+            began.set()
+            assert go.wait(PATIENCE_S)
+
+    caller = asyncio.create_task(making.run(work))
+    assert await asyncio.to_thread(began.wait, PATIENCE_S)
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    end = asyncio.create_task(making.end())
+    await asyncio.wait([end], timeout=0.05)
+    assert not end.done()
+    go.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await end
+    assert made == [0]  # the second was not begun
+
+
+async def test_results_and_errors_reach_the_caller() -> None:
+    making = Making()
+    assert await making.run(pow, 2, 5) == 32
+    with pytest.raises(ZeroDivisionError):
+        await making.run(divmod, 1, 0)
+    await making.end()
+    with pytest.raises(FleetError, match="closed"):
+        await making.run(making.go_on)
+
+
+class Engine:
+    """What of a docker client a container's start needs."""
+
+    def __init__(self, said: str) -> None:
+        self.said, self.started, self.removed = said, list[dict[str, Any]](), list[str]()
+        self.containers = self
+
+    def run(self, image: str, **settings: Any) -> Any:
+        if "sysctls" in settings and self.said:
+            raise docker.errors.APIError(self.said)
+        self.started.append(settings)
+        return SimpleNamespace(attrs={"State": {}}, id="c", reload=lambda: None)
+
+    def get(self, name: str) -> Any:
+        return SimpleNamespace(remove=lambda force: self.removed.append(name))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine("")
+    monkeypatch.setattr(containers, "connect", lambda: made)
+    return made
+
+
+def start(engine: Engine) -> None:
+    fleet = containers.DockerFleet(SPEC, "f1")
+    fleet._access, fleet._shards = {"d": Access("10.0.0.1", 1883, "u", "p")}, {"d": Path("/s")}
+    fleet._networks = {"d": SimpleNamespace(name="n")}
+    fleet._start_one("d")
+
+
+def test_ipv6_is_switched_off_where_there_is_one(engine: Engine) -> None:
+    start(engine)
+    assert engine.started[0]["sysctls"] == {"net.ipv6.conf.all.disable_ipv6": "1"}
+
+
+def test_a_kernel_without_ipv6_starts_containers_too(engine: Engine) -> None:
+    engine.said = "open /proc/sys/net/ipv6/conf/all/disable_ipv6: no such file or directory"
+    start(engine)
+    assert engine.removed == ["edgebed-f1-d"]
+    assert "sysctls" not in engine.started[0]
+    assert engine.started[0]["cap_drop"] == ["ALL"]
+
+
+def test_other_refusals_of_the_engine_are_told(engine: Engine) -> None:
+    engine.said = "no space left on device"
+    with pytest.raises(FleetError, match="no space left"):
+        start(engine)
+    assert engine.started == []
+
+
+def test_a_build_is_given_up_when_the_fleet_is_closed() -> None:
+    read: list[int] = []
+
+    def stream() -> Iterator[dict[str, str]]:
+        for number in range(1000):
+            read.append(number)
+            yield {"stream": "Collecting torch"}
+
+    def absent(tag: str) -> None:
+        raise docker.errors.ImageNotFound("none")
+
+    client = SimpleNamespace(images=SimpleNamespace(get=absent), api=SimpleNamespace(build=lambda **options: stream()))
+
+    def go_on() -> None:
+        if len(read) == 3:
+            raise FleetError("the fleet is being closed", cure="")
+
+    with pytest.raises(FleetError, match="closed"):
+        image.ensure_image(client, lambda line: None, go_on)
+    assert len(read) == 3

@@ -1,0 +1,142 @@
+"""Records go to disk at once and come back whole; torn and damaged files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgebed.errors import UsageError
+from orchestrator.records import types as t
+from orchestrator.records.facts import sort
+from orchestrator.records.reader import decode, read
+from orchestrator.records.recorder import Recorder
+from tests.synthetic import Synthetic
+
+RECORDS = Synthetic(rounds=2).records
+
+
+def write(path: Path, records: list[t.Record]) -> Path:
+    recorder = Recorder(path)
+    for record in records:
+        recorder.record(record)
+    recorder.close()
+    return path
+
+
+def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    extra: list[t.Record] = [
+        t.ReplyDelivered(5, 4, 0, "weak", 0, 10),
+        t.DeviceOut(6, 0, "weak", "late", "not done"),
+        t.DeviceLeft(7, "weak", "last will"),
+        t.Fault(8, "weak", "odd \n \u2028 text"),
+    ]
+    kinds = {type(r) for r in RECORDS + extra}
+    assert kinds == set(t.Record.__args__)
+    assert read(write(tmp_path / "r.jsonl", RECORDS + extra)) == RECORDS + extra
+
+
+def test_a_record_is_on_disk_before_the_call_returns(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(path)
+    recorder.record(RECORDS[0])
+    assert read(path) == RECORDS[:1]
+    recorder.close()
+
+
+@pytest.mark.parametrize("keep", [1, 17, -2, -1])
+def test_torn_last_line_is_left_out_and_removed_when_appending(tmp_path: Path, keep: int) -> None:
+    path = write(tmp_path / "r.jsonl", RECORDS[:3])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:keep])
+    whole = 3 if keep == -1 else 2  # only the newline is missing: nothing is lost
+    assert read(path) == RECORDS[:whole]
+    write(path, RECORDS[3:5])
+    assert read(path) == RECORDS[:whole] + RECORDS[3:5]
+
+
+@given(cut=st.integers(min_value=0, max_value=4000))
+def test_a_file_cut_anywhere_reads_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = write(tmp_path_factory.mktemp("cut") / "r.jsonl", RECORDS[:8])
+    path.write_bytes(path.read_bytes()[:cut])
+    records = read(path)
+    assert records == RECORDS[: len(records)]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"{}", b"[1]", b'{"type":"no_such"}', b"\x00\x00\xff", b'{"type":"fault","at_ns":"x"}']
+)
+def test_damage_in_the_middle_names_the_line(tmp_path: Path, bad: bytes) -> None:
+    path = write(tmp_path / "r.jsonl", RECORDS[:4])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + bad + b"\n" + b"".join(lines[2:]))
+    with pytest.raises(UsageError, match=r"r\.jsonl:3:") as caught:
+        read(path)
+    assert caught.value.cure
+
+
+def test_missing_file_has_a_cure(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path / "none.jsonl")
+    assert "records.jsonl" in caught.value.cure
+
+
+def test_a_diverged_loss_does_not_make_the_file_unreadable(tmp_path: Path) -> None:
+    """JSON has no NaN, and the run with the NaN is the one that somebody will want to read."""
+    records: list[t.Record] = []
+    for record in RECORDS:
+        if isinstance(record, t.Evaluated):
+            record = msgspec.structs.replace(record, loss=math.nan)
+        if isinstance(record, t.UpdateReceived):
+            record = msgspec.structs.replace(record, report=msgspec.structs.replace(record.report, loss=math.inf))
+        records.append(record)
+    back = read(write(tmp_path / "r.jsonl", records))
+    assert len(back) == len(records)
+    assert all(math.isnan(r.loss) for r in back if isinstance(r, t.Evaluated))
+    assert sort(back).rounds()[0][1].updates["weak"].bytes > 0
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_decoder_fail(line: bytes) -> None:
+    decode(line)
+
+
+def test_subscribers_hear_everything_until_they_leave(tmp_path: Path) -> None:
+    recorder, heard = Recorder(tmp_path / "r.jsonl"), list[t.Record]()
+    leave = recorder.subscribe(heard.append)
+    recorder.record(RECORDS[0])
+    leave()
+    leave()
+    recorder.record(RECORDS[1])
+    assert heard == RECORDS[:1]
+    recorder.close()
+
+
+def test_a_failing_subscriber_is_let_go_and_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    recorder, heard = Recorder(tmp_path / "r.jsonl"), list[t.Record]()
+
+    def fail(record: t.Record) -> None:
+        raise ZeroDivisionError("page")
+
+    recorder.subscribe(fail)
+    recorder.subscribe(heard.append)
+    recorder.record(RECORDS[0])
+    recorder.record(RECORDS[1])
+    recorder.close()
+    faults = [r for r in read(tmp_path / "r.jsonl") if isinstance(r, t.Fault)]
+    assert len(faults) == 1
+    assert "page" in faults[0].what
+    assert [r for r in heard if not isinstance(r, t.Fault)] == RECORDS[:2]
+
+
+def test_what_comes_after_close_is_dropped(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r.jsonl")
+    recorder.record(RECORDS[0])
+    recorder.close()
+    recorder.record(RECORDS[1])
+    recorder.close()
+    assert read(tmp_path / "r.jsonl") == RECORDS[:1]

@@ -1,0 +1,256 @@
+"""Pages hold what they must and need no network; the trace is a valid one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.records import types as t
+from orchestrator.records.facts import sort
+from orchestrator.records.summary import summarise, write_summary
+from orchestrator.records.timeline import timelines
+from orchestrator.report import charts, write_comparison, write_report, write_results
+from orchestrator.report.page import embedded
+from orchestrator.report.palette import PHASES
+from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
+from tests.synthetic import BATCHES, FLEET, Speed, Synthetic
+from tests.unit.test_summary import keep, resumed, throttle
+
+LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = keep(tmp_path_factory.mktemp("runs") / "run", LOST)
+    write_report(folder)
+    assert not list(folder.glob("*.part"))
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def body(page: str) -> str:
+    """The page without the chart library."""
+    return re.sub(r"<script>.{100000,}?</script>", "", page, flags=re.DOTALL)
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r"const data = (\{.*\});\n", page)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found.group(1))
+    return data
+
+
+def test_enforcement_dilation_and_calibration_are_in_sight(page: str) -> None:
+    header = body(page).split("<main>")[0]
+    for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "timeline residual"):
+        assert text in header
+    bad = [msgspec.structs.replace(r, calibrated=False) if isinstance(r, t.RunStarted) else r for r in LOST]
+    assert summarise(bad)["calibrated"] is False
+
+
+def test_the_page_needs_no_network(page: str) -> None:
+    text = body(page)
+    assert not re.search(r"<(link|img|iframe)|src=|@import|url\(", text)
+    assert len(page) > 1_000_000  # the chart library is inside
+
+
+def test_the_page_tells_of_limits_calibration_and_losses(page: str) -> None:
+    text = body(page)
+    for expected in ("left out of round 2: lost", "signal 9", "came back", "profile-weak", "30 Mbit/s", "cpu busy"):
+        assert expected in text
+
+
+def test_limits_that_agents_hold_themselves_are_shown_as_not_read_back(tmp_path: Path) -> None:
+    nothing = {"held_cpus": None, "held_uplink_bit_s": None, "held_downlink_bit_s": None}
+    for enforcement, shown in (("software", "0.5 / –"), ("kernel", "0.5 / none")):
+        changes: dict[type[t.Record], dict[str, Any]] = {
+            t.LimitsSet: nothing,
+            t.RunStarted: {"enforcement": enforcement},
+        }
+        records = [msgspec.structs.replace(r, **changes.get(type(r), {})) for r in Synthetic().records]
+        folder = keep(tmp_path / enforcement, records)
+        write_report(folder)
+        text = body((folder / "report.html").read_text(encoding="utf-8"))
+        assert shown in text
+        assert ('<tr class="bad">' in text) is (enforcement == "kernel")
+
+
+def test_every_round_can_be_chosen_and_its_gantt_holds_the_timeline(page: str) -> None:
+    gantt = data_of(page)["gantt"]
+    assert len(gantt) == 4
+    first = next(timelines(sort(LOST)))
+    bars = sum(len(trace["x"]) for trace in gantt[0]["figure"]["data"])
+    assert bars == sum(len(device.segments) for device in first.devices.values())
+    longest = max(b + x for trace in gantt[0]["figure"]["data"] for b, x in zip(trace["base"], trace["x"], strict=True))
+    assert longest == pytest.approx((first.facts.end_ns - first.facts.start_ns) / 1e9 / 2.5, abs=1e-5)
+
+
+def test_a_resumed_run_shows_every_round_with_the_dilation_of_its_stretch(tmp_path: Path) -> None:
+    records = resumed(enforcement="software")
+    folder = keep(tmp_path / "run", [*records[:-4], t.Fault(records[-4].at_ns, "weak", "odd"), *records[-4:]])
+    write_report(folder)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "limits held by: software" in body(page)
+    lengths = [entry["figure"]["layout"]["xaxis"]["range"][1] for entry in data_of(page)["gantt"]]
+    assert lengths[0] == pytest.approx(4 * lengths[2], rel=1e-4)
+
+
+def test_the_dilation_badge_says_that_the_server_is_not_slowed(page: str, tmp_path: Path) -> None:
+    header, main = body(page).split("<main>")
+    assert re.search(r'title="[^"]*server[^"]*not slowed[^"]*">dilation 2.5<', header)
+    assert "server, the merge and the broker are not slowed" in main
+    folder = keep(tmp_path / "run", Synthetic().records)
+    write_report(folder)
+    assert "not slowed" not in body((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_says_how_long_quotas_stopped_whom(page: str, tmp_path: Path) -> None:
+    assert "stopped by its CPU quota" not in page  # nobody reported any
+    folder = keep(tmp_path / "run", throttle(Synthetic().records, "weak", 0.5))
+    write_report(folder)
+    text = body((folder / "report.html").read_text(encoding="utf-8"))
+    assert "<tr><td>weak</td><td>4.94 s</td><td>50.0%</td></tr>" in text  # 4 × (20 + 3 × (400 + 5)) ms
+    assert "<tr><td>strong</td><td>1.34 s</td><td>–</td></tr>" in text
+
+
+def test_facts_from_before_the_run_are_no_events_of_it(tmp_path: Path) -> None:
+    began, *rest = LOST
+    replayed = t.DeviceJoined(began.at_ns - 1, "weak", "weak#0", True), t.DeviceLeft(began.at_ns - 1, "weak", "bored")
+    folder = keep(tmp_path / "run", [began, *replayed, *rest])
+    write_report(folder)
+    assert "bored" not in body((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_names_from_outside_cannot_write_into_the_page(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    records = [msgspec.structs.replace(r, method=evil) if isinstance(r, t.RunStarted) else r for r in LOST]
+    records.append(t.Fault(20, evil, evil))
+    folder = keep(tmp_path / "run", records)
+    write_report(folder)
+    write_comparison([folder, folder], tmp_path / "all.html")
+    for name in (folder / "report.html", tmp_path / "all.html"):
+        assert "<script>alert" not in name.read_text(encoding="utf-8")
+    assert json.loads(str(embedded({"a": evil + "\u2028"}))) == {"a": evil + "\u2028"}
+
+
+def test_all_results_at_once_are_those_written_one_by_one(tmp_path: Path) -> None:
+    one, other = keep(tmp_path / "one", LOST), keep(tmp_path / "other", LOST)
+    assert write_results(one) == write_summary(other)
+    write_report(other)
+    names = sorted(path.name for path in other.iterdir())
+    assert names == sorted(path.name for path in one.iterdir())
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_a_run_without_rounds_has_a_page_too(tmp_path: Path) -> None:
+    folder = keep(tmp_path / "run", Synthetic(rounds=0).records)
+    write_report(folder)
+    assert "No round was finished" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_comparison_draws_every_run(tmp_path: Path) -> None:
+    folders = [keep(tmp_path / m, Synthetic(method=m).records) for m in ("dtfl", "fedavg")]
+    for folder in folders:
+        write_summary(folder)
+    write_comparison(folders, tmp_path / "all.html")
+    figures = data_of((tmp_path / "all.html").read_text(encoding="utf-8"))["figures"]
+    assert [trace["name"] for trace in figures["accuracy"]["data"]] == ["dtfl", "fedavg"]
+
+
+def test_every_name_of_a_phase_has_a_colour() -> None:
+    names = {s.name for r in timelines(sort(LOST)) for d in r.devices.values() for s in d.segments}
+    assert names <= set(PHASES)
+
+
+def test_of_many_rounds_the_telling_ones_are_drawn() -> None:
+    summary = summarise(Synthetic(rounds=12).records)
+    summary["round_s"][5] = 99.0
+    assert len(charts.choose(summary, 12)) == 12
+    labels = [label for _, label in charts.choose(summary, 4)]
+    assert len(labels) <= 4
+    assert any("slowest" in label and "round 6" in label for label in labels)
+    assert charts.choose({"round_s": []}, 4) == []
+
+
+# ---- trace ----
+
+
+def events_of(records: list[t.Record]) -> list[dict[str, Any]]:
+    return list(trace_events(sort(records)))
+
+
+def test_the_file_is_json_and_says_what_it_is(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json", sort(LOST))
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace["otherData"]["dilation"] == 2.5
+    assert trace["traceEvents"] == events_of(LOST)
+
+
+def test_events_have_what_the_format_asks_for() -> None:
+    for event in events_of(LOST):
+        assert {"ph", "name", "pid", "tid"} <= set(event)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+        else:
+            assert event["ph"] in "Msf"
+
+
+def test_every_device_is_a_process_with_a_name() -> None:
+    events = events_of(LOST)
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert set(named.values()) == {"orchestrator", *FLEET}
+    assert {e["pid"] for e in events} == set(named)
+
+
+def test_slices_of_one_track_never_overlap() -> None:
+    fleet = {f"d{i}": Speed() for i in range(5)}  # alike, so their server steps fall together
+    tracks = defaultdict(list)
+    for event in events_of(Synthetic(fleet).records):
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len([tid for pid, tid in tracks if pid == ORCHESTRATOR]) > 3  # rounds, phases, several lanes of steps
+    for slices in tracks.values():
+        slices.sort()
+        assert all(a[1] <= b[0] + 1e-3 for a, b in pairwise(slices))
+
+
+def test_arrows_lead_from_every_upload_to_its_step() -> None:
+    events = events_of(Synthetic().records)
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert set(starts) == set(ends)
+    assert len(starts) == 4 * len(FLEET) * BATCHES
+    slices = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
+    for id, start in starts.items():
+        assert start["ts"] <= ends[id]["ts"]
+        for end in (start, ends[id]):
+            assert (end["pid"], end["tid"], end["ts"]) in slices
+
+
+def test_stretches_follow_one_another() -> None:
+    first, second = Synthetic(rounds=2, finish=False), Synthetic(rounds=2, first_round=2)
+    rounds = [e for e in events_of(first.records + second.records) if e["name"].startswith("round ")]
+    assert [e["name"] for e in rounds] == ["round 1", "round 2", "round 3", "round 4"]
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(rounds))
+
+
+def test_every_stretch_has_the_scale_of_its_dilation() -> None:
+    rounds = [e for e in events_of(resumed((2.0, 8.0))) if e["name"].startswith("round ")]
+    assert [e["dur"] for e in rounds] == pytest.approx([rounds[0]["dur"] / d for d in (1, 1, 4, 4)], rel=0.05)
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(rounds))
+
+
+def test_a_run_too_large_for_a_viewer_is_thinned_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.report.trace.MOST_EVENTS", 200)
+    write_trace(tmp_path / "trace.json", sort(Synthetic(rounds=6).records))
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    rounds = [e["name"] for e in trace["traceEvents"] if e["name"].startswith("round ")]
+    assert 0 < len(rounds) < 6
+    assert "th round" in trace["otherData"]["rounds"]

@@ -1,0 +1,156 @@
+"""The roster: joins, returns, phases recorded once, probes answered, foreign messages without effect."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+import edgebed
+from edgebed.errors import FleetError
+from edgebed.wire.messages import (
+    Configure,
+    Control,
+    Phase,
+    PhasesSeen,
+    Ping,
+    Pong,
+    Presence,
+    Probe,
+    ProbeResult,
+    Status,
+)
+from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
+from orchestrator.roster import DeviceEvent, Joined, Left, Roster
+
+
+class Desk:
+    """A roster with everything it says and records in lists, and devices that answer when told to."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Control]] = []
+        self.records: list[Record] = []
+        self.events: list[DeviceEvent] = []
+        self.answer = lambda device, message: None
+        self.roster = Roster(["a", "b"], self.say, self.records.append)
+        self.roster.listen(self.events.append)
+
+    def say(self, device: str, message: Control) -> None:
+        self.said.append((device, message))
+        reply = self.answer(device, message)
+        if reply is not None:
+            asyncio.get_running_loop().call_soon(self.roster.on_control, device, reply)
+
+    def of(self, kind: type) -> list[object]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def presence(
+    device: str = "a", incarnation: str = "1", online: bool = True, protocol: int = edgebed.PROTOCOL
+) -> Presence:
+    return Presence(device, incarnation, online, protocol, samples=7)
+
+
+def status(incarnation: str = "1", configured: int = 0, progress: int = 0, first: int = 0, phases: int = 0) -> Status:
+    made = tuple(Phase("compute", "t", i, i + 1) for i in range(first, first + phases))
+    return Status("a", incarnation, configured, "t", "compute", progress, 0.0, 0, made, first)
+
+
+def test_a_device_joins_leaves_and_returns() -> None:
+    desk = Desk()
+    for message in (presence(), presence(), presence(online=False), presence(incarnation="2")):
+        desk.roster.on_control("a", message)
+    assert [e for e in desk.events if not hasattr(e, "moved")] == [
+        Joined("a", False, False),
+        Left("a", "its connection ended (last will)"),
+        Joined("a", True, True),
+    ]
+    assert desk.roster.present() == ["a"]
+
+
+def test_the_will_of_an_earlier_agent_changes_nothing() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence(incarnation="2"))
+    desk.roster.on_control("a", presence(incarnation="1", online=False))
+    assert desk.roster.present() == ["a"]
+    assert not desk.of(DeviceLeft)
+
+
+def test_a_device_that_speaks_after_its_will_is_back() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence())
+    desk.roster.on_control("a", presence(online=False))
+    desk.roster.on_control("a", status())
+    assert desk.roster.present() == ["a"]
+    assert Joined("a", True, False) in desk.events
+
+
+def test_another_protocol_is_refused_with_a_fault() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence(protocol=99))
+    assert not desk.roster.present()
+    (fault,) = desk.of(Fault)
+    assert isinstance(fault, Fault)
+    assert "update" in fault.what
+
+
+def test_foreign_devices_and_false_names_change_nothing() -> None:
+    desk = Desk()
+    desk.roster.on_control("stranger", presence("stranger"))
+    desk.roster.on_control("b", presence("a"))
+    assert not desk.roster.present()
+    assert not desk.records
+
+
+def test_phases_are_recorded_once_and_acknowledged() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence())
+    desk.roster.on_control("a", status(first=0, phases=3))
+    desk.roster.on_control("a", status(first=0, phases=5))  # the acknowledgement was lost: repeated and more
+    desk.roster.on_control("a", status(first=2, phases=2))  # late
+    desk.roster.on_control("a", status(first=9, phases=2))  # a gap cannot be: the device repeats from what is missing
+    recorded = [phase.start_ns for record in desk.of(DevicePhases) for phase in record.phases]  # type: ignore[attr-defined]
+    assert recorded == [0, 1, 2, 3, 4]
+    assert desk.said[-1] == ("a", PhasesSeen("1", 5))
+
+
+async def test_configure_repeats_until_the_device_has_it() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence())
+    tries = 0
+
+    def answer(device: str, message: Control) -> Control | None:
+        nonlocal tries
+        tries += isinstance(message, Configure)
+        return status(configured=message.seq) if isinstance(message, Configure) and tries > 1 else None
+
+    desk.answer = answer
+    await desk.roster.configure("a", Configure(0, threads=1, heartbeat_s=1.0))
+    assert tries == 2
+
+
+async def test_probe_and_clock() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence())
+
+    def answer(device: str, message: Control) -> Control | None:
+        match message:
+            case Probe():
+                return ProbeResult("a", message.id, wall_s=2.0)
+            case Ping(seq, sent):
+                return Pong("a", seq, sent, sent + 5_000_000_000)
+        return None
+
+    desk.answer = answer
+    assert (await desk.roster.probe("a", Probe("", "busy"))).wall_s == 2.0
+    offset = await desk.roster.measure_clock("a", rounds=2)
+    assert offset.offset_ns == pytest.approx(5_000_000_000, abs=offset.uncertainty_ns)
+
+
+async def test_waiting_names_the_devices_that_do_not_come() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence())
+    with pytest.raises(FleetError, match=r"1 of 2 devices did not join .*: b"):
+        await desk.roster.wait_joined(0.05)
+    assert msgspec.structs.asdict(desk.of(DeviceJoined)[0])["device"] == "a"  # type: ignore[call-overload]

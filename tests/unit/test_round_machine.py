@@ -1,0 +1,128 @@
+"""The round machine: liveness by progress, deadline, quorum, and indifference to foreign or repeated events."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.rounds.machine import (
+    OPEN,
+    Completed,
+    Delivered,
+    Dropped,
+    Effect,
+    Event,
+    Finish,
+    Leave,
+    Progressed,
+    RoundMachine,
+    State,
+    Tick,
+    Updated,
+)
+
+
+def machine(*devices: str, deadline_s: float | None = None, quorum: int = 1, liveness_s: float = 10.0) -> RoundMachine:
+    return RoundMachine(devices, 0.0, deadline_s=deadline_s, quorum=quorum, liveness_s=liveness_s)
+
+
+def play(m: RoundMachine, *events: tuple[float, Event]) -> list[Effect]:
+    return [effect for now, event in events for effect in m.handle(event, now)]
+
+
+def work(device: str, at: float) -> list[tuple[float, Event]]:
+    return [(at, Delivered(device)), (at, Updated(device)), (at, Completed(device))]
+
+
+def test_the_round_ends_when_all_are_done_in_the_order_of_names() -> None:
+    effects = play(machine("b", "a"), *work("b", 1), *work("a", 2))
+    assert effects == [Finish(("a", "b"), "all done")]
+
+
+def test_a_lost_device_costs_its_own_work_and_nothing_else() -> None:
+    effects = play(machine("a", "b"), (1, Dropped("a", "lost", "killed")), *work("b", 2))
+    assert effects == [Leave("a", "lost", "killed"), Finish(("b",), "all done")]
+
+
+def test_a_slow_device_that_progresses_is_never_lost() -> None:
+    m = machine("a", liveness_s=10)
+    events: list[tuple[float, Event]] = []
+    for now in range(0, 500, 9):
+        events += [(now, Progressed("a")), (now + 8.9, Tick())]
+    assert play(m, (0, Delivered("a")), *events) == []
+
+
+def test_a_silent_device_is_lost_after_liveness() -> None:
+    m = machine("a", "b", liveness_s=10)
+    play(m, *work("b", 1), (2, Delivered("a")))
+    assert m.wakeup(2.0) == 12
+    effects = play(m, (12, Tick()))
+    assert [type(e) for e in effects] == [Leave, Finish]
+    assert m.states["a"] is State.OUT
+
+
+def test_the_deadline_ends_the_round_with_the_quorum_and_names_the_late() -> None:
+    m = machine("a", "b", "c", deadline_s=5, quorum=2, liveness_s=1000)
+    play(m, *work("a", 1), *work("b", 2), (2, Delivered("c")))
+    effects = play(m, (5, Tick()))
+    assert effects[0] == Leave("c", "late", "not done at the deadline of 5 s")
+    assert effects[1] == Finish(("a", "b"), "deadline")
+
+
+def test_below_the_quorum_the_deadline_waits() -> None:
+    m = machine("a", "b", "c", deadline_s=5, quorum=2, liveness_s=1000)
+    assert play(m, *work("a", 1), (5, Tick()), (6, Progressed("b"))) == []
+    assert play(m, *work("b", 7))[-1] == Finish(("a", "b"), "deadline")
+
+
+def test_a_round_with_too_few_is_void() -> None:
+    m = machine("a", "b", quorum=2)
+    effects = play(m, *work("a", 1), (2, Dropped("b", "failed", "out of memory")))
+    assert effects[-1] == Finish((), "void")
+
+
+def test_what_is_done_stays_done() -> None:
+    m = machine("a", "b")
+    play(m, *work("a", 1))
+    assert play(m, (2, Dropped("a", "lost", "went away afterwards"))) == []
+    assert m.done() == ("a",)
+
+
+def test_a_device_whose_update_is_here_is_no_longer_needed() -> None:
+    m = machine("a", "b", liveness_s=10)
+    effects = play(m, (1, Updated("a")), *work("b", 2), (3, Dropped("a", "lost", "killed")), (500, Tick()))
+    assert effects == []
+    assert m.wakeup(1000.0) is None
+    assert play(m, (501, Completed("a"))) == [Finish(("a", "b"), "all done")]
+
+
+events = st.one_of(
+    [st.builds(kind, st.sampled_from("abx")) for kind in (Delivered, Progressed, Updated, Completed)]
+    + [st.builds(Dropped, st.sampled_from("abx"), st.just("lost"), st.just("w")), st.just(Tick())]
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), events), max_size=60))
+def test_any_order_of_events_ends_the_round_once_and_only_with_completed_devices(
+    steps: list[tuple[float, Event]],
+) -> None:
+    m = machine("a", "b", deadline_s=40, liveness_s=15)
+    now, effects, completed = 0.0, [], set()
+    endings: list[tuple[float, Event]] = [(1000.0, Tick()), (0.0, Completed("a")), (0.0, Completed("b"))]
+    for delta, event in [*steps, *endings]:
+        now += delta
+        updated = {d for d, s in m.states.items() if s is State.UPDATED}
+        if isinstance(event, Completed) and event.device in updated and not m.finished:
+            completed.add(event.device)
+        effects += m.handle(event, now)
+    ends = [e for e in effects if isinstance(e, Finish)]
+    assert len(ends) == 1
+    assert set(ends[0].merged) == completed
+    assert not any(s in OPEN for s in m.states.values())
+    assert m.wakeup(now) is None
+
+
+def test_after_the_deadline_nothing_wakes_the_round_but_liveness() -> None:
+    m = machine("a", "b", deadline_s=5, quorum=2, liveness_s=100)
+    play(m, *work("a", 1), (2, Delivered("b")), (5, Tick()))
+    assert m.wakeup(5.0) == 102

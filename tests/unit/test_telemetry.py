@@ -1,0 +1,47 @@
+"""Where an agent finds the counters of its own cgroup, and what it reads there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.telemetry import Throttling, parse_cpu_stat
+
+V1 = b"nr_periods 9\nnr_throttled 4\nthrottled_time 7000\n"
+V2 = b"usage_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 7\n"
+
+
+def host(root: Path, membership: str, **files: bytes) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(membership)
+    for name, content in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/") / "cpu.stat"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    return root
+
+
+@pytest.mark.parametrize("text", [V1, V2])
+def test_both_versions_are_read(text: bytes) -> None:
+    assert parse_cpu_stat(text) == (7000, 4)
+
+
+def test_its_own_group_comes_before_the_root(tmp_path: Path) -> None:
+    zero = V1.replace(b"4", b"0").replace(b"7000", b"0")
+    root = host(tmp_path, "4:cpu,cpuacct:/edgebed/d1\n", cpu=zero, cpu__edgebed__d1=V1)
+    assert Throttling(root).read() == (7000, 4)
+
+
+def test_in_a_container_the_top_of_the_mount_is_its_own(tmp_path: Path) -> None:
+    assert Throttling(host(tmp_path, "4:cpu:/docker/abc\n", cpu=V1)).read() == (7000, 4)
+
+
+def test_version_2(tmp_path: Path) -> None:
+    assert Throttling(host(tmp_path, "0::/edgebed/d1\n", edgebed__d1=V2)).read() == (7000, 4)
+
+
+def test_nothing_to_see(tmp_path: Path) -> None:
+    nothing = Throttling(host(tmp_path, "0::/\n"))
+    assert not nothing.visible
+    assert nothing.read() == (0, 0)

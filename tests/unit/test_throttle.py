@@ -1,0 +1,218 @@
+"""Limits to tc and cgroup values and back; each trap of the design has its test here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgebed.errors import LimitError
+from orchestrator.fleet import throttle
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.profile import Limits
+
+LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)
+V1 = {
+    "cpu.cfs_quota_us": "20000\n",
+    "cpu.cfs_period_us": "100000\n",
+    "cpu.stat": "nr_periods 40\nnr_throttled 7\nthrottled_time 2500000000\nnr_bursts 0\nburst_time 0\n",
+    "cpuacct.usage": "3000000000\n",
+    "memory.limit_in_bytes": f"{512 * 2**20}\n",
+    "memory.usage_in_bytes": f"{100 * 2**20}\n",
+}
+V2 = {
+    "cpu.max": "20000 100000\n",
+    "cpu.stat": "usage_usec 3000000\nuser_usec 1\nnr_periods 40\nnr_throttled 7\nthrottled_usec 2500000\n",
+    "memory.max": f"{512 * 2**20}\n",
+    "memory.current": f"{100 * 2**20}\n",
+}
+
+
+def argument(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_rates_are_bits_never_tcs_mbps() -> None:
+    command, queue = throttle.shape_commands("eth0", LIMITS.uplink_bit_s)
+    assert argument(command, "rate") == "10000000bit"
+    assert not any("bps" in word for word in command + queue)
+
+
+@given(st.integers(10_000, 100 * 10**9))
+def test_the_burst_passes_a_whole_frame_and_little_more(rate: int) -> None:
+    command, _ = throttle.shape_commands("eth0", rate)
+    burst = int(argument(command, "burst"))
+    assert burst >= 1514
+    assert (burst - throttle.FRAME) * 8 / rate <= 0.25e-3
+
+
+def test_latency_hangs_below_the_rate() -> None:
+    root, netem = throttle.shape_commands("eth0", 10**7, latency_ms=12.5)
+    assert argument(root, "handle") == "1:"
+    assert argument(netem, "parent") == "1:1"
+    assert argument(netem, "delay") == "12500us"
+
+
+def test_without_latency_a_plain_queue_takes_the_place_of_an_earlier_delay() -> None:
+    delayed, plain = (throttle.shape_commands("eth0", 10**7, latency_ms=ms)[1] for ms in (20, 0))
+    assert argument(delayed, "parent") == argument(plain, "parent")
+    assert argument(delayed, "handle") != argument(plain, "handle")  # the kernel changes no qdisc's kind in place
+    assert "netem" not in plain
+    assert "del" not in delayed + plain  # the link is never free in between
+
+
+def test_arrivals_are_led_through_the_ifb_whole() -> None:
+    commands = throttle.ifb_commands("eth0", "ifb9")
+    assert ["tc", "qdisc", "replace", "dev", "eth0", "handle", "ffff:", "ingress"] in commands
+    assert commands[-1][-1] == "ifb9"
+    assert "all" in commands[-1]  # every protocol: nothing goes round
+
+
+def test_cpu_is_a_quota_never_shares() -> None:
+    for version in (1, 2):
+        text = json.dumps(throttle.cgroup_values(LIMITS, version))
+        assert "shares" not in text
+        assert "weight" not in text
+    assert ("cpu", "cpu.max", "20000 100000") in throttle.cgroup_values(LIMITS, 2)
+    assert ("cpu", "cpu.cfs_quota_us", "20000") in throttle.cgroup_values(LIMITS, 1)
+
+
+def test_no_swap_beside_the_memory() -> None:
+    assert ("memory", "memory.swap.max", "0") in throttle.cgroup_values(LIMITS, 2)
+    assert ("memory", "memory.memsw.limit_in_bytes", str(512 * 2**20)) in throttle.cgroup_values(LIMITS, 1)
+
+
+@given(st.lists(st.integers(64, 2000), min_size=1, max_size=5))
+def test_version_one_takes_every_write_whatever_was_there_before(sizes: list[int]) -> None:
+    """The kernel refuses a limit of memory above that of memory and swap, and one of both below that of memory."""
+    memory = both = 2**63
+    for size in sizes:
+        values = throttle.cgroup_values(msgspec.structs.replace(LIMITS, memory_mib=size), 1)
+        for _, name, value in [*values, *(throttle.no_limits(1) if size % 2 else [])]:
+            number = 2**63 if value == "-1" else int(value)
+            memory = number if name == "memory.limit_in_bytes" else memory
+            both = number if name == "memory.memsw.limit_in_bytes" else both
+            assert memory <= both
+
+
+def test_a_quota_the_kernel_cannot_hold_is_refused() -> None:
+    assert throttle.quota_us(0.01) == 1000
+    with pytest.raises(LimitError):
+        throttle.quota_us(0.009)
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(0.1, 1), (1.0, 1), (1.9, 1), (2.0, 2), (4.5, 4)])
+def test_threads_are_whole_cpus(cpus: float, threads: int) -> None:
+    assert Limits(cpus, 1, 1, 1).threads == threads
+
+
+@pytest.mark.parametrize(("files", "version"), [(V1, 1), (V2, 2)])
+def test_both_cgroup_versions_read_alike(files: dict[str, str], version: int) -> None:
+    group = throttle.parse_cgroup(files, version)
+    assert group == throttle.Group(0.2, 512, 3.0, 2.5, 7, 100.0)
+
+
+def test_no_limit_reads_as_none() -> None:
+    unlimited = {"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "9223372036854771712"}
+    group = throttle.parse_cgroup(V1 | unlimited, 1)
+    assert (group.cpus, group.memory_mib) == (None, None)
+    group = throttle.parse_cgroup(V2 | {"cpu.max": "max 100000", "memory.max": "max"}, 2)
+    assert (group.cpus, group.memory_mib) == (None, None)
+
+
+@pytest.mark.parametrize("name", sorted(V1))
+def test_a_missing_cgroup_file_is_an_error_not_a_zero(name: str) -> None:
+    with pytest.raises(LimitError):
+        throttle.parse_cgroup({k: v for k, v in V1.items() if k != name}, 1)
+
+
+TBF = {"kind": "tbf", "root": True, "options": {"rate": 1_250_000, "burst": 1852, "lat": 1}, "bytes": 9, "drops": 2}
+
+
+def test_tc_tells_bytes_per_second() -> None:
+    shaped = throttle.parse_qdisc(json.dumps([TBF]))
+    assert (shaped.rate_bit_s, shaped.bytes, shaped.drops) == (10_000_000, 9, 2)
+
+
+@pytest.mark.parametrize(
+    "qdiscs", [[], [{"kind": "noqueue", "root": True}], [{"kind": "htb", "root": True, "options": {"rate": 1}}]]
+)
+def test_what_is_not_our_tbf_is_no_limit(qdiscs: list[object]) -> None:
+    assert throttle.parse_qdisc(json.dumps(qdiscs)).rate_bit_s is None
+
+
+def test_a_tbf_below_the_root_is_no_limit() -> None:
+    assert throttle.parse_qdisc(json.dumps([{**TBF, "root": False}])).rate_bit_s is None
+
+
+# As `tc -j -s qdisc show` of iproute2 6.1 prints them; the entry of netem follows its source, which gives seconds.
+DELAYED = """[{"kind":"tbf","handle":"1:","root":true,"refcnt":3,"options":{"rate":3750000,"burst":1998,"lat":69372},
+"bytes":90,"packets":1,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0},
+{"kind":"netem","handle":"10:","parent":"1:1","options":{"limit":10000,"delay":{"delay":0.02,"jitter":0,"correlation":0},
+"ecn":false,"gap":0},"bytes":0,"packets":0,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0}]"""
+PLAIN = """[{"kind":"tbf","handle":"1:","root":true,"refcnt":3,"options":{"rate":3750000,"burst":1998,"lat":69372},
+"bytes":90,"packets":1,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0},
+{"kind":"bfifo","handle":"20:","parent":"1:1","options":{"limit":262144},
+"bytes":0,"packets":0,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0}]"""
+
+
+def test_latency_is_read_back_beside_the_rate() -> None:
+    delayed, plain = throttle.parse_qdisc(DELAYED), throttle.parse_qdisc(PLAIN)
+    assert (delayed.rate_bit_s, delayed.latency_ms) == (30_000_000, 20.0)
+    assert (plain.rate_bit_s, plain.latency_ms) == (30_000_000, 0.0)
+    assert "20 ms" in delayed.text
+
+
+@given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
+def test_nothing_tc_prints_breaks_the_parser_otherwise(output: str) -> None:
+    with contextlib.suppress(LimitError):
+        assert throttle.parse_qdisc(output).rate_bit_s is None
+
+
+def test_a_limit_that_did_not_take_is_named() -> None:
+    def held(cpus: float | None = 0.2, up: int | None = 10**7, down: int | None = 3 * 10**7) -> list[str]:
+        return throttle.mismatches(LIMITS, Held("d", LIMITS, cpus, up, down, 512, 0.0, 0.0, 0, 0.0, 0, 0, True))
+
+    assert held() == []
+    assert "CPU quota is not limited" in held(cpus=None)[0]
+    assert "downlink is not limited" in held(down=None)[0]
+    assert "uplink is 8e+07" in held(up=8 * 10**7)[0]
+    assert held(up=10**7 - 4) == []  # tc keeps whole bytes per second
+    assert "uplink" in held(up=int(0.98e7))[0]
+
+
+HELD = Held("d", LIMITS, 0.2, 10**7, 3 * 10**7, 512, 0.0, 0.0, 0, 0.0, 0, 0, True)
+
+
+def test_a_latency_that_did_not_take_or_stayed_is_named() -> None:
+    wanted = msgspec.structs.replace(LIMITS, latency_ms=20.0)
+    both = msgspec.structs.replace(HELD, uplink_latency_ms=20.0, downlink_latency_ms=20.0)
+    assert throttle.mismatches(wanted, both) == []
+    assert ["uplink" in words for words in throttle.mismatches(wanted, HELD)] == [True, False]
+    assert len(throttle.mismatches(LIMITS, both)) == 2
+    assert throttle.mismatches(wanted, msgspec.structs.replace(both, downlink_latency_ms=0.0)) == [
+        "latency of the downlink is 0, wanted 20 ms"
+    ]
+
+
+def test_what_the_kernel_does_not_hold_is_not_judged_by_what_it_says() -> None:
+    nothing = {"cpus": None, "uplink_bit_s": None, "downlink_bit_s": None, "memory_mib": None}
+    assert len(throttle.mismatches(LIMITS, msgspec.structs.replace(HELD, **nothing))) == 4
+    assert throttle.mismatches(LIMITS, msgspec.structs.replace(HELD, **nothing, read_back=False)) == []
+
+
+def test_docker_without_a_readable_kernel() -> None:
+    config = {"CpuQuota": 20000, "CpuPeriod": 100000, "Memory": 512 * 2**20}
+    stats = {
+        "cpu_stats": {
+            "cpu_usage": {"total_usage": 3 * 10**9},
+            "throttling_data": {"throttled_periods": 7, "throttled_time": 2_500_000_000},
+        },
+        "memory_stats": {"usage": 100 * 2**20},
+    }
+    assert throttle.parse_docker_stats(config, stats) == throttle.Group(0.2, 512, 3.0, 2.5, 7, 100.0)
+    assert throttle.parse_docker_stats({"CpuQuota": -1}, {}).cpus is None
