@@ -105,7 +105,7 @@ class Agent:
             on_progress=lambda peer, transfer: self._advance(),
         )
         self._throttle = throttle
-        self._threads, self._heartbeat_s, self._configured = 1, 5.0, -1
+        self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
         self._progress = 0
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
@@ -195,7 +195,7 @@ class Agent:
     def _configure(self, wanted: Configure) -> None:
         if wanted.seq > self._configured:
             self._configured = wanted.seq
-            self._threads, self._heartbeat_s = wanted.threads, wanted.heartbeat_s
+            self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
             self._throttle.configure(wanted)
         self._beat_now.set()
 
@@ -223,7 +223,7 @@ class Agent:
     def _train(self, task: Task) -> None:
         inbound = self._bodies.pop(task.id)
         self._run = run = TaskRun(task, inbound, self._tools)
-        future = self._pool.submit(run.work, self._trainer, self._threads)
+        future = self._pool.submit(run.work, self._trainer, self._threads, self._cpus)
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._trained, run, done))
 
     def _trained(self, run: TaskRun, done: Future[Result]) -> None:

@@ -47,11 +47,11 @@ class TaskRun:
         self._replies = ReplyBox(self._cancelled)
         self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled)
 
-    def work(self, trainer: Trainer, threads: int) -> Result:
+    def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
         self._tools.thread_cpu.watch(threading.get_ident())
         body, self._body = self._body, b""  # the trainer alone holds it, and lets go after decoding
-        return trainer.run(self.task, body, self, threads)
+        return trainer.run(self.task, body, self, threads, cpus)
 
     def upload(self, header: Header, body: bytes | bytearray) -> None:
         self.outbox.put(header, body)
@@ -92,6 +92,7 @@ class TaskRun:
             compute_s=result.compute_s,
             compute_cpu_s=result.compute_cpu_s,
             encode_s=result.encode_s,
+            notes=result.notes,
             throttled_s=throttled_s,
             download_bytes=self._download[0],
             download_s=self._download[1],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from edgebed.errors import EdgebedError
 from edgebed.methods.base import Batch, Outgoing, Trained, find_half
 from edgebed.methods.halves import Half, make_optimizer
 from edgebed.models.staged import MODELS, StagedModel, Weights
+from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Header, Optimizer, Task, Upload
 
@@ -54,6 +56,7 @@ class Result(msgspec.Struct):
     samples: int
     batches: int
     loss: float
+    notes: dict[str, float]
     compute_s: float
     compute_cpu_s: float
     encode_s: float
@@ -67,12 +70,14 @@ class Trainer:
         self._shard, self._phases = shard, phases
         self._built: tuple[bytes, StagedModel] | None = None
 
-    def run(self, task: Task, body: bytes | memoryview, io: TaskIO, threads: int) -> Result:
+    def run(self, task: Task, body: bytes | memoryview, io: TaskIO, threads: int, cpus: float = 0.0) -> Result:
         """Train one task. Raises UsageError for an assignment this device cannot do, Cancelled when told to stop."""
         torch.set_num_threads(threads)
-        assignment = task.assignment
+        assignment = msgspec.structs.replace(task.assignment, cpus=cpus)
         self._phases.enter("decode", task.id)
         model = self._model(assignment)
+        if assignment.keep:
+            model = narrow_model(model, assignment.keep)
         model.load(decode_tensors(body))
         half = find_half(assignment.objective)
         clock, encoding = _Stopwatch(), _Stopwatch()
@@ -84,6 +89,7 @@ class Trainer:
             samples=self._shard.samples,
             batches=trained.batches,
             loss=trained.loss,
+            notes=trained.notes,
             compute_s=clock.wall_s,
             compute_cpu_s=clock.cpu_s,
             encode_s=encoding.wall_s,
@@ -117,9 +123,9 @@ class Trainer:
         return decode_tensors(answer)
 
     def _batches(self, assignment: Assignment, io: TaskIO) -> Iterator[Batch]:
-        for batch in self._shard.batches(
-            assignment.batch_size, assignment.epochs, assignment.max_batches, assignment.seed
-        ):
+        epochs = assignment.steps or assignment.epochs  # an epoch has one step at least
+        batches = self._shard.batches(assignment.batch_size, epochs, assignment.max_batches, assignment.seed)
+        for batch in islice(batches, assignment.steps or None):
             io.check()
             yield batch
             io.progress()

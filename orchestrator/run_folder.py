@@ -16,6 +16,14 @@ from orchestrator.records.types import RunStarted
 from orchestrator.rounds.loop import Progress
 
 
+class Saved(msgspec.Struct):
+    """A checkpoint: global weights, what the run has reached, and what its method remembers as tensors."""
+
+    weights: Weights
+    progress: Progress
+    tensors: Weights
+
+
 class RunFolder:
     """The files of one run."""
 
@@ -25,25 +33,33 @@ class RunFolder:
         self.records = path / "records.jsonl"
         self.checkpoints = path / "checkpoints"
 
-    def save(self, weights: Weights, progress: Progress) -> None:
-        """Keep weights and progress of the last two rounds. Written aside and renamed, so a kill leaves the old one."""
+    def save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
+        """Keep the checkpoints of the last two rounds. Written aside and renamed, so a kill leaves the old one."""
         self.checkpoints.mkdir(exist_ok=True)
-        name = f"round-{progress.round:05d}"
-        save_file({k: v.contiguous() for k, v in weights.items()}, self.checkpoints / f"{name}.part")
-        (self.checkpoints / f"{name}.part").rename(self.checkpoints / f"{name}.safetensors")
+        for kind, kept in (("round", weights), ("method", tensors)):
+            self._write(f"{kind}-{progress.round:05d}", kept)
         part = self.checkpoints / "progress.part"
         part.write_bytes(msgspec.json.encode(progress))
         part.rename(self.checkpoints / "progress.json")
-        for old in sorted(self.checkpoints.glob("round-*.safetensors"))[:-2]:
-            old.unlink()
+        for kind in ("round", "method"):
+            for old in sorted(self.checkpoints.glob(f"{kind}-*.safetensors"))[:-2]:
+                old.unlink()
 
-    def restore(self) -> tuple[Weights, Progress] | None:
+    def _write(self, name: str, tensors: Weights) -> None:
+        part = self.checkpoints / f"{name}.part"
+        save_file({k: v.contiguous() for k, v in tensors.items()}, part)
+        part.rename(self.checkpoints / f"{name}.safetensors")
+
+    def restore(self) -> Saved | None:
         """The last checkpoint, or None before the first."""
         try:
             progress = msgspec.json.decode((self.checkpoints / "progress.json").read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
-        return load_file(self.checkpoints / f"round-{progress.round:05d}.safetensors"), progress
+        weights, tensors = (
+            load_file(self.checkpoints / f"{kind}-{progress.round:05d}.safetensors") for kind in ("round", "method")
+        )
+        return Saved(weights, progress, tensors)
 
 
 def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilation: float) -> bytes:

@@ -23,7 +23,7 @@ from edgebed.errors import CalibrationError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.transfer import Port
 from edgebed.methods.base import METHODS, Context, Method
-from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker import Broker, open_broker
@@ -40,10 +40,9 @@ from orchestrator.report import write_results
 from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver, RoundResult, RoundSettings
 from orchestrator.rounds.loop import Loop, Progress
-from orchestrator.run_folder import RunFolder, backend_of, resolved
+from orchestrator.run_folder import RunFolder, Saved, backend_of, resolved
 from orchestrator.standing import Standing
 from orchestrator.training.costs import profile_cuts
-from orchestrator.training.evaluation import evaluate
 from orchestrator.training.server import ServerTrainer
 
 JOIN_TIMEOUT_S = 180.0
@@ -267,12 +266,12 @@ class _Run:
         self._watch.run(self._method.name, self.folder.path, self._experiment.training.rounds)
         model = seeded(self._build_model, self._experiment.training.seed)
         saved = self.folder.restore() if self._request.resume else None
-        weights, progress = saved or ({k: v.clone() for k, v in model.weights().items()}, Progress())
+        saved = saved or Saved({k: v.clone() for k, v in model.weights().items()}, Progress(), {})
         await self._standing.reset()
-        self._begin(progress)
+        self._begin(saved.progress)
         why = "interrupted"
         try:
-            why = await self._rounds(model, weights, progress)
+            why = await self._rounds(model, saved)
         except Exception as error:
             why = f"error: {error}"
             raise
@@ -285,7 +284,7 @@ class _Run:
                 self._recorder.close()
                 write_results(self.folder.path)
 
-    async def _rounds(self, model: StagedModel, weights: Weights, progress: Progress) -> str:
+    async def _rounds(self, model: StagedModel, saved: Saved) -> str:
         trainer = ServerTrainer(self._accelerator, slots=1)
         training = self._experiment.training
         dilation = self._standing.dilation
@@ -303,6 +302,8 @@ class _Run:
         )
         try:
             await self._set_up(model, trainer)
+            if saved.progress.round:
+                self._method.restore(saved.progress.method, saved.tensors)
             self._standing.attach(self._recorder.record, driver)
             loop = Loop(
                 method=self._method,
@@ -311,12 +312,12 @@ class _Run:
                 training=training,
                 environment=self._experiment.environment,
                 accelerator=self._accelerator,
-                evaluate=lambda w: evaluate(model, w, self._prepared.test_x, self._prepared.test_y, self._accelerator),
+                test=(self._prepared.test_x, self._prepared.test_y),
                 save=self.folder.save,
                 record=self._recorder.record,
                 watch=lambda p, r, s: self._watch.round(self._method.name, p, r, s, dilation),
             )
-            return await loop.run(weights, progress)
+            return await loop.run(saved.weights, saved.progress)
         finally:
             await trainer.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from edgebed import methods as _package
 from edgebed.errors import PluginError
+from edgebed.methods.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
 
@@ -70,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
     assignments: dict[str, Assignment]
     predicted_s: dict[str, float] = {}
     notes: dict[str, object] = {}  # e.g. DTFL's estimates per tier; recorded, not read
+    enough: int | None = None  # the round ends when so many are done; None: when all are
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -110,11 +114,13 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a device half returns: the weights to send up, the mean loss, the number of batches."""
+    """What a device half returns: the weights to send up, the mean loss, the number of batches, and what it has to
+    tell the method (`Report.notes`)."""
 
     weights: Weights
     loss: float
     batches: int
+    notes: dict[str, float] = {}
 
 
 DeviceHalf = Callable[[StagedModel, Assignment, Iterable[Batch]], Generator[Outgoing, Weights | None, Trained]]
@@ -123,12 +129,17 @@ resumed with the reply's tensors, or with None."""
 
 HALVES: dict[str, DeviceHalf] = {}
 
+HEADLESS: set[str] = set()
+"""Objectives that train no auxiliary head."""
 
-def device_half(objective: str) -> Callable[[DeviceHalf], DeviceHalf]:
-    """Register a device half under the objective that assignments name."""
+
+def device_half(objective: str, *, head: bool) -> Callable[[DeviceHalf], DeviceHalf]:
+    """Register a device half under the objective that assignments name. `head`: it trains the head at its cut."""
 
     def register(half: DeviceHalf) -> DeviceHalf:
         HALVES[objective] = half
+        if not head:
+            HEADLESS.add(objective)
         return half
 
     return register
@@ -179,20 +190,30 @@ class Method(Plugin):
     def setup(self, context: Context) -> None:
         self.context = context
 
+    def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
+        """The devices of a round, of those present: by default `share` of them at random (`draw_share`)."""
+        return draw_share(devices, share, seed, round)
+
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         """Assignments for round `round` (0, 1, …) of the devices that were drawn and are present."""
         raise NotImplementedError  # the seam that a method fills
 
     def task_weights(self, weights: Weights, assignment: Assignment) -> Weights:
-        """The weights to send down with an assignment: by default those of its device half."""
-        head = assignment.objective not in ("output", "server")
-        return {name: weights[name] for name in self.context.model.names_below(assignment.stages, head=head)}
+        """The weights to send down with an assignment: by default those of its device half, as narrow as it is."""
+        names = self.context.model.names_below(assignment.stages, head=trains_head(assignment))
+        chosen = {name: weights[name] for name in names}
+        keep = assignment.keep
+        return slice_weights(chosen, width_groups(self.context.model), keep) if keep else chosen
 
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
     ) -> list[ServerHalf]:
         """The server halves of a round; together they name every device whose assignment uploads within batches."""
         return []
+
+    def update_names(self, assignment: Assignment, notes: Mapping[str, float]) -> list[str]:
+        """Names of the weights that an update must hold; `notes` are those of its report."""
+        return trained_names(self.context.model, assignment)
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """The next global weights. `contributions` come in the order of device names, whatever the order of arrival."""
@@ -201,12 +222,39 @@ class Method(Plugin):
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
         """Measured results of a round. A device that failed is not among them and keeps its last estimate."""
 
+    def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:
+        """How good the global weights are on the test set: x (N, C, H, W) float32, y (N,) int64."""
+        return evaluate(self.context.model, weights, x, y, accelerator)
+
     def state(self) -> dict[str, Any]:
-        """What `plan` remembers, as plain data; saved with every checkpoint."""
+        """What the method remembers, as plain data; saved with every checkpoint."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+    def tensors(self) -> Weights:
+        """What the method remembers as tensors (moments of a server optimizer, models of tiers), by any names."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
+        """Take back what `state` and `tensors` gave."""
+
+
+def trained_names(model: StagedModel, assignment: Assignment) -> list[str]:
+    """Names of the weights an update of this assignment holds: the trained stages, and the head where it trains."""
+    frozen = set(model.names_below(assignment.train_from, head=False))
+    below = model.names_below(assignment.stages, head=trains_head(assignment))
+    return [name for name in below if name not in frozen]
+
+
+def trains_head(assignment: Assignment) -> bool:
+    return assignment.objective not in HEADLESS
+
+
+def draw_share(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
+    """`share` of the devices, rounded half up, one at least; the same for the same seed, in the order of names."""
+    ordered = sorted(devices, key=lambda view: view.name)
+    count = min(len(ordered), max(1, int(share * len(ordered) + 0.5)))
+    drawn = Random(f"{seed}/sample/{round}").sample(ordered, count)
+    return sorted(drawn, key=lambda view: view.name)
 
 
 def assign(

@@ -100,7 +100,7 @@ class Dtfl(Method):
         state: dict[str, Any] = msgspec.to_builtins(self.history, str_keys=True)
         return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
         self.history = msgspec.convert(state, History, strict=False)
 
     def _candidates(self) -> dict[int, CutCost]:

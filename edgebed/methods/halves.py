@@ -16,7 +16,7 @@ from torch import Tensor, autograd, nn
 from torch.nn import functional
 
 from edgebed.errors import DivergedError, RunError, UsageError
-from edgebed.methods.base import Batch, Outgoing, ServerHalf, Trained, device_half
+from edgebed.methods.base import Batch, Outgoing, ServerHalf, Trained, device_half, trained_names, trains_head
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Optimizer
 
@@ -35,21 +35,10 @@ def make_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch
     raise UsageError(f"there is no optimizer {spec.name!r}", cure="choose adam or sgd")
 
 
-def trains_head(assignment: Assignment) -> bool:
-    return assignment.objective not in ("output", "server")
-
-
-def update_names(model: StagedModel, assignment: Assignment) -> list[str]:
-    """Names of the weights an update of this assignment holds: the trained stages, and the head where it trains."""
-    frozen = set(model.names_below(assignment.train_from, head=False))
-    below = model.names_below(assignment.stages, head=trains_head(assignment))
-    return [name for name in below if name not in frozen]
-
-
 # ---- device halves ---------------------------------------------------------------------------------------------------
 
 
-@device_half("head")
+@device_half("head", head=True)
 def head_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
     """DTFL steps 2 and 4: features go up right after the forward pass, while head, backward and step go on.
 
@@ -65,7 +54,7 @@ def head_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
     return part.trained()
 
 
-@device_half("output")
+@device_half("output", head=False)
 def output_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
     """The whole model on the device; stages before `train_from` only run forward (FedPMT)."""
     if assignment.stages != len(model):
@@ -79,7 +68,7 @@ def output_half(model: StagedModel, assignment: Assignment, batches: Iterable[Ba
     return part.trained()
 
 
-@device_half("server")
+@device_half("server", head=False)
 def server_gradient_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
     """SplitFed: features up, wait, backward with the returned gradient. The loss stays with the server: 0 here."""
     part = _DevicePart(model, assignment)
@@ -136,7 +125,7 @@ class _DevicePart:
 
     def trained(self) -> Trained:
         state = self.model.weights()
-        weights = {name: state[name].clone() for name in update_names(self.model, self.assignment)}
+        weights = {name: state[name].clone() for name in trained_names(self.model, self.assignment)}
         return Trained(weights, loss=self.loss_sum / max(1, self.samples), batches=self.batches)
 
     def _count(self, loss: float, samples: int) -> None:

@@ -30,12 +30,22 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zstd: bool = False
 
 
+class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device does to its features before they leave it (methods.md §1.3). The device's own choice: it stands in
+    its shard file, and the orchestrator's messages always carry the default."""
+
+    dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # weight of the distance correlation in the loss
+    patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] = 0  # side of the patches that are shuffled; 0 = none
+
+
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one device does in one round (methods.md §0). Plain data: an agent executes it and knows no method.
 
     `model` is the plugin spec of the staged model, so the agent can build it. `stages` is the cut: how many leading
     stages the device holds. `objective` names the device half (`edgebed.methods.halves`): `head`, `output`, ….
-    `seed` fixes the order of the batches.
+    `seed` fixes the order of the batches. `keep` makes the device's model physically smaller (FedDrop, HeteroFL): the
+    kept indices of each width group (`edgebed.models.width`); a group that is not named has full width. `privacy` and
+    `cpus` are filled in by the device itself.
     """
 
     device: str
@@ -49,9 +59,13 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: int = 100
     epochs: int = 1
     max_batches: int = 0  # per epoch; 0 = all
+    steps: int = 0  # batches in all, over as many epochs as that takes; 0 = what `epochs` gives
     optimizer: Optimizer = Optimizer()
     codec: Codec = Codec()
     seed: int = 0
+    keep: dict[str, tuple[int, ...]] = {}
+    privacy: Privacy = Privacy()
+    cpus: float = 0.0  # the device's quota, as it knows it
     options: dict[str, object] = {}  # what a device half of its own needs
 
 
@@ -274,6 +288,7 @@ class Report(msgspec.Struct, frozen=True):
     blocked_s: float  # training stood still because the upload queue was full
     reply_s: float = 0.0  # training stood still for a reply
     encode_s: float = 0.0  # training stood still while features were turned into bytes
+    notes: dict[str, float] = {}  # what the device half has to tell the method, e.g. the mask it chose (FedPMT)
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):

@@ -222,7 +222,7 @@ class RoundFinished(msgspec.Struct, frozen=True, tag="round_finished"):
     round: int
     seconds: float
     merged: tuple[str, ...]
-    why: str  # all done | deadline | void
+    why: str  # all done | enough | deadline | void
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
@@ -231,6 +231,7 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     accuracy: float
     loss: float
     seconds: float
+    extra: dict[str, float] = {}  # what the method measures besides, e.g. accuracy per exit
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):

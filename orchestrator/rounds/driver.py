@@ -14,7 +14,6 @@ import torch
 from edgebed.errors import DivergedError, EdgebedError, TransferError, TransferRefused
 from edgebed.link.transfer import Inbound, Port
 from edgebed.methods.base import Contribution, Method, Outcome, Plan, ServerHalf
-from edgebed.methods.halves import update_names
 from edgebed.methods.merging import fault, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -32,6 +31,7 @@ from orchestrator.records.types import (
     UploadReceived,
 )
 from orchestrator.rounds import machine as m
+from orchestrator.rounds.clock import now_ns, now_s
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half; beyond that its link is held back."""
@@ -148,10 +148,11 @@ class RoundDriver:
         self._halves_ready = asyncio.Event()
         machine = m.RoundMachine(
             self._work,
-            time.monotonic(),
+            now_s(),
             deadline_s=self._settings.deadline_s,
             quorum=self._settings.quorum,
             liveness_s=max(self._settings.liveness_s, patience_s),
+            enough=plan.enough,
         )
         self._send_tasks(method, weights)
         try:
@@ -186,14 +187,14 @@ class RoundDriver:
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
         event: m.Event = m.Tick()
         while True:
-            for effect in machine.handle(event, time.monotonic()):
+            for effect in machine.handle(event, now_s()):
                 if isinstance(effect, m.Finish):
                     return effect
                 self._leave(effect)
-            event = await self._next(machine.wakeup(time.monotonic()))
+            event = await self._next(machine.wakeup(now_s()))
 
     async def _next(self, wakeup: float | None) -> m.Event:
-        timeout = None if wakeup is None else max(0.0, wakeup - time.monotonic())
+        timeout = None if wakeup is None else max(0.0, wakeup - now_s())
         try:
             async with asyncio.timeout(timeout):
                 return await self._events.get()
@@ -240,9 +241,9 @@ class RoundDriver:
 
     async def _take_slot(self, work: _Work) -> None:
         """Wait while enough uploads wait for the server half; that time is not the link's."""
-        start = time.monotonic()
+        start = now_s()
         await work.slots.acquire()
-        work.held_s += time.monotonic() - start
+        work.held_s += now_s() - start
 
     def progress(self, device: str) -> None:
         """The device or its link has got further."""
@@ -261,7 +262,7 @@ class RoundDriver:
     # ---- one device ----
 
     async def _dispatch(self, device: str, work: _Work, body: bytes | bytearray) -> None:
-        work.started_ns = time.monotonic_ns()
+        work.started_ns = now_ns()
         self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
         try:
             sent = await self._port.send(device, work.task, body)
@@ -325,7 +326,9 @@ class RoundDriver:
         expected = report.batches if "features" in work.task.assignment.uploads else len(work.uploads)
         if work.uploads != set(range(expected)):
             return m.Dropped(device, "refused", f"of its {expected} uploads {len(work.uploads)} came")
-        if why := fault(self._weights, weights, update_names(self._method.context.model, work.task.assignment)):
+        assignment = work.task.assignment
+        reference = {**self._weights, **self._method.task_weights(self._weights, assignment)}
+        if why := fault(reference, weights, self._method.update_names(assignment, report.notes)):
             how = "diverged" if not_finite(weights) else "refused"
             return m.Dropped(device, how, f"its update may not be merged: {why}")
         return None
@@ -346,7 +349,7 @@ class RoundDriver:
             device=device,
             assignment=work.task.assignment,
             report=report,
-            seconds=(time.monotonic_ns() - work.started_ns) / 1e9,
+            seconds=(now_ns() - work.started_ns) / 1e9,
             communication_s=work.download_s + report.upload_s + update_s,
             link_bytes_s=sent / sending if sending > 0 else 0.0,
             server_s=self._trainer.busy_s(device) if device in self._with_server else 0.0,
@@ -357,7 +360,7 @@ class RoundDriver:
     def _leave(self, effect: m.Leave) -> None:
         work = self._work[effect.device]
         if work.contribution is None or effect.how != "cancelled":
-            self._record(DeviceOut(time.monotonic_ns(), self._round, effect.device, effect.how, effect.why))
+            self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why))
         work.out = True
         self._trainer.drop(effect.device)
         self._port.control(effect.device, Cancel(work.task.id, effect.why))
@@ -393,7 +396,7 @@ class RoundDriver:
         jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             what = f"{type(error).__name__}: {error}"
-            self._record(Fault(time.monotonic_ns(), device, what))
+            self._record(Fault(now_ns(), device, what))
             self._put(m.Dropped(device, "failed", what))
 
 
@@ -414,7 +417,7 @@ def _update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceiv
 
 def _done_record(round: int, outcome: Outcome) -> DeviceDone:
     return DeviceDone(
-        time.monotonic_ns(),
+        now_ns(),
         round,
         outcome.device,
         outcome.seconds,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from edgebed.errors import RunError
 from edgebed.link.transfer import CHUNK_BYTES
@@ -23,6 +22,7 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
+from orchestrator.rounds.clock import now_ns, now_s
 from orchestrator.rounds.driver import RoundDriver, RoundResult
 
 VOID_ROUNDS = 3
@@ -55,8 +55,8 @@ class Loop:
     """One run.
 
     Args:
-        evaluate: weights -> (accuracy, loss) on the test set.
-        save: called after every round with weights and progress.
+        test: x (N, C, H, W) and y (N,) of the test set.
+        save: called after every round with weights, progress and the method's tensors.
         watch: called after every evaluation, for the terminal.
     """
 
@@ -69,20 +69,18 @@ class Loop:
         training: Training,
         environment: Environment | None,
         accelerator: torch.device,
-        evaluate: Callable[[Weights], tuple[float, float]],
-        save: Callable[[Weights, Progress], None],
+        test: tuple[Tensor, Tensor],
+        save: Callable[[Weights, Progress, Weights], None],
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
     ) -> None:
         self._method, self._driver, self._devices = method, driver, devices
         self._training, self._environment, self._accelerator = training, environment, accelerator
-        self._evaluate, self._save, self._record, self._watch = evaluate, save, record, watch
+        self._test_set, self._save, self._record, self._watch = test, save, record, watch
 
     async def run(self, weights: Weights, progress: Progress) -> str:
         """Rounds from `progress.round` on; returns why the run ended. Raises RunError after void rounds in a row."""
         progress.lr = progress.lr or self._training.optimizer.lr
-        if progress.method:
-            self._method.restore(progress.method)
         void = 0
         while progress.round < self._training.rounds:
             if self._reached(progress):
@@ -103,27 +101,32 @@ class Loop:
         number = progress.round
         if self._environment is not None:
             await self._devices.reprofile(self._environment, self._training.seed, number)
-        views = sample(await self._devices.ready(), self._training.sample, self._training.seed, number)
-        start = time.monotonic_ns()
+        ready = await self._devices.ready()
+        views = self._method.draw(number, ready, self._training.sample, self._training.seed)
+        start = now_ns()
         plan = self._plan(number, views, progress, start)
         result = await self._driver.run(number, plan, weights, self._method, self._accelerator, patience(views))
         weights = await self._merge(number, weights, result)
-        seconds = (time.monotonic_ns() - start) / 1e9
+        seconds = (now_ns() - start) / 1e9
         merged = tuple(c.device for c in result.contributions)
-        self._record(RoundFinished(time.monotonic_ns(), number, seconds, merged, result.why))
+        self._record(RoundFinished(now_ns(), number, seconds, merged, result.why))
         progress.round, progress.elapsed_s = number + 1, progress.elapsed_s + seconds
+        await uninterrupted(self._conclude(number, weights, progress, result))
+        self._watch(progress, result, seconds)
+        return weights, result
+
+    async def _conclude(self, number: int, weights: Weights, progress: Progress, result: RoundResult) -> None:
+        """Test and keep what a finished round gave: a run goes on from the last round that is recorded as finished."""
         if result.contributions:
             await self._test(number, weights, progress)
         with _phase(self._record, number, "checkpoint"):
             progress.method = self._method.state()
-            await asyncio.to_thread(self._save, weights, progress)
-        self._watch(progress, result, seconds)
-        return weights, result
+            await asyncio.to_thread(self._save, weights, progress, self._method.tensors())
 
     def _plan(self, number: int, views: Sequence[DeviceView], progress: Progress, start: int) -> Plan:
         schedule = self._schedule(progress.lr)
         plan = self._method.plan(number, views, schedule)
-        planned_s = (time.monotonic_ns() - start) / 1e9
+        planned_s = (now_ns() - start) / 1e9
         self._record(
             RoundStarted(
                 at_ns=start,
@@ -136,7 +139,7 @@ class Loop:
                 notes=plan.notes,
             )
         )
-        self._record(OrchestratorPhase(start, time.monotonic_ns(), number, "plan"))
+        self._record(OrchestratorPhase(start, now_ns(), number, "plan"))
         return plan
 
     def _schedule(self, lr: float) -> Schedule:
@@ -153,12 +156,22 @@ class Loop:
         return weights
 
     async def _test(self, number: int, weights: Weights, progress: Progress) -> None:
-        start = time.monotonic()
+        start = now_s()
         with _phase(self._record, number, "evaluation"):
-            accuracy, loss = await asyncio.to_thread(self._evaluate, weights)
-        self._record(Evaluated(time.monotonic_ns(), number, accuracy, loss, time.monotonic() - start))
-        progress.accuracy = accuracy
+            score = await asyncio.to_thread(self._method.evaluate, weights, *self._test_set, self._accelerator)
+        self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
+        progress.accuracy = score.accuracy
         plateau(progress, self._training)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; a cancellation waits until it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 class _phase:
@@ -168,28 +181,16 @@ class _phase:
         self._record, self._round, self._name = record, round, name
 
     def __enter__(self) -> None:
-        self._start = time.monotonic_ns()
+        self._start = now_ns()
 
     def __exit__(self, *_: object) -> None:
-        self._record(OrchestratorPhase(self._start, time.monotonic_ns(), self._round, self._name))
-
-
-def sample(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
-    """The devices drawn for a round: `share` of those present, one at least, the same for the same seed."""
-    ordered = sorted(devices, key=lambda view: view.name)
-    count = max(1, round_half_up(share * len(ordered)))
-    drawn = random.Random(f"{seed}/sample/{round}").sample(ordered, min(count, len(ordered)))
-    return sorted(drawn, key=lambda view: view.name)
+        self._record(OrchestratorPhase(self._start, now_ns(), self._round, self._name))
 
 
 def patience(devices: Sequence[DeviceView]) -> float:
     """Seconds in which the slowest link of a round certainly moves one chunk: only whole chunks show as progress."""
     slowest = min((min(view.uplink_bit_s, view.downlink_bit_s) for view in devices), default=0)
     return 3 * 8 * CHUNK_BYTES / slowest if slowest else 0.0
-
-
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)
 
 
 def plateau(progress: Progress, training: Training) -> None:

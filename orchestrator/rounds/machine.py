@@ -1,9 +1,9 @@
 """One round as a function of events: who still works, who is out and why, when the round ends. Pure.
 
 A device goes  sending -> working -> updated -> done,  or out of any of these. The round ends when nobody is left to
-wait for, or when the deadline has passed and the quorum is done. Liveness is about progress: a device that moves
-bytes, batches or CPU time is alive however slow it is. Once its update is here nothing more is asked of it, so its loss
-costs nothing.
+wait for, when as many are done as the plan finds enough, or when the deadline has passed and the quorum is done.
+Liveness is about progress: a device that moves bytes, batches or CPU time is alive however slow it is. Once its update
+is here nothing more is asked of it, so its loss costs nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The round is over; `merged` in the order of names. `why`: all done | deadline | void."""
+    """The round is over; `merged` in the order of names. `why`: all done | enough | deadline | void."""
 
     merged: tuple[str, ...]
     why: str
@@ -92,16 +92,25 @@ class RoundMachine:
         deadline_s: after this the round ends with what is done, if that is the quorum. None: wait for all.
         quorum: merged devices without which the round is void.
         liveness_s: a device without progress for so long is lost.
+        enough: the round ends when so many are done (and the quorum is); None: when all are.
     """
 
     def __init__(
-        self, devices: Iterable[str], now: float, *, deadline_s: float | None, quorum: int, liveness_s: float
+        self,
+        devices: Iterable[str],
+        now: float,
+        *,
+        deadline_s: float | None,
+        quorum: int,
+        liveness_s: float,
+        enough: int | None = None,
     ) -> None:
         self.states = dict.fromkeys(sorted(devices), State.SENDING)
         self._progress = dict.fromkeys(self.states, now)
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
         self._quorum, self._liveness_s = quorum, liveness_s
+        self._enough = len(self.states) if enough is None else max(quorum, enough)
         self.finished = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -160,12 +169,15 @@ class RoundMachine:
         waiting = [device for device, state in self.states.items() if state in OPEN]
         done = self.done()
         overdue = self._deadline is not None and now >= self._deadline
-        if waiting and not (overdue and len(done) >= self._quorum):
+        enough = len(done) >= self._enough
+        if waiting and not enough and not (overdue and len(done) >= self._quorum):
             return []
+        late = f"{len(done)} others were enough" if enough else f"not done at the deadline of {self._deadline_s or 0:g} s"
         effects: list[Effect] = []
         for device in waiting:
-            effects += self._leave(device, "late", f"not done at the deadline of {self._deadline_s:g} s")
+            effects += self._leave(device, "late", late)
         self.finished = True
         if len(done) < self._quorum:
             return [*effects, Finish((), "void")]
-        return [*effects, Finish(done, "deadline" if overdue and waiting else "all done")]
+        why = "all done" if not waiting else "enough" if enough else "deadline"
+        return [*effects, Finish(done, why)]

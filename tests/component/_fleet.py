@@ -33,7 +33,6 @@ from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver, RoundSettings
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.standing import Standing
-from orchestrator.training.evaluation import evaluate
 from orchestrator.training.server import ServerTrainer
 
 R = TypeVar("R")
@@ -121,10 +120,10 @@ class Hooked:
         self.gate.set()
         self.change: Callable[[Weights], Weights] | None = None
 
-    def run(self, task: Task, body: bytes | memoryview, io: Any, threads: int) -> Result:
+    def run(self, task: Task, body: bytes | memoryview, io: Any, threads: int, cpus: float = 0.0) -> Result:
         while not self.gate.wait(0.02):
             io.check()
-        result = self._inner.run(task, body, io, threads)
+        result = self._inner.run(task, body, io, threads, cpus)
         if self.change is not None:
             result.body = encode_tensors(self.change(decode_tensors(result.body)), Codec())
         return result
@@ -167,7 +166,6 @@ class Fleet:
         settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
         driver = RoundDriver(self.port, trainer, self.record, self.standing.lost, settings)
         self.standing.attach(self.record, driver)
-        whole = model()
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
             method=method(spec),
@@ -176,8 +174,8 @@ class Fleet:
             training=wanted,
             environment=environment,
             accelerator=CPU,
-            evaluate=lambda weights: evaluate(whole, weights, x, torch.tensor([0, 1]), CPU),
-            save=lambda weights, progress: self.saved.append({k: v.clone() for k, v in weights.items()}),
+            test=(x, torch.tensor([0, 1])),
+            save=lambda weights, progress, tensors: self.saved.append({k: v.clone() for k, v in weights.items()}),
             record=self.record,
             watch=lambda progress, result, seconds: None,
         )

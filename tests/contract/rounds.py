@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ from edgebed.methods.base import (
     Trained,
     find_half,
 )
-from edgebed.methods.halves import update_names
 from edgebed.methods.merging import fault
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
+from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
 from orchestrator.training.server import ServerTrainer
 
@@ -84,11 +85,18 @@ def shard(device: str, samples: int = 10) -> Batch:
 
 def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     """Mini-batches in the order that the assignment's seed fixes."""
+    return islice(_epochs(data, assignment), assignment.steps or None)
+
+
+def _epochs(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     x, y = data
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(assignment.seed))
-    for start in range(0, len(y), assignment.batch_size):
-        chosen = order[start : start + assignment.batch_size]
-        yield x[chosen], y[chosen]
+    generator = torch.Generator().manual_seed(assignment.seed)
+    for _ in range(assignment.steps or assignment.epochs):
+        order = torch.randperm(len(y), generator=generator)
+        starts = range(0, len(y), assignment.batch_size)
+        for start in islice(starts, assignment.max_batches or None):
+            chosen = order[start : start + assignment.batch_size]
+            yield x[chosen], y[chosen]
 
 
 async def play(
@@ -152,9 +160,11 @@ class _Player:
         chance: random.Random,
         lost: bool,
     ) -> None:
-        self.assignment, self.samples, self.reference = assignment, samples, weights
+        self.method, self.assignment, self.samples, self.reference = method, assignment, samples, weights
         self.trainer, self.chance, self.lost = trainer, chance, lost
         self.model = small_model(seed=99)  # what a fresh agent holds before the task's weights come
+        if assignment.keep:
+            self.model = narrow_model(self.model, assignment.keep)
         self.model.load(method.task_weights(weights, assignment))
 
     async def run(self) -> tuple[Contribution, Outcome] | None:
@@ -184,9 +194,13 @@ class _Player:
 
     async def _done(self, trained: Trained, uploads: int) -> tuple[Contribution, Outcome]:
         device = self.assignment.device
-        assert not (why := fault(self.reference, trained.weights, update_names(self.model, self.assignment))), why
+        reference = {**self.reference, **self.method.task_weights(self.reference, self.assignment)}
+        names = self.method.update_names(self.assignment, trained.notes)
+        assert not (why := fault(reference, trained.weights, names)), why
         server = await self.trainer.finish(device, uploads)
-        report = Report(self.samples, trained.batches, trained.loss, 0.5, 0.5, None, 100, 0.1, 100, 0.1, 0.0)
+        report = Report(
+            self.samples, trained.batches, trained.loss, 0.5, 0.5, None, 100, 0.1, 100, 0.1, 0.0, notes=trained.notes
+        )
         # Nothing here is taken from a clock, so that the next plan is the same in every play.
         outcome = Outcome(device, self.assignment, report, 1.0, 0.2, 1e6, 0.1 * uploads)
         return Contribution(device, self.samples, self.assignment, trained.weights, server), outcome

@@ -58,7 +58,7 @@ async def test_resumes_to_the_same_weights(name: str) -> None:
     first = make_method(name)
     middle = await play(first, initial(), THREE, range(2))
     second = make_method(name)
-    second.restore(json.loads(json.dumps(first.state())))
+    second.restore(json.loads(json.dumps(first.state())), first.tensors())
     assert same(await play(second, middle, THREE, range(2, 3)), whole)
 
 

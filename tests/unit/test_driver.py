@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from edgebed.link.transfer import Inbound
-from edgebed.methods.base import ServerHalf
+from edgebed.methods.base import ServerHalf, trained_names
 from edgebed.methods.dtfl import Dtfl
-from edgebed.methods.halves import update_names
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Header, Report, Task, Update, Upload
@@ -85,7 +84,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     run_to_first_wait(driver.deliver(upload(0)))
     await asyncio.sleep(0)  # upload 0 waits for its half
     release.set()
-    names = update_names(method.context.model, task.assignment)
+    names = trained_names(method.context.model, task.assignment)
     report = Report(2 * BATCH, 2, 0.5, 0.1, 0.1, None, 0, 0.0, 0, 0.0, 0.0)
     async with asyncio.timeout(10):
         await both.wait()

@@ -66,7 +66,7 @@ def test_what_was_measured_survives_a_checkpoint() -> None:
     plan = method.plan(0, views, SCHEDULE)
     method.observe(0, [outcome(plan, "a", 90.0, 1e5), outcome(plan, "b", 0.1, 1e3)])
     resumed = make_method("dtfl")
-    resumed.restore(json.loads(json.dumps(method.state())))
+    resumed.restore(json.loads(json.dumps(method.state())), {})
     assert resumed.history == method.history
     assert resumed.plan(1, views, SCHEDULE) == method.plan(1, views, SCHEDULE)
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from edgebed.errors import DivergedError, EdgebedError, PluginError, RunError, UsageError
-from edgebed.methods.base import HALVES, Outgoing, Trained, find_half
-from edgebed.methods.halves import UpperHalf, make_optimizer, update_names
+from edgebed.methods.base import HALVES, Outgoing, Trained, find_half, trained_names
+from edgebed.methods.halves import UpperHalf, make_optimizer
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Optimizer
 from tests.contract.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
@@ -80,7 +80,7 @@ def test_stages_before_train_from_stay_untouched(assignment: Assignment) -> None
     first = [name for name in small_model().weights() if name.startswith("md1.")]
     assert all(torch.equal(model.weights()[name], small_model().weights()[name]) for name in first)
     assert not set(first) & set(trained.weights)
-    assert list(trained.weights) == update_names(model, frozen)
+    assert list(trained.weights) == trained_names(model, frozen)
     changed = [name for name, value in trained.weights.items() if not torch.equal(value, small_model().weights()[name])]
     assert {"md2.conv.weight", "md2.norm.running_mean"} <= set(changed)
 

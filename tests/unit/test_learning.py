@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from edgebed.datasets.shard import read_shard
+from edgebed.methods.evaluation import evaluate
 from edgebed.models.staged import MODELS, Weights, seeded
 from orchestrator.data import prepare_data
 from orchestrator.experiment import Experiment
-from orchestrator.training.evaluation import evaluate
 
 DEVICES, LIMIT = 5, 8
 
@@ -41,7 +41,7 @@ def test_resnet_tiny_reaches_90_percent_of_digits_in_a_few_rounds_of_fedavg(tmp_
             name: torch.stack([one[name].float() for one in trained]).mean(0).to(value.dtype)
             for name, value in weights.items()
         }
-        reached.append(evaluate(model, weights, prepared.test_x, prepared.test_y, torch.device("cpu"))[0])
+        reached.append(evaluate(model, weights, prepared.test_x, prepared.test_y, torch.device("cpu")).accuracy)
         if reached[-1] >= 0.9:
             return
     raise AssertionError(f"accuracy per round: {reached}")

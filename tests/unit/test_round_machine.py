@@ -126,3 +126,15 @@ def test_after_the_deadline_nothing_wakes_the_round_but_liveness() -> None:
     m = machine("a", "b", deadline_s=5, quorum=2, liveness_s=100)
     play(m, *work("a", 1), (2, Delivered("b")), (5, Tick()))
     assert m.wakeup(5.0) == 102
+
+
+def test_the_round_ends_when_enough_are_done() -> None:
+    three = RoundMachine("abc", 0.0, deadline_s=None, quorum=1, liveness_s=10, enough=2)
+    assert play(three, *work("a", 1)) == []
+    assert play(three, *work("b", 2)) == [Leave("c", "late", "2 others were enough"), Finish(("a", "b"), "enough")]
+
+
+def test_a_round_that_lost_more_than_it_could_spare_ends_with_the_rest() -> None:
+    three = RoundMachine("abc", 0.0, deadline_s=None, quorum=1, liveness_s=10, enough=2)
+    play(three, *work("a", 1), (2, Dropped("b", "failed", "x")))
+    assert play(three, (3, Dropped("c", "failed", "x")))[-1] == Finish(("a",), "all done")

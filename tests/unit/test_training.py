@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from edgebed.errors import UsageError
+from edgebed.methods.evaluation import evaluate
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.training.costs import profile_cuts
-from orchestrator.training.evaluation import evaluate
 from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model
 
 
@@ -19,7 +19,8 @@ def test_accuracy_and_loss_of_logits_known_by_hand() -> None:
     model = StagedModel([("flat", nn.Flatten()), ("same", nn.Identity())], {}, (2, 1, 1), 2)
     x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]).reshape(3, 2, 1, 1)
     y = torch.tensor([0, 0, 0])
-    accuracy, loss = evaluate(model, {}, x, y, CPU, batch=2)
+    score = evaluate(model, {}, x, y, CPU, batch=2)
+    accuracy, loss = score.accuracy, score.loss
     assert accuracy == pytest.approx(2 / 3)
     assert loss == pytest.approx(float(nn.functional.cross_entropy(x.flatten(1), y)))
 
@@ -30,7 +31,8 @@ def test_the_batch_size_does_not_matter_and_the_model_is_left_alone(batch: int) 
     model.train()
     weights = {name: value.clone() for name, value in small_model(seed=5).weights().items()}
     x, y = shard("test", 7)
-    accuracy, loss = evaluate(model, weights, x, y, CPU, batch=batch)
+    score = evaluate(model, weights, x, y, CPU, batch=batch)
+    accuracy, loss = score.accuracy, score.loss
     expected = small_model(seed=5).eval()(x).detach()
     assert accuracy == pytest.approx(float((expected.argmax(1) == y).float().mean()))
     assert loss == pytest.approx(float(nn.functional.cross_entropy(expected, y)), rel=1e-5)

@@ -1,9 +1,10 @@
-"""Test accuracy and loss of global weights, on a copy of the model."""
+"""Test accuracy and loss of global weights, on a copy of the model. Pure."""
 
 from __future__ import annotations
 
 import copy
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,10 +13,18 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import StagedModel, Weights
 
 
+class Score(msgspec.Struct, frozen=True):
+    """Share of right answers, mean cross entropy, and what a method measures besides (accuracy per exit)."""
+
+    accuracy: float
+    loss: float
+    extra: dict[str, float] = {}
+
+
 def evaluate(
     model: StagedModel, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device, batch: int = 500
-) -> tuple[float, float]:
-    """Share of right answers and mean cross entropy over a test set, in eval mode.
+) -> Score:
+    """Accuracy and mean cross entropy over a test set, in eval mode.
 
     Args:
         weights: by name; what is not given is as in `model`. The model itself is left as it is.
@@ -37,4 +46,4 @@ def evaluate(
             labels = y[start : start + batch].to(accelerator)
             right += int((logits.argmax(1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-    return right / len(y), loss / len(y)
+    return Score(right / len(y), loss / len(y))
