@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import Tensor
 
 from edgebed.datasets.base import DATASETS, Split
-from edgebed.datasets.partition import Indices, partition
+from edgebed.datasets.partition import Indices, Samples, partition
 from edgebed.datasets.shard import normalise, write_shard
 from orchestrator.experiment import Experiment
 
@@ -57,8 +57,8 @@ def share_out(experiment: Experiment, devices: list[str]) -> tuple[str, Split, d
     seed = experiment.training.seed
     dataset = DATASETS.create(experiment.data, "data")
     split = dataset.load(data_root(), seed)
-    kind, alpha = experiment.partition.kind, experiment.partition.alpha
-    shares = partition(kind, split.train_y.numpy(), len(devices), alpha=alpha, seed=seed)
+    writers = None if split.train_writers is None else split.train_writers.numpy()
+    shares = partition(Samples(split.train_y.numpy(), devices, seed, writers), experiment.partition)
     return dataset.title, split, dict(zip(devices, shares, strict=True))
 
 

@@ -9,17 +9,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 import yaml
 
+from edgebed.datasets.partition import Partition
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Codec, Optimizer
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 T = TypeVar("T")
-
-
-class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    kind: str = "iid"  # iid | dirichlet
-    alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.5
 
 
 class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

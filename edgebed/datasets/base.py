@@ -21,10 +21,11 @@ Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 class Part(msgspec.Struct, frozen=True):
     """The training or the test part. y (N,) int64 from 0; `read(rows)` gives x (len(rows), C, H, W), uint8 or float32:
-    only the rows that are used are decoded."""
+    only the rows that are used are decoded. `writers` (N,) int64 where it is known who made a sample."""
 
     y: Tensor
     read: Callable[[Tensor], Tensor]
+    writers: Tensor | None = None
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class Source(msgspec.Struct, frozen=True):
 
 class Split(msgspec.Struct, frozen=True):
     """A loaded data set. x (N, C, H, W) uint8, or float32 in any range; y (N,) int64 from 0; mean and std per channel,
-    after uint8 has been scaled to 0..1."""
+    after uint8 has been scaled to 0..1; `train_writers` (N,) int64 where the data set knows who made a sample."""
 
     train_x: Tensor
     train_y: Tensor
@@ -49,6 +50,7 @@ class Split(msgspec.Struct, frozen=True):
     class_names: list[str]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    train_writers: Tensor | None = None
 
 
 class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,6 +96,7 @@ class DataSet(Plugin):
             class_names=source.class_names,
             mean=mean,
             std=std,
+            train_writers=None if source.train.writers is None else source.train.writers[train],
         )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgebed.datasets.tree import layer_shares, place
 from edgebed.errors import UsageError
 
 Indices = NDArray[np.int64]
@@ -17,6 +21,25 @@ LEAST = 2
 
 TRIES = 1000
 """Draws of a Dirichlet partition before it is given up for leaving a device too few samples."""
+
+
+class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section `partition` of an experiment file. Each kind reads the keys that concern it."""
+
+    kind: str = "iid"
+    alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.5  # of dirichlet
+    classes: Annotated[int, msgspec.Meta(ge=1)] = 2  # of classes: how many a device has
+    layers: list[int | list[str]] = []  # of layers: how many devices, or which, from the leaves to the root
+    shares: Literal["equal", "biased", "highly_biased"] | list[Annotated[float, msgspec.Meta(gt=0)]] = "equal"
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """What is shared out, and to whom. `labels` (N,); `writers` (N,) where the data set knows who wrote a sample."""
+
+    labels: Indices
+    devices: Sequence[str]
+    seed: int
+    writers: Indices | None = None
 
 
 def iid(labels: Labels, devices: int, seed: int, min_samples: int = LEAST) -> list[Indices]:
@@ -50,18 +73,118 @@ def dirichlet(labels: Labels, devices: int, alpha: float, seed: int, min_samples
     )
 
 
-PARTITIONS: dict[str, Callable[[Labels, int, float, int], list[Indices]]] = {
-    "dirichlet": dirichlet,
-    "iid": lambda labels, devices, _alpha, seed: iid(labels, devices, seed),
+def by_classes(labels: Labels, devices: int, classes: int, seed: int) -> list[Indices]:
+    """`classes` classes on every device, exactly (FedPMT: two on each of 100 devices).
+
+    A class is cut into one piece per device that has it; how many that are goes by the size of the class, so pieces
+    are as equal as can be; who gets which is drawn **[ours]**. (Dealing out equal shards of the sorted labels, as is
+    often done, gives some devices fewer or more classes.) Every sample goes to exactly one device.
+
+    Raises:
+        UsageError: more classes than there are, fewer places than classes, or too few samples for so many pieces.
+    """
+    y = np.asarray(labels)
+    _check(len(y), devices, LEAST)
+    names, sizes = np.unique(y, return_counts=True)
+    pieces = _pieces(sizes, devices, classes)
+    rng = np.random.default_rng(seed)
+    holders = _holders(pieces, devices, classes, rng)
+    parts: list[list[Indices]] = [[] for _ in range(devices)]
+    for name, held_by in zip(names, holders, strict=True):
+        rows = rng.permutation(np.flatnonzero(y == name))
+        for device, piece in zip(held_by, np.array_split(rows, len(held_by)), strict=True):
+            parts[device].append(piece)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def by_layers(labels: Labels, sizes: Sequence[int], shares: Sequence[float], seed: int) -> list[list[Indices]]:
+    """The early-exit paper's split over the layers of a tree of nodes, at random (IID): the first layer, the leaves
+    that serve with exit 1, holds the first share, and so on up to the root. Within a layer its devices get equal
+    parts **[ours]**: the paper says what a layer holds (captions of its tables 2, 5 and 6) and no more.
+
+    Args:
+        sizes: how many devices each layer has, leaves first.
+        shares: of the samples per layer; only their ratios count.
+
+    Returns:
+        Rows by layer and device. Every sample goes to exactly one device.
+    """
+    _check(len(labels), sum(sizes), LEAST)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    cuts = np.cumsum(np.asarray(shares) / sum(shares) * len(labels)).round().astype(np.int64)[:-1]
+    layers = [np.array_split(part, size) for part, size in zip(np.split(order, cuts), sizes, strict=True)]
+    least = min(len(part) for layer in layers for part in layer)
+    if least < LEAST:
+        raise UsageError(
+            f"{len(labels)} training samples leave a device of the layers {list(sizes)} with {least}",
+            cure="use more samples, or shares that are nearer each other",
+        )
+    return [[np.sort(part) for part in layer] for layer in layers]
+
+
+def by_writer(writers: Labels, devices: int, seed: int) -> list[Indices]:
+    """The natural partition (LEAF): all samples of a writer are on one device; writers are dealt out at random, as
+    many to each device as to any other or one more. Every sample goes to exactly one device.
+
+    Raises:
+        UsageError: there are fewer writers than devices, or a device's writers wrote too little.
+    """
+    who = np.asarray(writers)
+    names = np.unique(who)
+    if len(names) < devices:
+        raise UsageError(
+            f"{len(names)} writers for {devices} devices", cure="use more writers and samples, or fewer devices"
+        )
+    _check(len(who), devices, LEAST)
+    dealt = np.array_split(np.random.default_rng(seed).permutation(names), devices)
+    shares: list[Indices] = [np.flatnonzero(np.isin(who, some)) for some in dealt]
+    if (least := min(map(len, shares))) < LEAST:
+        raise UsageError(
+            f"the writers of one device wrote {least} samples", cure="use more samples, or fewer devices than writers"
+        )
+    return shares
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+def _layers(samples: Samples, wanted: Partition) -> list[Indices]:
+    layers = place(wanted.layers, samples.devices)
+    shares = layer_shares(wanted.shares, len(layers))
+    rows = by_layers(samples.labels, [len(layer) for layer in layers], shares, samples.seed)
+    found = {
+        device: part
+        for layer, parts in zip(layers, rows, strict=True)
+        for device, part in zip(layer, parts, strict=True)
+    }
+    return [found[device] for device in samples.devices]
+
+
+def _writer(samples: Samples, _: Partition) -> list[Indices]:
+    if samples.writers is None:
+        raise UsageError("this data set does not say who wrote a sample", cure="use the data set femnist")
+    return by_writer(samples.writers, len(samples.devices), samples.seed)
+
+
+PARTITIONS: dict[str, Callable[[Samples, Partition], list[Indices]]] = {
+    "classes": lambda s, wanted: by_classes(s.labels, len(s.devices), wanted.classes, s.seed),
+    "dirichlet": lambda s, wanted: dirichlet(s.labels, len(s.devices), wanted.alpha, s.seed),
+    "iid": lambda s, _: iid(s.labels, len(s.devices), s.seed),
+    "layers": _layers,
+    "writer": _writer,
 }
-"""By the name in an experiment file: labels, devices, alpha, seed -> rows of each device."""
+"""By the name in an experiment file: what is shared out, and the section's keys -> rows of each device."""
 
 
-def partition(kind: str, labels: Labels, devices: int, *, alpha: float, seed: int) -> list[Indices]:
-    """The partition that an experiment file names. Raises UsageError for an unknown name, or one that cannot be had."""
-    if kind not in PARTITIONS:
-        raise UsageError(f"there is no partition {kind!r}", cure=f"choose one of: {', '.join(sorted(PARTITIONS))}")
-    return PARTITIONS[kind](labels, devices, alpha, seed)
+def partition(samples: Samples, wanted: Partition) -> list[Indices]:
+    """The rows of each device, in the order of `samples.devices`. Raises UsageError for an unknown kind, or for one
+    that cannot be had."""
+    if wanted.kind not in PARTITIONS:
+        raise UsageError(f"there is no partition {wanted.kind!r}", cure=f"choose one of: {', '.join(PARTITIONS)}")
+    return PARTITIONS[wanted.kind](samples, wanted)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _draw(y: Indices, devices: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
@@ -72,6 +195,47 @@ def _draw(y: Indices, devices: int, alpha: float, rng: np.random.Generator) -> l
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:
+    """Into how many pieces each class is cut: one at least, one per device at most, `devices` x `classes` in all; the
+    next one always off the class whose pieces are the largest."""
+    if classes > len(sizes):
+        raise UsageError(f"{classes} classes per device of {len(sizes)}", cure=f"set classes to {len(sizes)} or fewer")
+    if devices * classes < len(sizes):
+        raise UsageError(
+            f"{devices} devices with {classes} classes each would leave out some of {len(sizes)} classes",
+            cure=f"set classes to {math.ceil(len(sizes) / devices)} at least, or use more devices",
+        )
+    most = np.minimum(devices, sizes // math.ceil(LEAST / classes))
+    pieces = np.ones(len(sizes), dtype=np.int64)
+    for _ in range(devices * classes - len(sizes)):
+        room = np.where(pieces < most, sizes / pieces, 0.0)
+        if not room.any():
+            break
+        pieces[room.argmax()] += 1
+    if pieces.sum() < devices * classes or (pieces > most).any():
+        raise UsageError(
+            f"the classes are too small for {classes} of them on each of {devices} devices",
+            cure="use more samples, fewer devices or fewer classes",
+        )
+    return pieces
+
+
+def _holders(pieces: Indices, devices: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
+    """Which devices have each class. A class with as many pieces left as there are devices left must be taken; the
+    rest is drawn by how many are left. So each device finds `classes` different ones, and nothing remains."""
+    left = pieces.copy()
+    holders: list[list[int]] = [[] for _ in pieces]
+    for device in range(devices):
+        must = np.flatnonzero(left == devices - device)
+        free = np.where(left < devices - device, left, 0)
+        drawn = classes - len(must)
+        some = rng.choice(len(left), drawn, replace=False, p=free / free.sum()) if drawn else must[:0]
+        for index in (*must, *some):
+            holders[index].append(device)
+            left[index] -= 1
+    return holders
 
 
 def _check(samples: int, devices: int, min_samples: int) -> None:

@@ -38,9 +38,17 @@ def npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-def test_every_sample_lands_on_one_device_with_its_label(npz: Path, kind: str) -> None:
-    wanted = experiment(data={"name": "npz", "path": "n.npz"}, partition={"kind": kind})
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "iid"},
+        {"kind": "dirichlet"},
+        {"kind": "classes", "classes": 2},
+        {"kind": "layers", "layers": [["strong"], 1, 1], "shares": "biased"},
+    ],
+)
+def test_every_sample_lands_on_one_device_with_its_label(npz: Path, partition: dict[str, Any]) -> None:
+    wanted = experiment(data={"name": "npz", "path": "n.npz"}, partition=partition)
     prepared = prepare_data(wanted, DEVICES, npz)
     assert list(prepared.shards) == DEVICES
     shards = {name: read_shard(path) for name, path in prepared.shards.items()}

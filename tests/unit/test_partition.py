@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgebed.datasets.partition import LEAST, PARTITIONS, Indices, dirichlet, iid, partition
+from edgebed.datasets.partition import (
+    LEAST,
+    PARTITIONS,
+    Indices,
+    Partition,
+    Samples,
+    by_classes,
+    by_layers,
+    by_writer,
+    dirichlet,
+    iid,
+    partition,
+)
+from edgebed.datasets.tree import layer_shares, place
 from edgebed.errors import UsageError
 
 LABELS = st.lists(st.integers(0, 9), min_size=40, max_size=200)
@@ -35,10 +48,16 @@ def test_dirichlet_shares_out_every_sample_once(labels: list[int], devices: int,
     assert len(shares) == devices
 
 
+DEVICES = ["a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
-def test_the_seed_decides(kind: str) -> None:
-    labels = np.arange(300) % 10
-    first, again, other = (partition(kind, labels, 4, alpha=0.5, seed=seed) for seed in (1, 1, 2))
+def test_the_seed_decides_and_every_sample_lands_once(kind: str) -> None:
+    labels, writers = np.arange(300) % 10, np.arange(300) // 12
+    wanted = Partition(kind=kind, classes=3, layers=[["d"], 2, ["b"]], shares=[1, 2, 3])
+    first, again, other = (partition(Samples(labels, DEVICES, seed, writers), wanted) for seed in (1, 1, 2))
+    assert len(first) == 4
+    whole(first, 300)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -79,5 +98,156 @@ def test_what_cannot_be_had_is_refused_with_a_cure() -> None:
         dirichlet([0] * 40, 20, 0.01, 0)
     assert "larger alpha" in caught.value.cure
     with pytest.raises(UsageError, match="no partition 'pathological'") as caught:
-        partition("pathological", [0] * 5, 1, alpha=1, seed=0)
-    assert "dirichlet, iid" in caught.value.cure
+        partition(Samples(np.zeros(5, dtype=np.int64), ["a"], 0), Partition(kind="pathological"))
+    assert "classes, dirichlet, iid, layers, writer" in caught.value.cure
+
+
+# ---- so many classes per device --------------------------------------------------------------------------------------
+
+
+def classes_of(shares: list[Indices], labels: Indices) -> list[int]:
+    return [len(np.unique(labels[share])) for share in shares]
+
+
+def test_two_classes_on_each_of_a_hundred_devices() -> None:
+    """FedPMT: MNIST's size, 100 devices."""
+    labels = np.random.default_rng(0).permutation(np.arange(60_000) % 10)
+    shares = by_classes(labels, 100, 2, 0)
+    whole(shares, 60_000)
+    assert classes_of(shares, labels) == [2] * 100
+    assert {len(share) for share in shares} == {600}
+    pairs = {tuple(np.unique(labels[share])) for share in shares}
+    assert len(pairs) > 20  # of 45: who gets which is drawn
+
+
+@given(
+    sizes=st.lists(st.integers(30, 300), min_size=1, max_size=10),
+    devices=st.integers(1, 15),
+    classes=st.integers(1, 10),
+    seed=SEED,
+)
+def test_every_device_has_exactly_so_many_classes(sizes: list[int], devices: int, classes: int, seed: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    if classes > len(sizes) or devices * classes < len(sizes):
+        with pytest.raises(UsageError) as caught:
+            by_classes(labels, devices, classes, seed)
+        assert "classes" in caught.value.cure
+        return
+    shares = by_classes(labels, devices, classes, seed)
+    whole(shares, len(labels))
+    assert classes_of(shares, labels) == [classes] * devices
+
+
+def test_pieces_are_as_equal_as_the_sizes_of_the_classes_allow() -> None:
+    labels = np.repeat([0, 1, 2], [100, 200, 300])
+    pieces = [int(n) for share in by_classes(labels, 6, 2, 0) for n in np.unique(labels[share], return_counts=True)[1]]
+    assert sorted(pieces) == [50] * 12
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "classes", "message", "cure"),
+    [
+        ([50, 50], 3, 3, "3 classes per device of 2", "2 or fewer"),
+        ([50] * 10, 3, 2, "would leave out some of 10", "4 at least"),
+        ([50, 3], 5, 2, "too small for 2 of them", "fewer devices"),
+        ([50, 1], 2, 1, "too small for 1 of them", "more samples"),
+    ],
+)
+def test_classes_that_cannot_be_dealt_out(
+    sizes: list[int], devices: int, classes: int, message: str, cure: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        by_classes(np.repeat(np.arange(len(sizes)), sizes), devices, classes, 0)
+    assert cure in caught.value.cure
+
+
+# ---- layers of a tree ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shares", "percent"),
+    [("equal", (100 / 3,) * 3), ("biased", (14.3, 28.6, 57.1)), ("highly_biased", (3.4, 19.9, 76.7))],
+)
+def test_layers_hold_what_the_paper_gives_them(shares: str, percent: tuple[float, ...]) -> None:
+    """Seven nodes and CIFAR-10's size: the leaves hold the least; a layer's nodes hold the same; labels are IID."""
+    labels = np.arange(50_000) % 10
+    layers = by_layers(labels, [4, 2, 1], layer_shares(shares, 3), 0)
+    whole([part for layer in layers for part in layer], 50_000)
+    held = [sum(map(len, layer)) / 500 for layer in layers]
+    assert held == pytest.approx(percent, abs=0.01)
+    assert all(max(map(len, layer)) - min(map(len, layer)) <= 1 for layer in layers)
+    assert skew([layers[2][0]], labels) < 0.05
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.5, 2), min_size=4, max_size=4),
+    seed=SEED,
+)
+def test_layers_lose_no_sample(sizes: list[int], weights: list[float], seed: int) -> None:
+    layers = by_layers([0] * 200, sizes, weights[: len(sizes)], seed)
+    whole([part for layer in layers for part in layer], 200)
+    assert [len(layer) for layer in layers] == sizes
+
+
+def test_devices_are_placed_by_name_or_in_the_order_of_the_fleet() -> None:
+    names = ["n1", "cloud", "n2", "e1"]
+    assert place([["n1", "n2"], ["e1"], ["cloud"]], names) == [["n1", "n2"], ["e1"], ["cloud"]]
+    assert place([2, 1, 1], names) == [["n1", "cloud"], ["n2"], ["e1"]]
+    assert place([2, 1, ["cloud"]], names) == [["n1", "n2"], ["e1"], ["cloud"]]
+    wanted = Partition(kind="layers", layers=[2, 1, ["cloud"]], shares="biased")
+    shares = partition(Samples(np.arange(700) % 10, names, 0), wanted)
+    assert [len(share) for share in shares] == [50, 400, 50, 200]
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([], "do not hold each"),
+        ([2, 1], "do not hold each"),
+        ([2, 2, 1], "do not hold each"),
+        ([4, 0], "do not hold each"),
+        ([5, -1], "do not hold each"),
+        ([["a", "a"], 2], "do not hold each"),
+        ([["a", "x"], 2], "name x"),
+    ],
+)
+def test_layers_that_do_not_fit_the_fleet(layers: list[int | list[str]], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        place(layers, DEVICES)
+    assert caught.value.cure
+
+
+def test_layers_without_enough_shares_or_samples() -> None:
+    with pytest.raises(UsageError, match="for 3 layers, there are 2"):
+        layer_shares("biased", 2)
+    with pytest.raises(UsageError, match="for 1 layers, there are 2"):
+        layer_shares([1], 2)
+    with pytest.raises(UsageError, match="with 0"):
+        by_layers([0] * 20, [4, 2, 1], layer_shares("highly_biased", 3), 0)
+
+
+# ---- writers ---------------------------------------------------------------------------------------------------------
+
+
+@given(writers=st.lists(st.integers(0, 30), min_size=60, max_size=200), devices=st.integers(1, 5), seed=SEED)
+def test_a_writer_is_on_one_device_and_devices_have_as_many(writers: list[int], devices: int, seed: int) -> None:
+    who = np.asarray(writers)
+    names = len(np.unique(who))
+    if names < 2 * devices:  # two writers have two samples
+        return
+    shares = by_writer(writers, devices, seed)
+    whole(shares, len(writers))
+    counts = [len(np.unique(who[share])) for share in shares]
+    assert sum(counts) == names
+    assert max(counts) - min(counts) <= 1
+
+
+def test_writers_that_cannot_be_dealt_out() -> None:
+    with pytest.raises(UsageError, match="2 writers for 3 devices"):
+        by_writer([0] * 10 + [1] * 10, 3, 0)
+    with pytest.raises(UsageError, match="wrote 1 samples"):
+        by_writer([0] * 10 + [1], 2, 0)
+    with pytest.raises(UsageError, match="who wrote") as caught:
+        partition(Samples(np.zeros(10, dtype=np.int64), ["a"], 0), Partition(kind="writer"))
+    assert "femnist" in caught.value.cure
