@@ -22,6 +22,7 @@ from edgebed.models.layers import Basic, Block, Bottleneck, Positive, convolutio
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
 Widths = tuple[int, int, int]
+SPLIT_POINTS = (1, 3, 5)  # the stem and where the map halves; the server keeps the last width **[ours]**
 
 
 def eight_modules(
@@ -38,7 +39,7 @@ def eight_modules(
         stages.append((f"md{index + 2}", nn.Sequential(first, *rest)))
     stages.append(("md8", pooled_head(outs[-1], classes)))
     heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs, 1)}
-    return StagedModel(stages, heads, input_shape, classes)
+    return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
 
 
 class ResNet56(ModelPlugin):

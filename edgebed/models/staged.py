@@ -7,7 +7,7 @@ The device holds the stages before the cut and the cut's head; the server holds 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -29,6 +29,8 @@ class StagedModel(nn.Module):
         heads: cut -> module from that stage's output to logits; a cut without head is allowed.
         input_shape: (C, H, W) of one sample.
         classes: number of classes.
+        split_points: the cuts a method that chooses between a few of them (S²FL) takes by itself, increasing; all
+            cuts 1..L-1 where the model names none.
     """
 
     def __init__(
@@ -37,8 +39,11 @@ class StagedModel(nn.Module):
         heads: Mapping[int, nn.Module],
         input_shape: tuple[int, ...],
         classes: int,
+        *,
+        split_points: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.split_points = tuple(split_points) or tuple(range(1, len(stages)))
         self.stage_names = [name for name, _ in stages]
         self.input_shape, self.classes = tuple(input_shape), classes
         for name, module in stages:
@@ -119,8 +124,11 @@ class ModelPlugin(Plugin):
     """Base of a network family: builds a StagedModel for a data set."""
 
     summary: ClassVar[str] = ""
+    small: ClassVar[Mapping[str, object]] = {}
+    """Options of a variant that trains in moments, for tests and trials; empty where the default does."""
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+        """The network for samples of `input_shape` (C, H, W). Raises UsageError where they are too small for it."""
         raise NotImplementedError  # the seam that a model file fills
 
 
@@ -129,6 +137,11 @@ def pooled_head(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(
         OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, classes))
     )
+
+
+def flat_head(features: int, classes: int) -> nn.Module:
+    """Head on all features: one fc layer. (B, ...) with `features` numbers per sample -> (B, classes)."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(features, classes)))
 
 
 def seeded(build: Callable[[], StagedModel], seed: int) -> StagedModel:

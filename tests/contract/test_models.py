@@ -13,4 +13,4 @@ from tests.contract.models import CHECKS
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", MODELS.names())
 def test_model(name: str, check: Callable[[ModelPlugin], None]) -> None:
-    check(MODELS.create({"name": name}))
+    check(MODELS.create({"name": name, **MODELS.classes()[name].small}))

@@ -1,0 +1,64 @@
+"""VGG-16 for 32x32 (S²FL): thirteen 3x3 convolutions with five pools, and one fully connected layer.
+
+The usual CIFAR form of Simonyan and Zisserman's network D: the three fc layers for ImageNet become one on the
+averaged 512 channels, and each convolution has a batch norm (`batch_norm: false` takes it out). A stage is a
+convolution with what follows it. A pool that meets a map of one pixel is left out, so that smaller pictures pass
+**[ours]**. S²FL names no split points: they are the second, third and fourth pool, where features are small
+**[ours]**.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import ClassVar
+
+import msgspec
+from torch import nn
+
+from edgebed.models.layers import Positive
+from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+
+WIDTHS = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # in multiples of the first
+POOLS = (2, 4, 7, 10, 13)  # convolutions with a pool behind them
+SPLIT_POINTS = (4, 7, 10)
+
+
+class Vgg16(ModelPlugin):
+    name = "vgg16"
+    summary = "thirteen convolutions (S²FL)"
+    small: ClassVar[Mapping[str, object]] = {"width": 4}
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        width: Positive = 64  # channels of the first convolution; up to 8 times as many follow
+        batch_norm: bool = True
+
+    options: Options
+
+    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+        outs = [input_shape[0], *(self.options.width * times for times in WIDTHS)]
+        side = min(input_shape[1:])
+        stages: list[tuple[str, nn.Module]] = []
+        for number, (channels, out) in enumerate(pairwise(outs), 1):
+            pool = number in POOLS and side > 1
+            side = side // 2 if pool else side
+            stages.append((f"conv{number}", self.stage(channels, out, pool)))
+        stages.append(("top", pooled_head(outs[-1], classes)))
+        heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs[1:], 1)}
+        return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
+
+    def stage(self, channels: int, out: int, pool: bool) -> nn.Sequential:
+        """Convolution, batch norm, ReLU, pool; with its batch norm the convolution needs no bias."""
+        norm = self.options.batch_norm
+        conv = nn.Conv2d(channels, out, 3, padding=1, bias=not norm)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
+        parts: dict[str, nn.Module] = {"conv": conv}
+        if norm:
+            parts["bn"] = nn.BatchNorm2d(out)
+        parts["relu"] = nn.ReLU()
+        if pool:
+            parts["pool"] = nn.MaxPool2d(2)
+        return nn.Sequential(OrderedDict(parts))
