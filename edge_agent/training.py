@@ -73,7 +73,7 @@ class Trainer:
     def run(self, task: Task, body: bytes | memoryview, io: TaskIO, threads: int, cpus: float = 0.0) -> Result:
         """Train one task. Raises UsageError for an assignment this device cannot do, Cancelled when told to stop."""
         torch.set_num_threads(threads)
-        assignment = msgspec.structs.replace(task.assignment, cpus=cpus)
+        assignment = msgspec.structs.replace(task.assignment, cpus=cpus, privacy=self._shard.privacy)  # its own choice
         self._phases.enter("decode", task.id)
         model = self._model(assignment)
         if assignment.keep:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,9 @@ from torch import Tensor
 from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.partition import Indices, Samples, partition
 from edgebed.datasets.shard import normalise, write_shard
-from orchestrator.experiment import Experiment
+from edgebed.errors import UsageError
+from edgebed.wire.messages import Privacy
+from orchestrator.experiment import Experiment, PrivacyChoice
 
 
 class Prepared(msgspec.Struct):
@@ -70,18 +74,66 @@ def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[st
     }
 
 
-def prepare_data(experiment: Experiment, devices: list[str], folder: Path) -> Prepared:
-    """Load, partition, and write `folder/<device>.safetensors` for every device.
+def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
+    """What each device does to its features: for all, then as its profile says, then as it says itself.
+
+    Args:
+        profiles: the profile of each device.
 
     Raises:
-        UsageError: the data set or the partition cannot be had, or a shard cannot be written; with cause and cure.
+        UsageError: a choice for a device or profile that the fleet does not have.
     """
+    section = experiment.privacy
+    _refuse_strange("devices", section.devices, devices)
+    _refuse_strange("profiles", section.profiles, sorted(set(profiles.values())))
+    return {
+        device: _choose(
+            Privacy(section.dcor_alpha, section.patch_shuffle, _secret(experiment.training.seed, device)),
+            section.profiles.get(profiles.get(device, "")),
+            section.devices.get(device),
+        )
+        for device in devices
+    }
+
+
+def _refuse_strange(key: str, named: Mapping[str, PrivacyChoice], known: Sequence[str]) -> None:
+    strange = sorted(set(named) - set(known))
+    if strange:
+        raise UsageError(f"privacy.{key} names {', '.join(strange)}", cure=f"the fleet has: {', '.join(known)}")
+
+
+def _choose(privacy: Privacy, *choices: PrivacyChoice | None) -> Privacy:
+    for choice in filter(None, choices):
+        given = {name: value for name, value in msgspec.structs.asdict(choice).items() if value is not None}
+        privacy = msgspec.structs.replace(privacy, **given)
+    return privacy
+
+
+def _secret(seed: int, device: str) -> int:
+    """The device's own number for its shuffles; from the run's seed, so that a run repeats to the bit."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/privacy/{device}".encode()).digest()[:7], "big")
+
+
+def prepare_data(
+    experiment: Experiment, devices: list[str], folder: Path, profiles: Mapping[str, str] | None = None
+) -> Prepared:
+    """Load, partition, and write `folder/<device>.safetensors` for every device.
+
+    Args:
+        profiles: the profile of each device, for an experiment that chooses privacy by profile.
+
+    Raises:
+        UsageError: the data set or the partition cannot be had, privacy is chosen for a device that is not there, or
+            a shard cannot be written; with cause and cure.
+    """
+    privacy = privacy_of(experiment, devices, profiles or {})
     title, split, shares = share_out(experiment, devices)
     classes = len(split.class_names)
     shards = {device: folder / f"{device}.safetensors" for device in devices}
     for device, rows in shares.items():
         index = torch.from_numpy(rows)
-        write_shard(shards[device], split.train_x[index], split.train_y[index], split.mean, split.std, classes)
+        x, y = split.train_x[index], split.train_y[index]
+        write_shard(shards[device], x, y, split.mean, split.std, classes, privacy[device])
     return Prepared(
         title=title,
         shards=shards,

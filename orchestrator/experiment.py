@@ -59,11 +59,28 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     profiles: list[str] = []
 
 
+class PrivacyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the devices of one profile, or one device, choose; what is not given is as for all."""
+
+    dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What devices do to their features (`edgebed.methods.privacy`). It goes into their shards; no method sees it."""
+
+    dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] = 0
+    profiles: dict[str, PrivacyChoice] = {}
+    devices: dict[str, PrivacyChoice] = {}
+
+
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     fleet: str  # path of the fleet file
     data: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
     partition: Partition = Partition()
+    privacy: PrivacySection = PrivacySection()
     model: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "resnet-tiny"})
     methods: list[dict[str, Any]]  # each run in turn on the same standing fleet
     training: Training = Training()

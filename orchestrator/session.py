@@ -171,7 +171,8 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         METHODS.create(options, f"{request.path}: methods[{i}]")
     request.runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edgebed-data-") as shards:
-        prepared = prepare_data(experiment, [d.name for d in spec.devices], Path(shards))
+        profiles = {device.name: device.profile.name for device in spec.devices}
+        prepared = prepare_data(experiment, list(profiles), Path(shards), profiles)
         watch.say(prepared.describe())
         MODELS.create(experiment.model, f"{request.path}: model").build(prepared.input_shape, prepared.classes)
         async with standing_fleet(

@@ -19,18 +19,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgebed.errors import UsageError
+from edgebed.wire.messages import Privacy
 
-VERSION = 1
+VERSION = 2
 MOST_CLASSES = 1_000_000
+NOTHING_HIDDEN = Privacy()
 
 
 class About(msgspec.Struct, frozen=True):
-    """What the file says of its samples beside them. Mean and std per channel, after uint8 has been scaled to 0..1."""
+    """What the file says of its samples beside them. Mean and std per channel, after uint8 has been scaled to 0..1.
+    `privacy` stands here because the shard is all that a device has of its own."""
 
     version: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: int
+    privacy: Privacy = Privacy()
 
 
 class Shard:
@@ -41,6 +45,7 @@ class Shard:
         y: (N,) int64.
         label_counts: samples per class.
         sha256: of the file.
+        privacy: what this device does to its features.
 
     Raises:
         UsageError: no agent could train on them.
@@ -51,6 +56,7 @@ class Shard:
         self.x, self.y, self.classes, self.sha256 = x, y, about.classes, sha256
         self.samples = len(y)
         self.label_counts = [int(n) for n in torch.bincount(y, minlength=about.classes)]
+        self.privacy = about.privacy
         self._mean, self._std = about.mean, about.std
 
     def batches(self, batch_size: int, epochs: int, max_batches: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -113,9 +119,17 @@ def check(x: Tensor, y: Tensor, about: About) -> None:
         )
 
 
-def write_shard(path: Path, x: Tensor, y: Tensor, mean: Sequence[float], std: Sequence[float], classes: int) -> None:
+def write_shard(
+    path: Path,
+    x: Tensor,
+    y: Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    classes: int,
+    privacy: Privacy = NOTHING_HIDDEN,
+) -> None:
     """Write a device's data. Raises UsageError for what no agent could train on, and where the file cannot be."""
-    about = About(VERSION, tuple(mean), tuple(std), classes)
+    about = About(VERSION, tuple(mean), tuple(std), classes, privacy)
     check(x, y, about)
     metadata = {"edgebed-shard": msgspec.json.encode(about).decode()}
     try:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from edgebed.errors import DivergedError, RunError, UsageError
 from edgebed.methods.base import Batch, Outgoing, ServerHalf, Trained, device_half, trained_names, trains_head
+from edgebed.methods.privacy import Guard
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Optimizer
 
@@ -49,8 +50,9 @@ def head_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
     for x, y in batches:
         z = part.forward(x)
         if "features" in assignment.uploads:
-            yield Outgoing({"features": z.detach(), "labels": y}, samples=len(y))
-        part.step(functional.cross_entropy(head(z), y), len(y))
+            yield Outgoing({"features": part.guard.upload(z), "labels": y}, samples=len(y))
+        loss = functional.cross_entropy(head(z), y)
+        part.step(loss, len(y), part.guard.loss(loss, x, z))
     return part.trained()
 
 
@@ -74,8 +76,8 @@ def server_gradient_half(model: StagedModel, assignment: Assignment, batches: It
     part = _DevicePart(model, assignment)
     for x, y in batches:
         z = part.forward(x)
-        reply = yield Outgoing({"features": z.detach(), "labels": y}, samples=len(y), wait=True)
-        part.backward(z, _gradient(reply, z), len(y))
+        reply = yield Outgoing({"features": part.guard.upload(z), "labels": y}, samples=len(y), wait=True)
+        part.backward(x, z, part.guard.returned(_gradient(reply, z)))
     return part.trained()
 
 
@@ -92,7 +94,7 @@ def _gradient(reply: Weights | None, z: Tensor) -> Tensor:
 
 class _DevicePart:
     """The device's stages with their optimizer. Frozen stages run forward only, in eval mode, so that they stay
-    untouched to the running statistics **[ours]**."""
+    untouched to the running statistics **[ours]**. What leaves the device goes through `guard`."""
 
     def __init__(self, model: StagedModel, assignment: Assignment) -> None:
         self.model, self.assignment = model, assignment
@@ -102,6 +104,7 @@ class _DevicePart:
         if trains_head(assignment):
             parameters += model.head(assignment.stages).train().parameters()
         self.optimizer = make_optimizer(parameters, assignment.optimizer)
+        self.guard = Guard(assignment)
         self.loss_sum, self.samples, self.batches = 0.0, 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,18 +113,25 @@ class _DevicePart:
         z: Tensor = self.stages(x)
         return z
 
-    def step(self, loss: Tensor, samples: int) -> None:
-        value = checked_loss(loss, f"batch {self.batches} on device {self.assignment.device!r}")
+    def step(self, loss: Tensor, samples: int, minimised: Tensor | None = None) -> None:
+        """`loss` is what the device reports; `minimised`, where it is another, what it trains on: the report would
+        tell α otherwise."""
+        where = f"batch {self.batches} on device {self.assignment.device!r}"
+        value = checked_loss(loss, where)
+        if minimised is None or minimised is loss:
+            minimised = loss
+        else:
+            checked_loss(minimised, where)
         self.optimizer.zero_grad()
-        autograd.backward(loss)
+        autograd.backward(minimised)
         self.optimizer.step()
         self._count(value, samples)
 
-    def backward(self, z: Tensor, gradient: Tensor, samples: int) -> None:
+    def backward(self, x: Tensor, z: Tensor, gradient: Tensor) -> None:
         self.optimizer.zero_grad()
-        autograd.backward(z, gradient)
+        self.guard.backward(x, z, gradient)
         self.optimizer.step()
-        self._count(0.0, samples)
+        self._count(0.0, len(x))
 
     def trained(self) -> Trained:
         state = self.model.weights()

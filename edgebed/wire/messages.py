@@ -36,6 +36,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # weight of the distance correlation in the loss
     patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] = 0  # side of the patches that are shuffled; 0 = none
+    secret: Annotated[int, msgspec.Meta(ge=0)] = 0  # what the shuffles are drawn by, beside the assignment's seed
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ from edgebed.errors import UsageError
 def numbered(samples: int) -> Shard:
     """Sample i has the value i everywhere and the label i % 3."""
     x = torch.arange(samples, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
-    return Shard(x, torch.arange(samples) % 3, About(1, (0.0,), (1.0,), 3), "")
+    return Shard(x, torch.arange(samples) % 3, About(2, (0.0,), (1.0,), 3), "")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_data_that_no_agent_could_train_on_is_neither_written_nor_read(
     with pytest.raises(UsageError, match=message):
         write_shard(tmp_path / "a", x, y, mean, std, classes)
     assert not (tmp_path / "a").exists()
-    forged = {"version": 1, "mean": mean, "std": std, "classes": classes}
+    forged = {"version": 2, "mean": mean, "std": std, "classes": classes}
     save_file({"x": x, "y": y}, tmp_path / "b", {"edgebed-shard": msgspec.json.encode(forged).decode()})
     with pytest.raises(UsageError) as caught:
         read_shard(tmp_path / "b")
@@ -169,14 +169,14 @@ def test_damaged_files_are_named_and_never_crash(
     [
         "",
         "[]",
-        '{"version": 2, "mean": [0, 0], "std": [1, 1], "classes": 2}',
-        '{"version": 1, "mean": "x"}',
+        '{"version": 3, "mean": [0, 0], "std": [1, 1], "classes": 2}',
+        '{"version": 2, "mean": "x"}',
         "[" * 5000,
     ],
 )
 def test_a_forged_description_is_refused(tmp_path: Path, about: str) -> None:
     save_file({"x": GOOD_X, "y": GOOD_Y}, tmp_path / "a", {"edgebed-shard": about})
-    with pytest.raises(UsageError, match=r"damaged|version 2"):
+    with pytest.raises(UsageError, match=r"damaged|version 3"):
         read_shard(tmp_path / "a")
 
 
