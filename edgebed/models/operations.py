@@ -12,9 +12,9 @@ neurons and a mini-batch of n:
 at layer 1 the activation's term of the error signal is n·n_0 where the text's rule gives n·n_1 (4608 operations of
 15305968).
 
-`cnn_operations` gives the four figures of CNN-MNIST to the last digit. The table's convolutions count
-c_{l-1}·s²·c_l·m² forward and twice that backward **without** the factor n, and no layer's activation is counted forward;
-this is the paper's count, not a fair one: use measured costs, or `edgebed models`, to plan with.
+`cnn_operations` gives the four figures of CNN-MNIST to the last digit. There a convolution counts c_{l-1}·s²·c_l·m²
+forward and twice that backward **without** the factor n, and no activation is counted forward. This is the paper's
+count, not a fair one: use measured costs, or those of `edgebed models`, to plan with.
 
 CNN-CIFAR10's figures do not follow from that rule with the layers of footnote 7. They come out to the last digit with
 three departures, `CIFAR10_DEPARTURES` (why they were made the paper does not say; they look like slips): conv2 counted
@@ -25,6 +25,7 @@ fc2's 300; and 10·n_l instead of n·n_l for fc2's activation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 FCNN_WIDTHS = (784, 400, 300, 200, 100, 10)
@@ -95,4 +96,4 @@ def _backward(widths: Sequence[int], batch: int, train_from: int, error_signals:
 
 
 def _layers(widths: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(widths, widths[1:], strict=False))
+    return list(pairwise(widths))

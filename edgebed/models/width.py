@@ -59,22 +59,25 @@ Groups = Mapping[str, Group]
 
 
 class _Channels:
-    """Channels that flow from one module to the next. `same` points to those they were found to be one with."""
+    """Channels that flow from one module to the next, the `number`-th to be made. `same` points to earlier ones they
+    were found to be one with."""
 
-    def __init__(self, name: str, size: int, *, fixed: bool = False) -> None:
-        self.name, self.size, self.fixed = name, size, fixed
+    def __init__(self, name: str, size: int, number: int = 0, *, fixed: bool = False) -> None:
+        self.name, self.size, self.number, self.fixed = name, size, number, fixed
         self.members: list[Member] = []
         self.same: _Channels | None = None
 
     def root(self) -> _Channels:
         return self if self.same is None else self.same.root()
 
-    def join(self, other: _Channels) -> None:
-        mine, its = self.root(), other.root()
-        if mine is not its:
-            mine.members += its.members
-            mine.fixed |= its.fixed
-            its.same = mine
+    def join(self, other: _Channels) -> _Channels:
+        """Make both one; the earlier gives the name."""
+        first, second = sorted((self.root(), other.root()), key=lambda channels: channels.number)
+        if first is not second:
+            first.members += second.members
+            first.fixed |= second.fixed
+            second.same = first
+        return first
 
 
 class _Walk:
@@ -92,8 +95,7 @@ class _Walk:
             return flow
         if isinstance(module, Block):
             out = self.through(module.layers, f"{path}.layers", flow)
-            self.through(module.project, f"{path}.project", flow).join(out)
-            return out.root()
+            return out.join(self.through(module.project, f"{path}.project", flow))
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             return self._weighted(module, path, flow)
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
@@ -117,7 +119,7 @@ class _Walk:
         if isinstance(module, nn.Linear) and not self.flat:
             flow.root().fixed = True
         self._member(flow, module, path, ("weight",), 1)
-        out = _Channels(path, module.weight.shape[0])
+        out = _Channels(path, module.weight.shape[0], len(self.made) + 1)
         self.made.append(out)
         self._member(out, module, path, ("weight", "bias"), 0)
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -34,12 +35,25 @@ def command(
     shape = parse_shape(data_shape, "--data-shape")
     specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
     with log.status("counting"):
-        costs = [model_costs(MODELS.create(spec, "--model"), shape, classes, batch) for spec in specs]
+        costs = list(_counted(specs, shape, classes, batch, refuse=bool(model)))
     if as_json:
         print_json(msgspec.to_builtins(costs))
         return
     for one in costs:
         console.print(model_table(one))
+
+
+def _counted(
+    specs: list[dict[str, Any]], shape: tuple[int, ...], classes: int, batch: int, *, refuse: bool
+) -> Iterator[ModelCosts]:
+    """Costs of each model; one that cannot take the shape is left out with a line, or refused if it was named."""
+    for spec in specs:
+        try:
+            yield model_costs(MODELS.create(spec, "--model"), shape, classes, batch)
+        except UsageError as error:
+            if refuse:
+                raise
+            log.print(f"left out: {error}")
 
 
 def parse_shape(text: str, option: str) -> tuple[int, ...]:
@@ -70,20 +84,21 @@ def model_table(costs: ModelCosts) -> Table:
     table = Table(
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
-        caption="features and GFLOP per batch, of the device half; a multiply-add is two; MB = 10^6 bytes of float32",
+        caption="per batch: MB (10^6 bytes of float32) of features; GFLOP of the device half with its head, forward\n"
+        "and with backward, and of the server half, both (a multiply-add is two). * the model's split points",
         box=box.SIMPLE_HEAD,
     )
-    for name in ("cut", "after", "features", "MB", "parameters", "weights MB", "GFLOP fwd", "+ bwd"):
+    for name in ("cut", "after", "features", "MB", "parameters", "fwd", "+ bwd", "server"):
         table.add_column(name, justify="left" if name in ("after", "features") else "right", no_wrap=True)
     for cut in costs.cuts:
         table.add_row(
             str(cut.cut),
-            cut.after,
+            f"{cut.after} *" if cut.cut in costs.split_points else cut.after,
             "x".join(map(str, cut.feature_shape)) or "-",
             f"{cut.feature_bytes / 1e6:.1f}" if cut.feature_shape else "-",
             f"{cut.device_parameters:,}",
-            f"{cut.device_bytes / 1e6:.3f}",
             f"{cut.forward_flops / 1e9:.3g}",
             f"{cut.training_flops / 1e9:.3g}",
+            f"{cut.server_flops / 1e9:.3g}" if cut.feature_shape else "-",
         )
     return table

@@ -37,10 +37,29 @@ def test_figures_equal_a_count_by_hand() -> None:
     assert cut.forward_flops == whole.forward_flops == convolution + head
     # The convolution is first: it needs the gradient of its weights only, the head also that of its input.
     assert cut.training_flops == whole.training_flops == 2 * convolution + 3 * head
+    assert (cut.server_flops, whole.server_flops) == (3 * head, 0)
+    assert costs.training_flops(2) == costs.training_flops(1, head=True) == 2 * convolution + 3 * head
+    assert costs.training_flops(2, train_from=1) == convolution + 2 * head
+    stage = costs.stages[0]
+    counted = (stage.forward_flops, stage.backward_flops, stage.last_backward_flops)
+    assert counted == (convolution, 2 * convolution, convolution)
     assert cut.device_parameters == whole.device_parameters == 72 + 8 + 15
     assert cut.device_bytes == 4 * (72 + 8 + 8 + 15) + 8  # and running statistics, and a counter of 8 bytes
     assert (whole.feature_shape, whole.feature_bytes) == ((), 0)
     assert (costs.parameters, costs.head_parameters) == (95, 15)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_grouped_convolution_costs_its_own_products_in_every_pass(groups: int) -> None:
+    class Grouped(Hand):
+        def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+            conv = nn.Conv2d(4, 8, 3, padding=1, groups=groups)
+            return StagedModel([("a", conv), ("b", pooled_head(8, classes))], {}, input_shape, classes)
+
+    stage = model_costs(Grouped(), (4, 6, 5), 3, batch=7).stages[0]
+    forward = 2 * 7 * (8 * 6 * 5) * (4 // groups * 9)
+    counted = (stage.forward_flops, stage.backward_flops, stage.last_backward_flops)
+    assert counted == (forward, 2 * forward, forward)
 
 
 def test_resnet56_sends_what_the_paper_says() -> None:
@@ -73,6 +92,18 @@ def test_an_input_that_does_not_fit_is_refused() -> None:
 
     with pytest.raises(UsageError, match="3x4x4"):
         model_costs(Picky(), (3, 4, 4), 3, batch=2)
+
+
+def test_a_model_that_cannot_take_the_shape_is_left_out_of_the_list_and_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MODELS, "names", lambda: ["cnn-mnist", "cnn-small"])
+    listed = CliRunner().invoke(build(), ["models", "--json", "--data-shape", "1x8x8", "--batch", "2"])
+    names = {one["name"] for one in json.loads(listed.stdout)}
+    assert names == {"cnn-small"}
+    named = CliRunner().invoke(build(), ["models", "--model", "cnn-mnist", "--data-shape", "1x8x8"])
+    assert isinstance(named.exception, UsageError)
+    assert "16x16" in named.exception.cure
 
 
 def test_counting_leaves_no_trace() -> None:
