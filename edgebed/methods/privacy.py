@@ -130,9 +130,8 @@ def patch_order(samples: int, patches: int, secret: int, seed: int, batch: int) 
     `seed` is the assignment's, which the server knows; `secret` is the device's. Sorted Philox numbers, for NumPy
     promises that those never change, so a run repeats to the bit.
     """
-    numbers = np.random.Philox(key=[secret % 2**64, seed % 2**64], counter=[0, batch, 0, 0]).random_raw(
-        samples * patches
-    )
+    key = np.array([secret % 2**64, seed % 2**64], dtype=np.uint64)
+    numbers = np.random.Philox(key=key, counter=[0, batch, 0, 0]).random_raw(samples * patches)
     return torch.from_numpy(np.argsort(numbers.reshape(samples, patches), axis=1, kind="stable"))
 
 
