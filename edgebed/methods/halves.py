@@ -45,7 +45,7 @@ def head_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
 
     The upload shares memory with the features, so a head must not work in place on its input.
     """
-    part = _DevicePart(model, assignment)
+    part = DevicePart(model, assignment)
     head = model.head(assignment.stages)
     for x, y in batches:
         z = part.forward(x)
@@ -63,7 +63,7 @@ def output_half(model: StagedModel, assignment: Assignment, batches: Iterable[Ba
         raise UsageError(
             f"objective 'output' with {assignment.stages} of {len(model)} stages", cure="assign all stages"
         )
-    part = _DevicePart(model, assignment)
+    part = DevicePart(model, assignment)
     for x, y in batches:
         part.step(functional.cross_entropy(part.forward(x), y), len(y))
     yield from ()
@@ -73,7 +73,7 @@ def output_half(model: StagedModel, assignment: Assignment, batches: Iterable[Ba
 @device_half("server", head=False)
 def server_gradient_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
     """SplitFed: features up, wait, backward with the returned gradient. The loss stays with the server: 0 here."""
-    part = _DevicePart(model, assignment)
+    part = DevicePart(model, assignment)
     for x, y in batches:
         z = part.forward(x)
         reply = yield Outgoing({"features": part.guard.upload(z), "labels": y}, samples=len(y), wait=True)
@@ -92,7 +92,7 @@ def _gradient(reply: Weights | None, z: Tensor) -> Tensor:
     return gradient
 
 
-class _DevicePart:
+class DevicePart:
     """The device's stages with their optimizer. Frozen stages run forward only, in eval mode, so that they stay
     untouched to the running statistics **[ours]**. What leaves the device goes through `guard`."""
 
