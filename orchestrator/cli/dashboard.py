@@ -1,0 +1,38 @@
+"""`edgebed dashboard`: the page of runs that go on or are over."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgebed.errors import UsageError
+from orchestrator.cli.console import console
+from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.dashboard.serve import Place, serve
+from orchestrator.dashboard.shelf import Wanted
+
+
+def register(app: typer.Typer) -> None:
+    app.command("dashboard")(command)
+
+
+def command(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Folders of runs, or their ids; all under EDGEBED_RUNS where none.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; off the loopback a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    token: Annotated[str, typer.Option(help="Ask for this token; made off the loopback where none is given.")] = "",
+) -> None:
+    """Show RUNS in a browser, live or finished. Ctrl-C ends it; the runs do not notice."""
+    folders = tuple(find_run(run) for run in runs or [])
+    if not folders and not runs_folder().is_dir():
+        raise UsageError(f"there is no folder of runs {runs_folder()}", cure="name runs, or set EDGEBED_RUNS")
+    wanted = Wanted(folders) if folders else Wanted(library=runs_folder())
+    serve(wanted, Place(host, port, token), _say)
+
+
+def _say(address: str) -> None:
+    console.print(f"Page: {address}", soft_wrap=True, highlight=False)
+    console.print("Ctrl-C ends it.", highlight=False)

@@ -1,0 +1,227 @@
+"""The server of the page: static files, a stream of changes per page, answers about a round, a device or several runs.
+
+One run is followed once, however many pages look at it. Reading and folding happen in a thread; what they may cost is
+bounded (`SHARE`), for the devices of a run may share this host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from orchestrator.dashboard.follow import Follower
+from orchestrator.dashboard.gantt import gantt
+from orchestrator.dashboard.shelf import Shelf
+from orchestrator.dashboard.state import State
+from orchestrator.dashboard.view import Cursor, changes, curve, history, summary
+from orchestrator.records.comparison import compare
+
+STATIC = Path(__file__).parent / "static"
+
+TICK_S = 0.25
+"""A page hears of changes at most so often."""
+
+LIST_S = 2.0
+"""The list of runs is looked through so often."""
+
+SHARE = 0.05
+"""Of one core, for the Gantt of the round in progress."""
+
+GANTT_LIMIT = 24 << 20
+"""Bytes of records read for one Gantt."""
+
+LATE_S = 20.0
+"""Phases of a round may be reported so long after its end."""
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+class Run:
+    """One followed run. Only one thread at a time is in it."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self._lock = asyncio.Lock()
+        self._live: tuple[tuple[int, int], dict[str, Any] | None] = ((-1, -1), None)
+        self._next_live = 0.0
+
+    async def within(self, work: Callable[[], T]) -> T:
+        async with self._lock:
+            return await asyncio.to_thread(work)
+
+    async def update(self) -> None:
+        """Fold what has been written since; a block at a time, so that others get their answers in between."""
+        if self._lock.locked() or self.follower.pending() > 0:
+            while await self.within(self.follower.step):
+                pass
+            await self.within(self.follower.catch_up)
+
+    async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
+        """(version, Gantt of the round in progress), made anew as often as `SHARE` allows."""
+        row = self.follower.state.current
+        if row is None:
+            return -1, None
+        key = (row.number, self.follower.offset)
+        now = time.monotonic()
+        if key != self._live[0] and (now >= self._next_live or key[0] != self._live[0][0]):
+            made = await self.within(lambda: self.gantt(row.number))
+            self._next_live = time.monotonic() + (time.monotonic() - now) / SHARE
+            self._live = (key, made)
+        return self._live[0][1], self._live[1]
+
+    def gantt(self, number: int) -> dict[str, Any] | None:
+        """The Gantt of a round, from the records around it."""
+        state = self.follower.state
+        index = next((i for i, row in enumerate(state.rows) if row.number == number), None)
+        if index is None:
+            return None
+        row, before = state.rows[index], state.rows[max(0, index - 1)]
+        records = self.follower.slice(before.offset, self._end(state, index), GANTT_LIMIT)
+        return gantt(records, state.lives[row.life], row)
+
+    def _end(self, state: State, index: int) -> int | None:
+        """Offset up to which records may speak of a round; None: to the end."""
+        rows = state.rows
+        end_ns = rows[index].start_ns + ((rows[index].seconds or 0.0) * state.dilation + LATE_S) * 1e9
+        late = (r for r in rows[index + 2 :] if r.start_ns > end_ns or r.life != rows[index].life)
+        after = next(late, None)
+        return None if after is None else after.offset
+
+
+class Desk:
+    """Answers the requests of all pages."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._runs: dict[str, Run] = {}
+        self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End all streams, or the server would wait for them."""
+        self._closing.set()
+
+    async def cards(self) -> list[dict[str, Any]]:
+        if time.monotonic() - self._cards[0] >= LIST_S:
+            self._cards = (time.monotonic(), self._cards[1])
+            self._cards = (time.monotonic(), await asyncio.to_thread(self._shelf.cards))
+        return self._cards[1]
+
+    async def run(self, name: str) -> Run | None:
+        if name not in self._runs:
+            await self.cards()
+            follower = await asyncio.to_thread(self._shelf.follower, name)
+            if follower is None:
+                return None
+            self._runs.setdefault(name, Run(follower))
+        return self._runs[name]
+
+    # ---- requests ----
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: `runs` (the list), and of the chosen run `state` and `gantt`."""
+        name = request.query_params.get("run", "")
+        stream = self._events(name)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _events(self, name: str) -> AsyncIterator[bytes]:
+        cursor, gantt_seen, listed, spoken = Cursor(), -2, b"", time.monotonic()
+        yield b"retry: 2000\n\n"
+        while not self._closing.is_set():
+            out = []
+            cards = _encode(await self.cards())
+            if cards != listed:
+                listed = cards
+                out.append(_event("runs", cards))
+            run = await self.run(name) if name else None
+            if run is not None:
+                await run.update()
+                changed = await run.within(functools.partial(_changes, run.follower, cursor))
+                if changed is not None:
+                    out.append(_event("state", changed))
+                version, made = await run.live_gantt()
+                if version != gantt_seen:
+                    gantt_seen = version
+                    out.append(_event("gantt", _encode(made)))
+            if out:
+                spoken = time.monotonic()
+                yield b"".join(out)
+            elif time.monotonic() - spoken > 15:
+                spoken = time.monotonic()
+                yield b": still here\n\n"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), TICK_S)
+        yield _event("bye", b"{}")
+
+    async def round(self, request: Request) -> Response:
+        """The Gantt of one round."""
+        run = await self.run(request.path_params["run"])
+        number = request.path_params["number"]
+        made = None if run is None else await run.within(lambda: run.gantt(number))
+        return _json(made)
+
+    async def device(self, request: Request) -> Response:
+        """All rounds of one device."""
+        run = await self.run(request.path_params["run"])
+        name = request.path_params["device"]
+        made = None if run is None else await run.within(lambda: history(run.follower.state, name))
+        return _json(made)
+
+    async def compare(self, request: Request) -> Response:
+        """Table and curves of several runs; the last is the baseline."""
+        summaries, curves = [], []
+        for name in request.query_params.get("runs", "").split(",")[:12]:
+            run = await self.run(name)
+            if run is None:
+                continue
+            await run.update()
+            state = run.follower.state
+            if state.lives:
+                summaries.append(await run.within(functools.partial(summary, state)))
+                curves.append({"id": name, "method": state.life.started.method, "points": curve(state)})
+        table = compare(summaries)
+        return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
+
+
+def _changes(follower: Follower, cursor: Cursor) -> bytes | None:
+    found = changes(follower.state, cursor)
+    return None if found is None else _encode(found)
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _json(value: Any) -> Response:
+    return Response(_encode(value), 404 if value is None else 200, media_type="application/json")
+
+
+def make_app(desk: Desk) -> Starlette:
+    """The page as an ASGI application; `guard.Guard` goes around it."""
+
+    async def index(request: Request) -> Response:
+        return Response((STATIC / "index.html").read_bytes(), media_type="text/html; charset=utf-8")
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/events", desk.events),
+            Route("/api/runs/{run}/rounds/{number:int}", desk.round),
+            Route("/api/runs/{run}/devices/{device:path}", desk.device),
+            Route("/api/compare", desk.compare),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+    )

@@ -1,0 +1,172 @@
+"""The records of one round -> rows of named stretches for the page. Pure.
+
+The names are those of `orchestrator.records.timeline`. In a round that still goes on, what a device has not reported
+yet is named by what the orchestrator knows: its task is on the way (`download`), it works (`working`), it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator.dashboard.state import Life, Row
+from orchestrator.records import types as t
+from orchestrator.records.facts import RoundFacts, RunFacts, Stretch, sort
+from orchestrator.records.placing import FOREVER
+from orchestrator.records.stragglers import straggler
+from orchestrator.records.timeline import Segment, timelines
+
+FINEST = 600
+"""A stretch shorter than this part of the round is drawn with its neighbours."""
+
+Bars = list[tuple[str, float, float, str]]
+
+
+def gantt(records: Iterable[t.Record], life: Life, row: Row) -> dict[str, Any] | None:
+    """The Gantt of a round from records that hold it; None where they do not. Seconds from its start, divided by the
+    dilation."""
+    stretch = _stretch(records, life)
+    if row.number not in stretch.rounds:
+        return None
+    facts, dilation = stretch.rounds[row.number], life.started.dilation
+    live = facts.finished is None and not life.finished
+    (timeline,) = timelines(RunFacts([stretch]), {row.number})
+    end_ns = facts.end_ns if live or facts.finished is None else _last_ns(facts)
+    scale = 1e9 * dilation
+
+    def at(ns: int) -> float:
+        return round((min(ns, end_ns) - row.start_ns) / scale, 4)
+
+    def bars(segments: Iterable[Segment]) -> Bars:
+        cut = [s for s in segments if s.start_ns < end_ns]
+        coarse = _coarse(cut, (end_ns - row.start_ns) // FINEST)
+        return [(s.name, at(s.start_ns), at(s.end_ns), s.detail) for s in coarse]
+
+    devices = {}
+    for name, device in timeline.devices.items():
+        segments = _known(device.segments, facts, name) if live else list(device.segments)
+        done, out = facts.done.get(name), facts.out.get(name)
+        devices[name] = {
+            "bars": bars(segments),
+            "sums": {key: round(ns / scale, 4) for key, ns in _sums(segments, end_ns).items()},
+            "done_s": None if done is None else round((done.at_ns - row.start_ns) / scale, 4),
+            "out": "" if out is None or done is not None else out.how,
+            "predicted_s": _scaled(facts.started.predicted_s.get(name), dilation),
+            "actual_s": None if done is None else done.seconds / dilation,
+            "cut": facts.started.assignments[name].stages if name in facts.started.assignments else None,
+        }
+    slow = straggler(timeline)
+    return {
+        "round": row.number,
+        "live": live,
+        "length_s": round((end_ns - row.start_ns) / scale, 4),
+        "devices": devices,
+        "server": bars(_server(facts)),
+        "own": bars(Segment(p.name, p.start_ns, p.end_ns) for p in facts.own),
+        "straggler": None if slow is None or live else slow.device,
+    }
+
+
+def _scaled(value: float | None, dilation: float) -> float | None:
+    return None if value is None else value / dilation
+
+
+def _stretch(records: Iterable[t.Record], life: Life) -> Stretch:
+    """A stretch of these records alone; who was there, and the clocks, come from the whole life."""
+    mine: list[t.Record] = []
+    for record in records:
+        if isinstance(record, t.RunStarted):
+            if mine:
+                break
+            continue
+        mine.append(record)
+    (stretch,) = sort([life.started, *mine]).stretches
+    for name, device in stretch.devices.items():
+        device.presence = life.presence.get(name, [])
+        device.clocks = life.clocks.get(name, {})
+    return stretch
+
+
+def _last_ns(facts: RoundFacts) -> int:
+    """End of what belongs to the round: its evaluation and checkpoint, not the wait for the next."""
+    assert facts.finished is not None
+    return max(facts.finished.at_ns, *(phase.end_ns for phase in facts.own), facts.start_ns)
+
+
+def _known(segments: tuple[Segment, ...], facts: RoundFacts, name: str) -> list[Segment]:
+    """Name what is not reported yet by what the orchestrator has seen of the device."""
+    done, out = facts.done.get(name), facts.out.get(name)
+    sent, delivered = facts.sent.get(name), facts.delivered.get(name)
+    edges: list[tuple[int, str]] = [(facts.start_ns, "dispatch")]
+    if name not in facts.started.devices:
+        edges = [(facts.start_ns, "idle")]
+    if sent is not None:
+        edges.append((sent.at_ns, "download"))
+    if delivered is not None:
+        edges.append((delivered.at_ns, "working"))
+    if out is not None:
+        edges.append((out.at_ns, "left_out"))
+    elif done is not None:
+        edges.append((done.at_ns, "wait_for_others"))
+    named: list[Segment] = []
+    for segment in segments:
+        named += _rename(segment, edges) if segment.name == "unreported" else [segment]
+    return named
+
+
+def _rename(gap: Segment, edges: list[tuple[int, str]]) -> list[Segment]:
+    parts = []
+    for (start, name), end in zip(edges, [at for at, _ in edges[1:]] + [FOREVER], strict=True):
+        a, b = max(start, gap.start_ns), min(end, gap.end_ns)
+        if a < b:
+            parts.append(Segment(name, a, b))
+    return parts
+
+
+def _coarse(segments: list[Segment], finest: int) -> list[Segment]:
+    """Neighbours too short to be seen become one stretch with the name of the longest of them."""
+    drawn: list[Segment] = []
+    group: list[Segment] = []
+
+    def flush() -> None:
+        if group:
+            sums: dict[str, int] = {}
+            for s in group:
+                sums[s.name] = sums.get(s.name, 0) + s.end_ns - s.start_ns
+            drawn.append(Segment(max(sums, key=lambda n: sums[n]), group[0].start_ns, group[-1].end_ns))
+            group.clear()
+
+    for segment in segments:
+        if segment.end_ns - segment.start_ns >= finest:
+            flush()
+            drawn.append(segment)
+            continue
+        if group and (segment.end_ns - group[0].start_ns > finest or segment.start_ns - group[-1].end_ns > finest):
+            flush()
+        group.append(segment)
+    flush()
+    return _joined(drawn)
+
+
+def _joined(segments: list[Segment]) -> list[Segment]:
+    result: list[Segment] = []
+    for s in segments:
+        if result and result[-1].name == s.name and result[-1].detail == s.detail and result[-1].end_ns >= s.start_ns:
+            result[-1] = Segment(s.name, result[-1].start_ns, max(s.end_ns, result[-1].end_ns), s.detail)
+        else:
+            result.append(s)
+    return result
+
+
+def _sums(segments: Iterable[Segment], end_ns: int) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for s in segments:
+        length = min(s.end_ns, end_ns) - s.start_ns
+        if length > 0:
+            sums[s.name] = sums.get(s.name, 0) + length
+    return sums
+
+
+def _server(facts: RoundFacts) -> list[Segment]:
+    steps = sorted(facts.steps, key=lambda step: step.start_ns)
+    return [Segment("server", s.start_ns, s.end_ns, ", ".join(s.devices[:3])) for s in steps]

@@ -1,0 +1,102 @@
+"""Serves the page until told to end: opens the port, says the address, runs uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+import uvicorn
+
+from edgebed.errors import UsageError
+from orchestrator.dashboard.app import Desk, make_app
+from orchestrator.dashboard.guard import Guard, is_loopback
+from orchestrator.dashboard.shelf import Shelf, Wanted
+
+NICENESS = 10
+"""The devices of a run may share this host, and must not notice the page."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where to serve. Off the loopback a token is needed, and made where none is given."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str = ""
+
+
+def serve(wanted: Wanted, place: Place, say: Callable[[str], None], *, until_eof: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM; `until_eof`: or until standard input ends, as it does when a run is over.
+
+    Args:
+        say: told the address once the port is open.
+
+    Raises:
+        UsageError: the port cannot be opened.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    sock = _open(place.host, place.port)
+    port = sock.getsockname()[1]
+    token = place.token or ("" if is_loopback(place.host) else secrets.token_urlsafe(16))
+    say(address(place.host, port, token))
+    asyncio.run(_serve(Shelf(wanted), sock, place.host, port, token, until_eof))
+
+
+def address(host: str, port: int, token: str) -> str:
+    """What to type into a browser on this host, or on another where all addresses are listened on."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def _open(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        cure = "--port 0 takes a free one; --host must be an address of this host"
+        raise UsageError(f"cannot serve on {host}:{port}: {error.strerror or error}", cure=cure) from None
+
+
+async def _serve(shelf: Shelf, sock: socket.socket, host: str, port: int, token: str, until_eof: bool) -> None:
+    desk = Desk(shelf)
+    config = uvicorn.Config(
+        Guard(make_app(desk), host, port, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config, desk)
+    if until_eof:
+        asyncio.get_running_loop().run_in_executor(None, _wait_eof, server, asyncio.get_running_loop())
+    await server.serve(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of open pages when it is told to end: it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+        super().__init__(config)
+        self._desk = desk
+
+    def end(self) -> None:
+        self._desk.close()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        self._desk.close()
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+def _wait_eof(server: _Server, loop: asyncio.AbstractEventLoop) -> None:
+    sys.stdin.buffer.read()
+    with contextlib.suppress(RuntimeError):  # the loop has ended already
+        loop.call_soon_threadsafe(server.end)

@@ -1,0 +1,110 @@
+// Routes (#/, #/run/ID, #/compare/ID,ID), the stream of changes, and the strip that is always in sight.
+
+import {CompareView} from "./compare.js";
+import {$, announce, h, put} from "./dom.js";
+import {number} from "./format.js";
+import {RunView} from "./run.js";
+import {RunsView} from "./runs.js";
+
+const views = {runs: new RunsView($("view-runs")), run: new RunView($("view-run")), compare: new CompareView($("view-compare"))};
+let source = null, cards = [], shown = "", ended = false, arrived = false;
+
+function route() {
+  const [, kind, rest = ""] = location.hash.split("/");
+  if (kind === "run" && rest) return {view: "run", run: decodeURIComponent(rest)};
+  if (kind === "compare") return {view: "compare", runs: rest.split(",").filter(Boolean).map(decodeURIComponent)};
+  return {view: "runs"};
+}
+
+function go(focus) {
+  const to = route();
+  for (const name of Object.keys(views)) $(`view-${name}`).hidden = name !== to.view;
+  for (const name of ["runs", "run", "compare"]) {
+    if (name === to.view) $(`nav-${name}`).setAttribute("aria-current", "page");
+    else $(`nav-${name}`).removeAttribute("aria-current");
+  }
+  if (to.view === "run") {
+    views.run.open(to.run);
+    $("nav-run").hidden = false;
+    $("nav-run").href = location.hash;
+  }
+  if (to.view === "compare") {
+    views.compare.open(to.runs);
+    $("nav-compare").hidden = false;
+    $("nav-compare").href = location.hash;
+  }
+  document.title = to.view === "run" ? `${to.run} – Edgebed` : to.view === "compare" ? "Comparison – Edgebed" : "Edgebed";
+  strip();
+  listen(to.view === "run" ? to.run : "");
+  if (focus) { scrollTo(0, 0); $(`h-${to.view}`).focus({preventScroll: true}); }
+}
+
+function listen(run) {
+  if (source && shown === run) return;
+  source?.close();
+  shown = run;
+  source = new EventSource(`/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
+  let fresh = true;
+  source.onopen = () => { say("connected", "good"); fresh = true; };
+  source.onerror = () => { if (!ended) say("connection lost, trying again", "bad"); };
+  source.addEventListener("runs", (event) => {
+    cards = JSON.parse(event.data);
+    views.runs.draw(cards);
+    views.compare.heard(cards);
+    arrive();
+  });
+  source.addEventListener("state", (event) => {
+    const change = JSON.parse(event.data);
+    if (fresh && !change.whole) return;
+    fresh = false;
+    views.run.take(change);
+    strip();
+  });
+  source.addEventListener("gantt", (event) => views.run.takeGantt(JSON.parse(event.data)));
+  source.addEventListener("bye", () => {
+    ended = true;
+    source.close();
+    say("the server has ended: what you see stays", "bad");
+  });
+}
+
+/** A page opened without a choice shows the run that goes on, or the only one; the newest of a run's own page. */
+function arrive() {
+  if (arrived || !cards.length) return;
+  arrived = true;
+  if (location.hash && location.hash !== "#/") return;
+  const running = cards.filter((card) => card.state === "running");
+  const one = running.length ? running[0] : cards.length === 1 ? cards[0] : null;
+  if (one) location.replace(`#/run/${encodeURIComponent(one.id)}`);
+}
+
+function say(text, kind) {
+  const before = $("link").textContent;
+  put($("link"), text);
+  $("link").className = `pill ${kind}`;
+  if (kind === "bad" && before !== text) announce(text);
+}
+
+/** Enforcement, dilation and calibration are never out of sight. */
+function strip() {
+  const {head} = views.run, box = $("strip"), here = route().view === "run" && head;
+  box.hidden = !here;
+  if (!here) return;
+  const newer = cards.find((card) => card.id !== views.run.id && card.state === "running" && card.experiment === head.experiment && head.ended);
+  const items = [
+    [head.ended ? `ended: ${head.ended}` : "running", head.ended ? "" : "good"],
+    [`limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
+    [head.dilation > 1 ? `D = ${number(head.dilation)}: limits and seconds divided` : "D = 1", head.dilation > 1 ? "warn" : ""],
+    [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
+    [`${head.backend}, seed ${head.seed}`, ""],
+  ];
+  if (head.resumed) items.push([`resumed ${head.resumed} ×`, "warn"]);
+  const key = JSON.stringify([items, newer?.id]);
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.replaceChildren(h("b", {}, head.run), ...items.map(([text, kind]) => h("span.pill" + (kind ? "." + kind : ""), {}, text)),
+    newer ? h("a", {href: `#/run/${encodeURIComponent(newer.id)}`}, `${newer.method} is running now →`) : "");
+}
+
+addEventListener("hashchange", () => go(true));
+go(false);

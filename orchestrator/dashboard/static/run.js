@@ -1,0 +1,283 @@
+// The view of one run: figures, the round, the fleet, curves, events, calibration.
+
+import {Chart} from "./charts.js";
+import {announce, fold, h, put, table} from "./dom.js";
+import {Fleet} from "./fleet.js";
+import {NAMES, bytes, number, percent, seconds, signed} from "./format.js";
+import {Gantt} from "./gantt.js";
+import {Events} from "./events.js";
+
+export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11};
+const CAUSES = ["cpu", "uplink", "downlink", "server"];
+
+export class RunView {
+  constructor(root) {
+    this.root = root;
+    this.id = null;
+    this.round = null; // null: follow the newest
+    this.device = null;
+    this.build();
+  }
+
+  build() {
+    this.title = h("h1", {id: "h-run", tabindex: -1}, "Run");
+    this.figures = h("dl.figures", {});
+    this.gantt = new Gantt((name) => this.pickDevice(name));
+    this.roundTitle = h("h2", {id: "h-round"}, "Round");
+    this.why = h("p.why", {id: "why"});
+    this.field = h("input", {type: "number", min: 0, id: "round", onchange: () => this.pickRound(this.field.valueAsNumber)});
+    this.follow = h("button", {type: "button", onclick: () => this.pickRound(null)}, "Follow the newest");
+    const step = (by) => () => this.pickRound((this.round ?? this.newest()) + by);
+    const picker = h("div.tools", {}, h("button", {type: "button", onclick: step(-1), "aria-label": "Round before"}, "◀"),
+      h("label", {for: "round"}, "Round"), this.field, h("button", {type: "button", onclick: step(1), "aria-label": "Round after"}, "▶"), this.follow);
+    this.fleet = new Fleet((name) => this.pickDevice(name));
+    this.accuracy = new Chart("Accuracy over time", {onpick: (n) => this.pickRound(n)});
+    this.gap = new Chart("Straggler gap per round", {onpick: (n) => this.pickRound(n)});
+    this.predicted = new Chart("Predicted against actual time, by device", {height: 240});
+    this.lengths = new Chart("Seconds per round", {onpick: (n) => this.pickRound(n)});
+    this.history = new Chart("Rounds of one device", {onpick: (n) => this.pickRound(n)});
+    this.tiers = new Chart("Stages on the device, per round", {height: 120});
+    this.deviceTitle = h("h2", {id: "h-device", tabindex: -1}, "Device");
+    this.deviceFacts = h("p.why");
+    this.deviceMarks = h("div.scroll.short", {tabindex: 0, role: "region", "aria-label": "Events of this device"});
+    this.devicePart = h("section.card", {"aria-labelledby": "h-device", hidden: true},
+      h("div.head", {}, this.deviceTitle, h("button", {type: "button", onclick: () => this.pickDevice(null)}, "Close")),
+      this.deviceFacts, h("div.grid", {}, this.history.element, this.tiers.element), this.deviceMarks);
+    this.events = new Events();
+    this.checks = fold("All rows of the calibration", () => this.checkTable());
+    this.checksLine = h("p", {});
+    this.root.replaceChildren(this.title, this.figures,
+      h("section.card", {"aria-labelledby": "h-round"}, h("div.head", {}, this.roundTitle, picker), this.why, this.gantt.element),
+      this.fleet.element, this.devicePart,
+      h("div.grid", {}, this.accuracy.element, this.gap.element, this.predicted.element, this.lengths.element),
+      this.events.element,
+      h("section.card", {"aria-labelledby": "h-checks"}, h("h2", {id: "h-checks"}, "Calibration"), this.checksLine, this.checks.element));
+  }
+
+  // ---- data ----
+
+  open(id) {
+    if (this.id === id) return;
+    Object.assign(this, {id, round: null, device: null, head: null, rows: [], marks: [], devices: [], calibration: [], live: undefined, picked: null});
+    this.devicePart.hidden = true;
+    put(this.title, id);
+    this.gantt.draw(null);
+  }
+
+  take(change) {
+    const first = !this.head;
+    if (change.whole) [this.rows, this.marks] = [[], []];
+    this.rows.splice(change.rows_from, Infinity, ...change.rows);
+    this.marks.splice(change.marks_from, Infinity, ...change.marks);
+    if (change.calibration) this.calibration = change.calibration;
+    if (change.host) this.host = change.host;
+    const ended = this.head && !this.head.ended && change.head.ended;
+    this.head = change.head;
+    this.devices = change.devices;
+    if (ended) announce(`The run has ended: ${change.head.ended}`);
+    if (!first) this.tell(change.marks);
+    this.draw();
+  }
+
+  tell(marks) {
+    const gone = marks.filter((mark) => ["left", "joined", "profile"].includes(mark[2])).slice(-2);
+    if (gone.length) announce(gone.map((mark) => `${mark[3]}: ${mark[4]}`).join("; "));
+  }
+
+  takeGantt(data) {
+    this.live = data;
+    if (this.round === null) this.drawRound();
+  }
+
+  newest() { return this.rows.length ? this.rows.at(-1)[R.number] : 0; }
+
+  row(number) { return this.rows.findLast((row) => row[R.number] === number); }
+
+  async pickRound(number) {
+    if (number !== null && (!Number.isFinite(number) || !this.row(number))) { this.drawRound(); return; }
+    this.round = number;
+    this.picked = null;
+    this.drawRound();
+    if (number === null) return;
+    const id = this.id, answer = await fetch(`/api/runs/${encodeURIComponent(id)}/rounds/${number}`);
+    if (answer.ok && this.id === id && this.round === number) {
+      this.picked = await answer.json();
+      this.drawRound();
+    }
+  }
+
+  async pickDevice(name) {
+    this.device = name;
+    this.devicePart.hidden = name === null;
+    if (name === null) return;
+    put(this.deviceTitle, `Device ${name}`);
+    await this.loadDevice();
+    this.deviceTitle.focus();
+    this.devicePart.scrollIntoView({block: "nearest"});
+  }
+
+  async loadDevice() {
+    const {id, device} = this;
+    const answer = await fetch(`/api/runs/${encodeURIComponent(id)}/devices/${encodeURIComponent(device)}`);
+    if (!answer.ok || this.id !== id || this.device !== device) return;
+    this.drawDevice(await answer.json());
+  }
+
+  // ---- drawing ----
+
+  draw() {
+    const {head} = this;
+    put(this.title, `${head.experiment}: ${head.method}`);
+    this.drawFigures();
+    this.fleet.draw(this.devices, head);
+    this.drawCharts();
+    this.events.draw(this.marks);
+    this.drawChecks();
+    this.drawRound();
+    const done = this.rows.filter((row) => row[R.seconds] !== null).length;
+    if (this.device && done !== this.drawnAt) this.loadDevice();
+    this.drawnAt = done;
+  }
+
+  finished() { return this.rows.filter((row) => row[R.seconds] !== null); }
+
+  drawFigures() {
+    const {head} = this, done = this.finished(), known = done.filter((row) => row[R.accuracy] !== null);
+    const best = known.reduce((a, row) => Math.max(a, row[R.accuracy]), 0);
+    const reached = known.find((row) => row[R.accuracy] >= head.target);
+    const gaps = done.map((row) => row[R.gap]).filter((gap) => gap !== null).sort((a, b) => a - b);
+    const figures = [
+      ["rounds done", String(done.length)],
+      ["time of the rounds", seconds(head.elapsed_s)],
+      ["accuracy now", known.length ? percent(known.at(-1)[R.accuracy], 1) : "–"],
+      ["best", known.length ? percent(best, 1) : "–"],
+      [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not reached"],
+      ["straggler gap, median", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
+      ["bytes up / down", `${bytes(head.bytes_up)} / ${bytes(head.bytes_down)}`],
+    ];
+    if (this.figures.childElementCount !== figures.length) {
+      this.figures.replaceChildren(...figures.map(() => h("div", {}, h("dt"), h("dd"))));
+    }
+    figures.forEach(([label, value], i) => {
+      put(this.figures.children[i].children[0], label);
+      put(this.figures.children[i].children[1], value);
+    });
+  }
+
+  drawRound() {
+    const data = this.round === null ? this.live : this.picked;
+    const number = this.round ?? data?.round ?? this.newest();
+    put(this.roundTitle, data?.live ? `Round ${number}, in progress` : `Round ${number}`);
+    if (document.activeElement !== this.field) this.field.value = number;
+    this.field.max = this.newest();
+    this.follow.disabled = this.round === null;
+    if (data && data.round === number) this.gantt.draw(data);
+    this.why.replaceChildren(...this.explain(this.row(number), data?.live));
+  }
+
+  /** Who was the straggler of a round, and why. */
+  explain(row, live) {
+    if (!row) return ["No round has begun yet."];
+    if (row[R.seconds] === null) return [live ? "The straggler is known when the round is over." : "This round was not finished."];
+    const out = row[R.out] ? ` ${row[R.out]} left out.` : "";
+    const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out} `;
+    if (!row[R.straggler]) return [took, "Fewer than two devices got done: nobody was behind."];
+    const why = row[R.why] ? [" because of ", h("b", {}, NAMES[row[R.why]]), ` (against the median device: ${CAUSES.map((cause, i) =>
+      `${cause === "cpu" ? "CPU" : cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : ["; why is known when it has reported its phases."];
+    return [took, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
+  }
+
+  drawCharts() {
+    const done = this.finished(), end = (row) => row[R.axis] + row[R.seconds];
+    const marks = this.marks.filter((m) => m[2] !== "ended").map(([x, , kind, device, text]) => ({x, kind, text: `${device}${device ? ": " : ""}${text}`}));
+    const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
+    this.accuracy.draw({
+      series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
+        `${percent(row[R.accuracy], 1)} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
+      legend: legendOf(marks), x: ["time of the rounds ÷ D", seconds], y: ["test accuracy", (v) => percent(v)], yMin: 0,
+      line: {y: this.head.target, label: `target ${percent(this.head.target)}`}, marks: spread(marks),
+      summary: done.length ? `${done.length} rounds.` : "", columns: time,
+      rows: () => done.map((row) => [seconds(end(row)), row[R.number], percent(row[R.accuracy], 1), number(row[R.loss])]),
+    });
+    this.gap.draw({
+      series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
+        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${NAMES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
+      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      x: ["round", String], y: ["behind the median device", seconds], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
+      rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), row[R.why] || "–"]),
+      empty: "nobody was behind yet",
+    });
+    this.lengths.draw({
+      series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}, ${row[R.merged]} of ${row[R.drawn]} merged`, row[R.number], row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
+      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      x: ["round", String], y: ["seconds ÷ D", seconds], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
+      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out]]),
+    });
+    this.drawPredicted();
+  }
+
+  drawPredicted() {
+    const known = this.devices.filter((d) => d.actual_s !== null), some = known.some((d) => d.predicted_s !== null);
+    const points = (key) => known.map((d, i) => [i, d[key], `${d.name}: predicted ${seconds(d.predicted_s)}, took ${seconds(d.actual_s)}`]);
+    this.predicted.draw({
+      series: [{name: "actual", cls: "c0", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "c1", only: "dots", points: some ? points("predicted_s") : []}],
+      x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, xMin: -0.5,
+      y: ["seconds ÷ D", seconds], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
+      rows: () => known.map((d) => [d.name, seconds(d.predicted_s), seconds(d.actual_s)]),
+    });
+  }
+
+  drawDevice(data) {
+    const {rounds} = data, own = (key, text) => rounds.map((n, i) => [n, data[key][i], `round ${n}: ${text(data[key][i])}`, n]);
+    const one = this.devices.find((d) => d.name === data.name), changes = data.marks.filter((m) => m[2] === "profile");
+    const marks = data.marks.map(([, x, kind, , text]) => ({x, kind, text}));
+    this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${number(one?.uplink_bit_s / 1e6)} Mbit/s up, ${number(one?.downlink_bit_s / 1e6)} Mbit/s down. `,
+      changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
+    this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
+      whole: true, x: ["round", String], y: ["seconds ÷ D", seconds], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["stages", "num"]],
+      rows: () => rounds.map((n, i) => [n, seconds(data.actual_s[i]), seconds(data.predicted_s[i]), data.cuts[i] ?? "–"])});
+    this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `${v} stages`)}], whole: true, x: ["round", String],
+      y: ["stages", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["stages", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
+    this.deviceMarks.replaceChildren(data.marks.length ? table(`Events of ${data.name}`, [["round"], ["time"], ["what"]],
+      data.marks.toReversed().map((m) => [m[1], seconds(m[0]), m[4]])) : h("p", {}, "Nothing has happened to it."));
+  }
+
+  drawChecks() {
+    const {head} = this;
+    put(this.checksLine, head.checks === 0 ? (head.calibrated ? "No rows were recorded." : "The limits were not shown to hold.")
+      : head.checks_failed ? `${head.checks_failed} of ${head.checks} judged limits do NOT hold.` : `All ${head.checks} judged limits hold.`);
+    if (this.calibration !== this.checkedWith) this.checks.changed();
+    this.checkedWith = this.calibration;
+  }
+
+  checkTable() {
+    return table("Requested against measured", [["device"], ["quantity"], ["condition"], ["requested", "num"], ["measured", "num"], ["error", "num"], ["verdict"]],
+      this.calibration.map((row) => [row.device, row.quantity, row.condition, amount(row.requested, row.unit), amount(row.measured, row.unit),
+        `${(row.error * 100).toFixed(1)} %`, row.judged ? (row.passed ? "holds" : `FAILS ${row.cause}`) : "not judged"]));
+  }
+}
+
+function amount(value, unit) {
+  return unit === "bit/s" ? `${number(value / 1e6)} Mbit/s` : `${number(value)} ${unit}`;
+}
+
+function legendOf(marks) {
+  const words = {left: "device left", joined: "came back", out: "left out", fault: "fault", profile: "profile changed", resumed: "resumed"};
+  return [...new Set(marks.map((m) => m.kind))].map((kind) => ({name: words[kind], cls: `key.m-${kind}`}));
+}
+
+/** Marks that would stand on each other are told together. */
+function spread(marks) {
+  const kept = [];
+  for (const mark of marks) {
+    const last = kept.at(-1);
+    if (last && last.kind === mark.kind && last.x === mark.x) last.text += `; ${mark.text}`;
+    else kept.push({...mark});
+  }
+  return kept.length > 400 ? kept.filter((_, i) => i % Math.ceil(kept.length / 400) === 0) : kept;
+}
+
+function short(name, count) {
+  const room = Math.max(4, Math.floor(70 / Math.max(1, count)));
+  return name.length > room + 8 ? `${name.slice(0, room + 7)}…` : name;
+}

@@ -1,0 +1,208 @@
+"""State -> what the page is sent: a snapshot, then what has changed since. Pure."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from orchestrator.dashboard.state import Device, Row, State
+
+UNSETTLED = 128
+"""Older rows than so many do not change any more."""
+
+
+class Cursor(msgspec.Struct):
+    """How much of a state a page has."""
+
+    epoch: int = -1
+    rev: int = -1
+    rows: int = 0
+    marks: int = 0
+    lives: int = 0
+
+
+def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
+    """What a page lacks; None where nothing. `cursor` moves on. Rows and marks come with the index of the first."""
+    if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.lives:
+        return None
+    whole = state.epoch != cursor.epoch or len(state.lives) != cursor.lives
+    if whole:
+        cursor.rows = cursor.marks = 0
+        cursor.rev = -1
+    first = _first_changed(state, cursor)
+    result: dict[str, Any] = {
+        "whole": whole,
+        "head": head(state),
+        "devices": [_device(state, device) for device in state.devices.values()],
+        "rows_from": first,
+        "rows": [_row(row) for row in state.rows[first:]],
+        "marks_from": cursor.marks,
+        "marks": state.marks[cursor.marks :],
+    }
+    if whole:
+        result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
+        result["host"] = state.life.started.host
+    elif len(state.calibration) != 0 and len(state.rows) == 0:
+        result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
+    cursor.epoch, cursor.rev, cursor.lives = state.epoch, state.rev, len(state.lives)
+    cursor.rows, cursor.marks = len(state.rows), len(state.marks)
+    return result
+
+
+def _first_changed(state: State, cursor: Cursor) -> int:
+    """Index of the first row to send: those not sent yet, and those that changed after they were."""
+    if cursor.rev < 0:
+        return 0
+    start = max(0, len(state.rows) - UNSETTLED)
+    changed = (i for i in range(start, len(state.rows)) if state.rows[i].rev > cursor.rev)
+    return min(next(changed, len(state.rows)), cursor.rows)
+
+
+def head(state: State) -> dict[str, Any]:
+    """What must always be in sight."""
+    started = state.lives[-1].started
+    judged = [row for row in state.calibration if row.judged]
+    kinds = [life.started.enforcement for life in state.lives]
+    return {
+        "run": started.run,
+        "experiment": started.experiment,
+        "method": started.method,
+        "seed": started.seed,
+        "backend": started.backend,
+        "enforcement": "software" if "software" in kinds else kinds[-1],
+        "dilation": max(life.started.dilation for life in state.lives),
+        "calibrated": all(life.started.calibrated for life in state.lives),
+        "checks": len(judged),
+        "checks_failed": sum(not row.passed for row in judged),
+        "started": state.lives[0].started.wall,
+        "resumed": len(state.lives) - 1,
+        "ended": state.life.finished,
+        "target": started.target_accuracy,
+        "elapsed_s": state.elapsed_s,
+        "bytes_up": state.bytes_up,
+        "bytes_down": state.bytes_down,
+    }
+
+
+def _row(row: Row) -> list[Any]:
+    """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind."""
+    behind = [_short(value) for value in row.behind_s]
+    numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
+    return [
+        row.number,
+        *numbers,
+        row.drawn,
+        row.merged,
+        row.left_out,
+        row.straggler,
+        _short(row.gap_s),
+        row.why,
+        behind,
+    ]
+
+
+def _device(state: State, device: Device) -> dict[str, Any]:
+    present = state.life.present(device.name)
+    last = _last(device.actual_s)
+    return {
+        "name": device.name,
+        "state": doing(state, device.name) if present else "away",
+        "phase": device.phase,
+        "profile": device.profile,
+        "cpus": device.cpus,
+        "uplink_bit_s": device.uplink_bit_s,
+        "downlink_bit_s": device.downlink_bit_s,
+        "memory_mib": device.memory_mib,
+        "held": device.held,
+        "reprofiled": device.reprofiled,
+        "cpu_share": _short(device.cpu_share),
+        "throttled_share": _short(device.throttled_share),
+        "uplink_share": _short(device.uplink_share),
+        "downlink_share": _short(device.downlink_share),
+        "memory_used_mib": _short(device.memory_used_mib),
+        "samples": device.samples,
+        "cut": _last(device.cuts),
+        "actual_s": _short(last),
+        "predicted_s": _short(_last(device.predicted_s)),
+        "bytes_up": device.bytes_up,
+        "bytes_down": device.bytes_down,
+    }
+
+
+def doing(state: State, name: str) -> str:
+    """What a device that is present does in the round in progress."""
+    row = state.current
+    if state.life.finished or row is None:
+        return "present"
+    opened = state.open.get(row.number)
+    if opened is None or opened.finished:
+        return "present"
+    account = opened.devices.get(name)
+    if account is None:
+        return "not drawn"
+    if account.out:
+        return "left out"
+    if account.seconds is not None:
+        return "done"
+    return "working" if account.moved else "receiving" if account.sent_ns else "waiting"
+
+
+def history(state: State, name: str) -> dict[str, Any] | None:
+    """All rounds of one device."""
+    device = state.devices.get(name)
+    if device is None:
+        return None
+    return {
+        "name": name,
+        "rounds": [row.number for row in state.rows],
+        "cuts": device.cuts,
+        "predicted_s": [_short(value) for value in device.predicted_s],
+        "actual_s": [_short(value) for value in device.actual_s],
+        "marks": [mark for mark in state.marks if mark.device == name],
+    }
+
+
+def summary(state: State) -> dict[str, Any]:
+    """The figures of a run that a comparison shows, as far as they are known from the state; see docs/records.md."""
+    done = [row for row in state.rows if row.seconds is not None]
+    seconds = sorted(row.seconds for row in done if row.seconds is not None)
+    gaps = [row.gap_s for row in done if row.gap_s is not None]
+    known = [row for row in done if row.accuracy is not None]
+    top, target = head(state), state.life.started.target_accuracy
+    reached = next((row for row in known if (row.accuracy or 0.0) >= target), None)
+    return top | {
+        "ended": top["ended"] or "not yet, or killed",
+        "target_accuracy": target,
+        "rounds": len(done),
+        "time_to_target_s": None if reached is None else reached.axis_s + (reached.seconds or 0.0),
+        "total_s": state.elapsed_s,
+        "final_accuracy": known[-1].accuracy if known else None,
+        "best_accuracy": max((row.accuracy or 0.0 for row in known), default=None),
+        "round_s_median": median(seconds) if seconds else None,
+        "round_s_p95": seconds[max(0, -(-95 * len(seconds) // 100) - 1)] if seconds else None,
+        "straggler_gap_s": median(gaps) if gaps else None,
+        "idle_share_mean": None,
+        "timeline_residual_max": None,
+        "bytes_up_total": state.bytes_up,
+        "bytes_down_total": state.bytes_down,
+    }
+
+
+def curve(state: State, points: int = 1000) -> list[list[float | None]]:
+    """(seconds on the axis, accuracy, gap, round) of at most about `points` rounds, the last one among them."""
+    done = [row for row in state.rows if row.seconds is not None]
+    every = max(1, len(done) // points)
+    kept = [row for i, row in enumerate(done) if i % every == 0 or i == len(done) - 1]
+    return [[_short(r.axis_s + (r.seconds or 0)), _short(r.accuracy), _short(r.gap_s), float(r.number)] for r in kept]
+
+
+def _last(values: list[Any]) -> Any:
+    """The last known of the last 50."""
+    return next((value for value in reversed(values[-50:]) if value is not None), None)
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are enough to draw with."""
+    return None if value is None else float(f"{value:.6g}")
