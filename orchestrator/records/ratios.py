@@ -1,0 +1,87 @@
+"""Our figures beside a paper's: means over seeds, ratios to a baseline row with confidence intervals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
+from statistics import fmean, stdev
+
+import msgspec
+from scipy.stats import t as student
+
+CONFIDENCE = 0.95
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One row and column: our mean and how it compares with the baseline row, beside the paper's.
+
+    `ratio` is the geometric mean over the seeds of (this row ÷ baseline row), `low` and `high` its 95 % interval
+    (Student's t on the logarithms, pairs of the same seed); None with fewer than two pairs. `reached` of `runs` seeds
+    have a value at all.
+    """
+
+    row: str
+    column: str
+    mean: float | None
+    reached: int
+    runs: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+    paper: float | None
+    paper_ratio: float | None
+
+
+def cells(
+    values: Mapping[tuple[str, str, int], float | None],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    baseline: str,
+    figures: Mapping[str, Mapping[str, float | None]],
+) -> list[Cell]:
+    """The table of one quantity.
+
+    Args:
+        values: by (row, column, seed); None where a run did not get there.
+        figures: the paper's, by row and column; whatever is missing is None.
+    """
+    return [_cell(values, row, column, baseline, figures) for row in rows for column in columns]
+
+
+def _cell(
+    values: Mapping[tuple[str, str, int], float | None],
+    row: str,
+    column: str,
+    baseline: str,
+    figures: Mapping[str, Mapping[str, float | None]],
+) -> Cell:
+    own = {seed: value for (r, c, seed), value in values.items() if (r, c) == (row, column)}
+    base = {seed: value for (r, c, seed), value in values.items() if (r, c) == (baseline, column)}
+    known = [value for value in own.values() if value is not None]
+    ratios = [v / b for seed, v in own.items() if v is not None and (b := base.get(seed)) and v > 0]
+    ratio, low, high = interval(ratios) if row != baseline else (1.0 if known else None, None, None)
+    paper, paper_base = figures.get(row, {}).get(column), figures.get(baseline, {}).get(column)
+    return Cell(
+        row,
+        column,
+        mean=fmean(known) if known else None,
+        reached=len(known),
+        runs=len(own),
+        ratio=ratio,
+        low=low,
+        high=high,
+        paper=paper,
+        paper_ratio=paper / paper_base if paper is not None and paper_base else None,
+    )
+
+
+def interval(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Geometric mean of positive ratios and its confidence interval."""
+    if not ratios:
+        return None, None, None
+    logs = [log(ratio) for ratio in ratios]
+    middle = fmean(logs)
+    if len(logs) < 2:
+        return exp(middle), None, None
+    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * stdev(logs) / sqrt(len(logs))
+    return exp(middle), exp(middle - reach), exp(middle + reach)
