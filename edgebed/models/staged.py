@@ -44,6 +44,7 @@ class StagedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.split_points = tuple(split_points) or tuple(range(1, len(stages)))
+        """Candidate cuts of a method that is given none (S²FL)."""
         self.stage_names = [name for name, _ in stages]
         self.input_shape, self.classes = tuple(input_shape), classes
         for name, module in stages:

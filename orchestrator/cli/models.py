@@ -84,8 +84,9 @@ def model_table(costs: ModelCosts) -> Table:
     table = Table(
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
-        caption="per batch: MB (10^6 bytes of float32) of features; GFLOP of the device half with its head, forward\n"
-        "and with backward, and of the server half, both (a multiply-add is two). * the model's split points",
+        caption="per batch: MB (10^6 bytes of float32) of features, GFLOP of the\n"
+        "device half with its head, forward and both passes, and of the\n"
+        "server half, both; a multiply-add is two; * the model's split points",
         box=box.SIMPLE_HEAD,
     )
     for name in ("cut", "after", "features", "MB", "parameters", "fwd", "+ bwd", "server"):

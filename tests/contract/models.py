@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgebed.models.staged import ModelPlugin, StagedModel, head_name, seeded
+from edgebed.models.width import narrow_model, ordered_keep, width_groups
 from orchestrator.model_costs import model_costs
 
 SHAPE, CLASSES, BATCH = (2, 16, 16), 3, 4
@@ -93,6 +94,25 @@ def its_costs_can_be_counted(plugin: ModelPlugin) -> None:
     assert costs.cuts[-1].training_flops > costs.cuts[-1].forward_flops > 0
 
 
+def its_split_points_are_cuts(plugin: ModelPlugin) -> None:
+    model = make(plugin)
+    points = model.split_points
+    assert points
+    assert list(points) == sorted(set(points))
+    assert set(points) <= set(range(1, len(model)))
+
+
+def it_trains_at_half_its_width(plugin: ModelPlugin) -> None:
+    """Whatever groups it has: a network of modules that the walk does not know has none, and stays as it is."""
+    model = make(plugin)
+    narrow = narrow_model(model, ordered_keep(width_groups(model), 0.5)).train()
+    x, y = batch()
+    functional.cross_entropy(narrow(x), y).backward()
+    assert all(torch.isfinite(p.grad).all() for p in narrow.parameters() if p.grad is not None)
+    for cut in narrow.cuts_with_head:
+        assert narrow.head(cut)(narrow.lower(cut)(x)).shape == (BATCH, CLASSES)
+
+
 CHECKS: list[Callable[[ModelPlugin], None]] = [
     it_knows_its_data,
     any_cut_composes_to_the_whole_to_the_bit,
@@ -101,4 +121,6 @@ CHECKS: list[Callable[[ModelPlugin], None]] = [
     weights_are_named_by_stage_or_head,
     the_seed_decides_the_weights,
     its_costs_can_be_counted,
+    its_split_points_are_cuts,
+    it_trains_at_half_its_width,
 ]
