@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
+from edgebed.wire.messages import Privacy
 from orchestrator.cli import build
 from orchestrator.data import Prepared, label_table, prepare_data
 from orchestrator.experiment import Experiment
@@ -99,6 +100,41 @@ def test_mistakes_name_place_and_cure(npz: Path) -> None:
         assert caught.value.cure
     with pytest.raises(UsageError, match="gone"):
         prepare_data(experiment(), DEVICES, npz / "gone")
+
+
+def test_each_device_finds_its_own_privacy_in_its_shard(npz: Path) -> None:
+    """For all, by profile, by device: the nearer wins, key by key. Each has a secret of its own."""
+    section = {
+        "dcor_alpha": 0.25,
+        "patch_shuffle": 4,
+        "profiles": {"small": {"dcor_alpha": 0.5, "patch_shuffle": 2}},
+        "devices": {"weak": {"dcor_alpha": 0}},
+    }
+    profiles = {"weak": "small", "middle": "small", "strong": "large"}
+
+    def chosen(seed: int = 3) -> list[Privacy]:
+        wanted = experiment(data={"name": "npz", "path": "n.npz"}, privacy=section, training={"seed": seed})
+        return [read_shard(path).privacy for path in prepare_data(wanted, DEVICES, npz, profiles).shards.values()]
+
+    privacy = chosen()
+    assert [(each.dcor_alpha, each.patch_shuffle) for each in privacy] == [(0, 2), (0.5, 2), (0.25, 4)]
+    assert len({each.secret for each in privacy}) == 3
+    assert chosen() == privacy
+    assert {each.secret for each in chosen(4)}.isdisjoint(each.secret for each in privacy)
+
+
+@pytest.mark.parametrize("key", ["devices", "profiles"])
+def test_privacy_of_a_stranger_is_refused(npz: Path, key: str) -> None:
+    wanted = experiment(data={"name": "npz", "path": "n.npz"}, privacy={key: {"slow": {"dcor_alpha": 0.5}}})
+    with pytest.raises(UsageError, match=f"privacy.{key} names slow") as caught:
+        prepare_data(wanted, DEVICES, npz, dict.fromkeys(DEVICES, "cpu1"))
+    assert ("weak, middle, strong" if key == "devices" else "cpu1") in caught.value.cure
+
+
+@pytest.mark.parametrize("section", [{"dcor_alpha": 1.5}, {"patch_shuffle": -1}, {"devices": {"weak": {"alpha": 1}}}])
+def test_privacy_that_cannot_be_is_refused(section: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="privacy"):
+        experiment(privacy=section)
 
 
 def printed(prepared: Prepared) -> str:

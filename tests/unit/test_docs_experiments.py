@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from edgebed.wire.messages import Codec, Optimizer
-from orchestrator.experiment import Environment, Experiment, Partition, Training, convert
+from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training, convert
 from orchestrator.fleet import profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
@@ -25,6 +25,7 @@ STRUCTS = [
     (Experiment, ""),
     (Training, ""),
     (Partition, "partition."),
+    (PrivacySection, "privacy."),
     (Optimizer, "optimizer."),
     (Codec, "codec."),
     (Environment, ""),
@@ -32,7 +33,7 @@ STRUCTS = [
     (profile._Entry, "devices[]."),
     (profile._ProfileFile, ""),
 ]
-INNER = {"partition", "optimizer", "codec", "devices"}
+INNER = {"partition", "optimizer", "codec", "devices"}  # "devices" of a fleet; those of privacy stand by hand
 
 
 def fields() -> list[tuple[str, object]]:
@@ -53,8 +54,9 @@ def test_every_key_stands_there_with_its_default(key: str, default: object) -> N
 
 
 def test_the_examples_can_be_read() -> None:
-    experiment, fleet, device = EXAMPLES
+    experiment, privacy, fleet, device = EXAMPLES
     path = Path("example.yaml")
     assert convert(experiment, Experiment, path).environment == Environment(every=10, share=0.3)
+    assert convert({**experiment, **privacy}, Experiment, path).privacy.devices["cpu4-1"].patch_shuffle == 4
     assert convert(fleet, profile._FleetFile, path).devices[0].count == 3
     assert convert(device, profile._ProfileFile, path).cpus == 0.2
