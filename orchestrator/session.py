@@ -28,6 +28,7 @@ from edgebed.wire.messages import Control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker import Broker, open_broker
 from orchestrator.calibration import Calibration, calibrate
+from orchestrator.dashboard.follow import refresh
 from orchestrator.data import Prepared, prepare_data
 from orchestrator.experiment import Experiment, convert, load_yaml
 from orchestrator.fleet.backends import open_backend
@@ -284,6 +285,7 @@ class _Run:
                 self._standing.attach(None, None)
                 self._recorder.close()
                 write_results(self.folder.path)
+                refresh(self.folder.path)
 
     async def _rounds(self, model: StagedModel, saved: Saved) -> str:
         trainer = ServerTrainer(self._accelerator, slots=1)

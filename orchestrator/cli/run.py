@@ -19,6 +19,8 @@ from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.dashboard.beside import page_beside
+from orchestrator.dashboard.serve import Place
 from orchestrator.experiment import Experiment, load
 
 
@@ -40,6 +42,11 @@ def run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve the live page; its address is printed.")
+    ] = False,
+    dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
+    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 0,
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     options: dict[str, Any] = {
@@ -56,12 +63,17 @@ def run(
     else:
         loaded = load(experiment, set_)
         request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
-    with _watching(quiet) as watch:
+    page = page_beside(runs_folder(), request.experiment.name, Place(dashboard_host, dashboard_port), _say)
+    with page if dashboard else contextlib.nullcontext(), _watching(quiet) as watch:
         folders = asyncio.run(_until_signal(session.run_experiment(request, watch)))
     print_comparison(folders, as_json=as_json)
     if not as_json:
         for folder in folders:
             console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _say(line: str) -> None:
+    log.print(line, highlight=False, soft_wrap=True)
 
 
 def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experiment:

@@ -190,10 +190,22 @@ class Desk:
             await run.update()
             state = run.follower.state
             if state.lives:
-                summaries.append(await run.within(functools.partial(summary, state)))
+                summaries.append(await run.within(functools.partial(_summary, run.follower)))
                 curves.append({"id": name, "method": state.life.started.method, "points": curve(state)})
         table = compare(summaries)
         return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
+
+
+def _summary(follower: Follower) -> dict[str, Any]:
+    """From the state, with what only `summary.json` has where that is newer than the records."""
+    known, file = summary(follower.state), follower.path.with_name("summary.json")
+    try:
+        if file.stat().st_mtime >= follower.path.stat().st_mtime:
+            whole = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            known |= {key: value for key, value in whole.items() if not isinstance(value, list | dict)}
+    except (OSError, msgspec.DecodeError):
+        pass
+    return known
 
 
 def _changes(follower: Follower, cursor: Cursor) -> bytes | None:

@@ -137,7 +137,7 @@ class Follower:
 
 
 def refresh(folder: Path) -> None:
-    """Bring the index of a run up to date."""
+    """Bring the index of a run up to date. Nothing to do, and no error, where there are no records."""
     follower = Follower(folder)
     if follower.step():
         follower.catch_up()

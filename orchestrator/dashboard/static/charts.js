@@ -3,7 +3,7 @@
 import {announce, fold, h, s, table, tip} from "./dom.js";
 import {ticks} from "./format.js";
 
-const LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 34;
+const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
 
 /**
  * @param title  caption
@@ -58,7 +58,7 @@ export class Chart {
       return;
     }
     const xs = known.map((p) => p[0]).concat((data.marks || []).map((m) => m.x));
-    const x0 = data.xMin ?? Math.min(0, low(xs)), x1 = Math.max(high(xs), x0 + 1e-9);
+    const x0 = data.xMin ?? Math.min(0, low(xs)), x1 = Math.max(high(xs) + (data.pad ?? 0), x0 + 1e-9);
     const y0 = data.yMin ?? Math.min(0, low(known.map((p) => p[1])));
     const y1 = Math.max(data.yMax ?? 0, high(known.map((p) => p[1])) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9);
     const X = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
@@ -87,7 +87,7 @@ export class Chart {
         s("text.tick.middle", {x: X(v), y: bottom + 15}, data.x[1](v))),
       s("line.base", {x1: LEFT, x2: width - RIGHT, y1: bottom, y2: bottom}),
       s("text.label", {x: width - RIGHT, y: this.height - 4}, data.x[0]),
-      s("text.label.start", {x: LEFT + 2, y: TOP + 2}, data.y[0]));
+      s("text.label.start", {x: 0, y: 12}, data.y[0]));
   }
 
   one(series, width) {

@@ -4,8 +4,8 @@ import {h, put} from "./dom.js";
 import {number, percent, seconds} from "./format.js";
 
 const COLUMNS = [
-  ["device", ""], ["state", ""], ["profile", ""], ["CPU of quota", "num"], ["throttled", "num"], ["up of limit", "num"],
-  ["down of limit", "num"], ["memory", "num"], ["stages", "num"], ["last round", "num"], ["predicted", "num"],
+  ["device", ""], ["state", ""], ["profile", ""], ["CPU of quota", "num"], ["throttled", "num"], ["up of Mbit/s", "num"],
+  ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["stages", "num"], ["last round", "num"], ["predicted", "num"],
 ];
 
 export class Fleet {
@@ -50,7 +50,7 @@ export class Fleet {
   make(name) {
     const button = h("button.link", {type: "button", onclick: () => this.onpick(name)}, name);
     const cells = COLUMNS.slice(1).map(([label, kind]) => h("td" + (kind ? "." + kind : ""), {},
-      ["CPU of quota", "throttled", "up of limit", "down of limit", "memory"].includes(label) ? [h("span.meter", {"aria-hidden": "true"}, h("span")), h("span.value")] : h("span.value")));
+      ["CPU of quota", "throttled", "up of Mbit/s", "down of Mbit/s", "memory of MiB"].includes(label) ? [h("span.meter", {"aria-hidden": "true"}, h("span")), h("span.value")] : h("span.value")));
     return h("tr", {}, h("th", {scope: "row"}, button), cells);
   }
 
@@ -67,9 +67,9 @@ export class Fleet {
     show(1, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
     show(2, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share)} of ${number(d.cpus)}`, d.cpu_share);
     show(3, percent(d.throttled_share), d.throttled_share);
-    show(4, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share)} of ${mega(d.uplink_bit_s)} Mbit/s`, d.uplink_share);
-    show(5, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share)} of ${mega(d.downlink_bit_s)} Mbit/s`, d.downlink_share);
-    show(6, d.memory_used_mib === null ? `– of ${d.memory_mib} MiB` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib} MiB`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);
+    show(4, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
+    show(5, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
+    show(6, d.memory_used_mib === null ? `– of ${d.memory_mib}` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib}`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);
     show(7, d.cut === null ? "–" : String(d.cut));
     show(8, seconds(d.actual_s));
     show(9, seconds(d.predicted_s));

@@ -8,8 +8,16 @@ export function seconds(v) {
   if (v >= 600) return `${(v / 60).toFixed(1)} min`;
   if (v >= 100) return `${v.toFixed(0)} s`;
   if (v >= 10) return `${v.toFixed(1)} s`;
-  if (v >= 1 || v === 0) return `${v.toFixed(2)} s`;
+  if (v === 0) return "0 s";
+  if (v >= 1) return `${v.toFixed(2)} s`;
   return `${(v * 1000).toFixed(v < 0.01 ? 1 : 0)} ms`;
+}
+
+/** Seconds at the ticks of an axis: no more digits than they need. */
+export function tick(v) {
+  if (v >= 7200) return `${number(v / 3600)} h`;
+  if (v >= 600) return `${number(v / 60)} min`;
+  return v >= 1 || v === 0 ? `${Number(v.toPrecision(4))} s` : `${number(v * 1000)} ms`;
 }
 
 export const signed = (v) => (v < 0 ? "−" : "+") + seconds(Math.abs(v));

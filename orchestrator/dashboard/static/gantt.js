@@ -1,7 +1,7 @@
 // One round: a row per device with the names of its time, the server below. A live round grows.
 
 import {fold, h, s, table, tip} from "./dom.js";
-import {PHASES, seconds, ticks} from "./format.js";
+import {PHASES, seconds, tick, ticks} from "./format.js";
 
 const RIGHT = 16, TOP = 22;
 
@@ -49,7 +49,7 @@ export class Gantt {
     svg.setAttribute("aria-label", this.say());
     svg.replaceChildren(
       s("g.axes", {}, ticks(0, span, Math.max(3, Math.floor(width / 120))).map((v) => [
-        s("line.grid", {x1: X(v), x2: X(v), y1: TOP - 4, y2: height - 6}), s("text.tick.middle", {x: X(v), y: 13}, seconds(v))])),
+        s("line.grid", {x1: X(v), x2: X(v), y1: TOP - 4, y2: height - 6}), s("text.tick.middle", {x: X(v), y: 13}, tick(v))])),
       ...rows.map((one, i) => this.row(one, TOP + i * row, row, X, left)),
       data.live ? s("line.now", {x1: X(data.length_s), x2: X(data.length_s), y1: TOP - 4, y2: height - 6}) : s("g"));
     this.drawLegend(rows);

@@ -3,7 +3,7 @@
 import {Chart} from "./charts.js";
 import {announce, fold, h, put, table} from "./dom.js";
 import {Fleet} from "./fleet.js";
-import {NAMES, bytes, number, percent, seconds, signed} from "./format.js";
+import {NAMES, bytes, number, percent, seconds, signed, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
 
@@ -153,7 +153,8 @@ export class RunView {
       ["best", known.length ? percent(best, 1) : "–"],
       [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not reached"],
       ["straggler gap, median", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
-      ["bytes up / down", `${bytes(head.bytes_up)} / ${bytes(head.bytes_down)}`],
+      ["bytes up", bytes(head.bytes_up)],
+      ["bytes down", bytes(head.bytes_down)],
     ];
     if (this.figures.childElementCount !== figures.length) {
       this.figures.replaceChildren(...figures.map(() => h("div", {}, h("dt"), h("dd"))));
@@ -194,7 +195,7 @@ export class RunView {
     this.accuracy.draw({
       series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
         `${percent(row[R.accuracy], 1)} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
-      legend: legendOf(marks), x: ["time of the rounds ÷ D", seconds], y: ["test accuracy", (v) => percent(v)], yMin: 0,
+      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0,
       line: {y: this.head.target, label: `target ${percent(this.head.target)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], percent(row[R.accuracy], 1), number(row[R.loss])]),
@@ -202,15 +203,15 @@ export class RunView {
     this.gap.draw({
       series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
         `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${NAMES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, xMin: done.length ? done[0][R.number] - 0.5 : 0,
-      x: ["round", String], y: ["behind the median device", seconds], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
+      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, pad: 0.5, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
       rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), row[R.why] || "–"]),
       empty: "nobody was behind yet",
     });
     this.lengths.draw({
       series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}, ${row[R.merged]} of ${row[R.drawn]} merged`, row[R.number], row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
-      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, xMin: done.length ? done[0][R.number] - 0.5 : 0,
-      x: ["round", String], y: ["seconds ÷ D", seconds], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
+      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
       rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out]]),
     });
     this.drawPredicted();
@@ -221,8 +222,8 @@ export class RunView {
     const points = (key) => known.map((d, i) => [i, d[key], `${d.name}: predicted ${seconds(d.predicted_s)}, took ${seconds(d.actual_s)}`]);
     this.predicted.draw({
       series: [{name: "actual", cls: "c0", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "c1", only: "dots", points: some ? points("predicted_s") : []}],
-      x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, xMin: -0.5,
-      y: ["seconds ÷ D", seconds], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
+      x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, pad: 0.5, xMin: -0.5,
+      y: ["seconds ÷ D", tick], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
       rows: () => known.map((d) => [d.name, seconds(d.predicted_s), seconds(d.actual_s)]),
     });
   }
@@ -234,7 +235,7 @@ export class RunView {
     this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${number(one?.uplink_bit_s / 1e6)} Mbit/s up, ${number(one?.downlink_bit_s / 1e6)} Mbit/s down. `,
       changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
     this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
-      whole: true, x: ["round", String], y: ["seconds ÷ D", seconds], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["stages", "num"]],
+      whole: true, x: ["round", String], y: ["seconds ÷ D", tick], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["stages", "num"]],
       rows: () => rounds.map((n, i) => [n, seconds(data.actual_s[i]), seconds(data.predicted_s[i]), data.cuts[i] ?? "–"])});
     this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `${v} stages`)}], whole: true, x: ["round", String],
       y: ["stages", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["stages", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
