@@ -116,3 +116,22 @@ async def test_fedavg_of_one_device_equals_plain_torch() -> None:
         optimizer.step()
     for name, value in model.state_dict().items():
         assert torch.equal(merged[name], value), name
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("cut", [1, 2, 3])
+async def test_splitfed_of_one_device_equals_centralised_training(
+    cut: int, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", msgspec.structs.replace(SCHEDULE, optimizer=SPECS[optimizer]))
+    method = make_method("splitfed", cut=cut)
+    merged = await play(method, small_model().weights(), {"a": 10}, range(1))
+    model = small_model()
+    model.train()
+    chosen = OPTIMIZERS[optimizer]([p for n, p in model.named_parameters() if not n.startswith("head")])
+    for x, y in the_batches(method):
+        chosen.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        chosen.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(merged[name], value), name
