@@ -98,6 +98,16 @@ class Synthetic:
         for name in self.fleet:
             self._put(t.ClockOffset(at, name, self.on_device(name, at) - at, 2 * MS))
 
+    def waiting_until(self, end: int) -> list[t.Record]:
+        """More records: what the devices report when they waited on until `end`."""
+        done = len(self.records)
+        for name in self.fleet:
+            if self._cursor[name] < end:
+                self._phase(name, "waiting", "", end)
+                self._report(name, end)
+        more, self.records = self.records[done:], self.records[:done]
+        return more
+
     # ---- the run ----
 
     def _begin(self, method: str, dilation: float, first_round: int, target: float) -> None:
@@ -234,3 +244,28 @@ def _edit(records, device, phase, nth, change):  # type: ignore[no-untyped-def]
         result.append(record)
     assert seen > nth, f"{device} has no {phase} number {nth}"
     return result
+
+
+def overlapping(lanes: dict[str, tuple[dict[str, Speed], int]], **options: float) -> list[t.Record]:
+    """An asynchronous run: every lane (its fleet, its number of rounds) goes on by itself, from the same moment on.
+    Rounds are numbered as they begin; the records are in the order of time."""
+    parts = {lane: Synthetic(fleet, rounds, **options) for lane, (fleet, rounds) in lanes.items()}  # type: ignore[arg-type]
+    starts = sorted((at, lane, own) for lane, part in parts.items() for own, at in enumerate(part.starts))
+    number = {(lane, own): index for index, (_, lane, own) in enumerate(starts)}
+    end = max(record.at_ns for part in parts.values() for record in part.records if isinstance(record, t.RunFinished))
+    first = next(iter(parts.values())).records[0]
+    assert isinstance(first, t.RunStarted)
+    infos = tuple(i for p in parts.values() for r in p.records if isinstance(r, t.RunStarted) for i in r.devices)
+    merged: list[t.Record] = []
+    for lane, part in parts.items():
+        merged += [_in_lane(r, lane, number) for r in part.records if not isinstance(r, t.RunStarted | t.RunFinished)]
+        merged += part.waiting_until(end + TICK)
+    merged.sort(key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+    return [msgspec.structs.replace(first, devices=infos), *merged, t.RunFinished(end, "rounds done")]
+
+
+def _in_lane(record: t.Record, lane: str, number: dict[tuple[str, int], int]) -> t.Record:
+    if not hasattr(record, "round"):
+        return record
+    more = {"lane": lane} if isinstance(record, t.RoundStarted) else {}
+    return msgspec.structs.replace(record, round=number[lane, record.round], **more)

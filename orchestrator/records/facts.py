@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import pairwise
 
 import msgspec
 
@@ -49,13 +48,15 @@ class DeviceFacts(msgspec.Struct):
 
 
 class RoundFacts(msgspec.Struct):
-    """What is known of one round. `end_ns` is the start of the next round, or the end of the run; `cut_off` where the
-    orchestrator was killed before either: then the devices' last reports are missing too."""
+    """What is known of one round. `end_ns` is the start of the next round of its lane, or the end of the run; `cut_off`
+    where the orchestrator was killed before either: then the devices' last reports are missing too. `ends`, in a
+    stretch with lanes: the devices of this lane, each with the end of its window; None where all have the same."""
 
     started: t.RoundStarted
     dilation: float  # of its stretch: by what its times are divided when they are shown
     end_ns: int = 0
     cut_off: bool = False
+    ends: dict[str, int] | None = None
     finished: t.RoundFinished | None = None
     evaluated: t.Evaluated | None = None
     sent: dict[str, t.TaskSent] = {}
@@ -76,6 +77,14 @@ class RoundFacts(msgspec.Struct):
     def start_ns(self) -> int:
         return self.started.at_ns
 
+    @property
+    def lane(self) -> str:
+        return self.started.lane
+
+    def window_end(self, device: str) -> int | None:
+        """Where the device's window in this round ends; None where it has none, being of another lane."""
+        return self.end_ns if self.ends is None else self.ends.get(device)
+
 
 class Stretch(msgspec.Struct):
     """One life of the orchestrator. Rounds by number; devices by name, those of the fleet first."""
@@ -95,6 +104,11 @@ class Stretch(msgspec.Struct):
             self.devices[name] = DeviceFacts(name)
         return self.devices[name]
 
+    @property
+    def begin_ns(self) -> int:
+        """When its first round began, or the stretch itself where there was none."""
+        return min((facts.start_ns for facts in self.rounds.values()), default=self.started.at_ns)
+
 
 class RunFacts(msgspec.Struct):
     """A whole run."""
@@ -110,7 +124,12 @@ class RunFacts(msgspec.Struct):
     def enforcement(self) -> str:
         """Who held the limits; the weakest, where stretches differ."""
         kinds = [stretch.started.enforcement for stretch in self.stretches]
-        return "software" if "software" in kinds else kinds[-1]
+        return next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1])
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether rounds overlap in time."""
+        return any(facts.ends is not None for stretch in self.stretches for facts in stretch.rounds.values())
 
     @property
     def dilation(self) -> float:
@@ -160,13 +179,32 @@ def _time(record: t.Record) -> int:
 
 
 def _close(stretch: Stretch) -> None:
-    """Every round lasts until the next one starts."""
+    """Every round lasts until the next one of its lane starts."""
     rounds = sorted(stretch.rounds.values(), key=lambda facts: facts.start_ns)
     end = stretch.finished.at_ns if stretch.finished is not None else stretch.end_ns
-    for facts, following in pairwise(rounds):
-        facts.end_ns = following.start_ns
-    for facts in rounds[-1:]:
-        facts.end_ns, facts.cut_off = max(facts.start_ns, end), stretch.finished is None
+    following: dict[str, int] = {}
+    for facts in reversed(rounds):
+        facts.cut_off = facts.lane not in following and stretch.finished is None
+        facts.end_ns = max(facts.start_ns, following.get(facts.lane, end))
+        following[facts.lane] = facts.start_ns
+    if set(following) - {""}:
+        _divide(rounds)
+
+
+def _divide(rounds: list[RoundFacts]) -> None:
+    """Give every device windows in rounds of one lane at a time: the lane that drew it last, or will draw it first."""
+    lane_of: dict[str, str] = {}
+    for facts in reversed(rounds):
+        lane_of |= dict.fromkeys(facts.started.devices, facts.lane)
+    last: dict[str, RoundFacts] = {}
+    for facts in rounds:
+        lane_of |= dict.fromkeys(facts.started.devices, facts.lane)
+        facts.ends = {device: facts.end_ns for device, lane in lane_of.items() if lane == facts.lane}
+        for device in facts.ends:
+            before = last.get(device)
+            if before is not None and before.ends is not None:
+                before.ends[device] = min(before.ends[device], facts.start_ns)
+            last[device] = facts
 
 
 def _add(stretch: Stretch, record: t.Record) -> None:

@@ -1,13 +1,16 @@
 """`summary.json`: the figures of a run, flat, with names and units that docs/records.md lists.
 
 Every time is divided by the dilation. The time axis is the sum of the rounds' seconds, each from its plan to the end of
-its merge; evaluation and checkpoints are not in it, since they are no part of training.
+its merge; evaluation and checkpoints are not in it, since they are no part of training. Where rounds overlap (lanes of
+an asynchronous method) the axis is the wall clock from the first round's start, evaluation included: it goes on beside
+the other lanes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.records.facts import RoundFacts, RunFacts, sort
+from orchestrator.records.facts import RoundFacts, RunFacts, Stretch, sort
 from orchestrator.records.reader import read
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
@@ -59,10 +62,33 @@ def _head(run: RunFacts) -> dict[str, Any]:
     }
 
 
+class _Axis:
+    """Seconds on the time axis. A stretch goes on where the one before it ended."""
+
+    def __init__(self, run: RunFacts) -> None:
+        self._stretches = {id(facts): stretch for stretch, facts in run.rounds()}
+        self._stretch: Stretch | None = None
+        self._before_s = self._end_s = 0.0
+
+    def at_end_of(self, facts: RoundFacts) -> float:
+        """At the end of a finished round; rounds come in the order of their starts."""
+        assert facts.finished is not None
+        stretch = self._stretches[id(facts)]
+        if stretch is not self._stretch:
+            self._stretch, self._before_s = stretch, self._end_s
+        if facts.ends is None:
+            self._end_s += facts.finished.seconds / facts.dilation
+            return self._end_s
+        at = self._before_s + (facts.finished.at_ns - stretch.begin_ns) / 1e9 / facts.dilation
+        self._end_s = max(self._end_s, at)
+        return at
+
+
 class _Sums:
     """Adds up rounds. Only finished rounds count, but for bytes and what went wrong."""
 
     def __init__(self, run: RunFacts) -> None:
+        self._axis = _Axis(run)
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for stretch in run.stretches for name in stretch.devices))
         self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
@@ -73,12 +99,12 @@ class _Sums:
         self._in_round: dict[str, dict[str, float]] = {device: {} for device in self._devices}
         self._bytes_up, self._bytes_down = dict.fromkeys(self._devices, 0), dict.fromkeys(self._devices, 0)
         self._left_out: dict[str, int] = {}
-        self._elapsed_s = 0.0
-        self._time_to_target_s: float | None = None
+        self._extra: list[dict[str, float]] = []
         self._faults = sum(len(stretch.events) for stretch in run.stretches)
         self._throttled = {device: _throttled_share(run, device) for device in self._devices}
 
     def add(self, timeline: RoundTimeline) -> None:
+        """Rounds come in the order of their starts."""
         facts = timeline.facts
         self._count(facts)
         if facts.finished is None:
@@ -102,16 +128,13 @@ class _Sums:
     def _add_row(self, timeline: RoundTimeline) -> None:
         facts = timeline.facts
         assert facts.finished is not None
-        seconds = facts.finished.seconds / facts.dilation
-        self._elapsed_s += seconds
         evaluated, slowest = facts.evaluated, straggler(timeline)
-        accuracy = None if evaluated is None else evaluated.accuracy
-        if self._time_to_target_s is None and accuracy is not None and accuracy >= self._target:
-            self._time_to_target_s = self._elapsed_s
         row = {
-            "round_s": seconds,
-            "elapsed_s": self._elapsed_s,
-            "accuracy": accuracy,
+            "number": facts.number + 1,
+            "lane": facts.lane,
+            "round_s": facts.finished.seconds / facts.dilation,
+            "elapsed_s": self._axis.at_end_of(facts),
+            "accuracy": None if evaluated is None else evaluated.accuracy,
             "loss": None if evaluated is None or not math.isfinite(evaluated.loss) else evaluated.loss,
             "merged": len(facts.finished.merged),
             "straggler": slowest.device if slowest is not None else None,
@@ -123,6 +146,7 @@ class _Sums:
         }
         for name, value in row.items():
             self._rows[name].append(value)
+        self._extra.append({} if evaluated is None else evaluated.extra)
 
     def _add_assignments(self, facts: RoundFacts) -> None:
         for device in self._devices:
@@ -137,13 +161,14 @@ class _Sums:
                 self._by_device[name][device].append(value)
 
     def result(self) -> dict[str, Any]:
+        self._in_order()
         rows, seconds = self._rows, self._rows["round_s"]
         gaps = [gap for gap in rows["straggler_gaps_s"] if gap is not None]
         known = [accuracy for accuracy in rows["accuracy"] if accuracy is not None]
         return {
             "rounds": len(seconds),
-            "time_to_target_s": self._time_to_target_s,
-            "total_s": self._elapsed_s,
+            "time_to_target_s": self._time_to_target(),
+            "total_s": rows["elapsed_s"][-1] if seconds else 0.0,
             "final_accuracy": known[-1] if known else None,
             "best_accuracy": max(known, default=None),
             "round_s_median": median(seconds) if seconds else None,
@@ -158,6 +183,7 @@ class _Sums:
             "devices_left_out": self._left_out,
             "events": self._faults,
             **rows,
+            "extra": self._extras(),
             "idle_share": {device: self._idle(device) for device in self._devices},
             "throttled_share": self._throttled,
             "bytes_up": self._bytes_up,
@@ -165,6 +191,23 @@ class _Sums:
             "phase_s": {device: _seconds(phases) for device, phases in self._phases.items()},
             **self._by_device,
         }
+
+    def _in_order(self) -> None:
+        """Rounds in the order of their ends, which lanes may have otherwise than by number."""
+        ends = self._rows["elapsed_s"]
+        if any(a > b for a, b in pairwise(ends)):
+            order = sorted(range(len(ends)), key=lambda index: ends[index])
+            of_devices = [values for by_device in self._by_device.values() for values in by_device.values()]
+            for values in (*self._rows.values(), *of_devices, self._extra):
+                values[:] = [values[index] for index in order]
+
+    def _time_to_target(self) -> float | None:
+        pairs = zip(self._rows["elapsed_s"], self._rows["accuracy"], strict=True)
+        return next((at for at, accuracy in pairs if accuracy is not None and accuracy >= self._target), None)
+
+    def _extras(self) -> dict[str, list[float | None]]:
+        names = dict.fromkeys(name for extra in self._extra for name in extra)
+        return {name: [extra.get(name) for extra in self._extra] for name in names}
 
     def _idle(self, device: str) -> float | None:
         """Share of the rounds' time in which the device was there and had nothing to do; None: it was never there."""
@@ -174,6 +217,8 @@ class _Sums:
 
 
 ROWS = (
+    "number",
+    "lane",
     "round_s",
     "elapsed_s",
     "accuracy",
@@ -184,7 +229,7 @@ ROWS = (
     "straggler_gaps_s",
     "timeline_residual",
 )
-"""Lists with one entry per finished round."""
+"""Lists with one entry per finished round, in the order in which rounds ended."""
 
 PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s")
 """By device, lists with one entry per finished round; null where the device had no assignment, or did not finish it."""

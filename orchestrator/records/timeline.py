@@ -6,7 +6,9 @@ renamed by what the orchestrator did or waited for. What nobody reported stays `
 
 The *residual* of a device in a round is |window - sum of lengths| + overlap + disorder, as a share of the window; the
 window is the round on the orchestrator's clock, from its start to the start of the next. So a phase report that is lost
-or doubled, clocks that run at different speeds, and an offset that puts an effect before its cause all show.
+or doubled, clocks that run at different speeds, and an offset that puts an effect before its cause all show. Where
+rounds of several lanes overlap, only devices of a round's lane have a window in it, and it lasts until the next round
+of that lane: no device has two windows at once.
 
     download, decode, compute, encode, blocked, reply_wait, upload_tail    as reported (blocked: upload queue full)
     download             also from the moment its task was handed to the link until its first chunk was there
@@ -89,7 +91,7 @@ class DeviceTimeline(msgspec.Struct, frozen=True):
 
 
 class RoundTimeline(msgspec.Struct, frozen=True):
-    """All devices of the fleet in one round."""
+    """All devices of the fleet in one round; of an asynchronous method: those of the round's lane."""
 
     facts: RoundFacts
     devices: dict[str, DeviceTimeline]
@@ -105,7 +107,8 @@ def timelines(run: RunFacts, only: Container[int] | None = None) -> Iterator[Rou
         if only is not None and facts.number not in only:
             continue
         barrier = _barrier(facts)
-        yield RoundTimeline(facts, {name: account.cut(facts, barrier) for name, account in accounts.items()})
+        ends = {name: end for name in accounts if (end := facts.window_end(name)) is not None}
+        yield RoundTimeline(facts, {name: accounts[name].cut(facts, end, barrier) for name, end in ends.items()})
 
 
 def _barrier(facts: RoundFacts) -> tuple[int, str]:
@@ -127,9 +130,9 @@ class _Account:
         self._name, self._placed = name, placed
         self._next = 0
 
-    def cut(self, facts: RoundFacts, barrier: tuple[int, str]) -> DeviceTimeline:
-        pieces, start, end = self._placed.pieces, facts.start_ns, facts.end_ns
-        naming = _Naming(self._name, facts, barrier, self._placed)
+    def cut(self, facts: RoundFacts, end: int, barrier: tuple[int, str]) -> DeviceTimeline:
+        pieces, start = self._placed.pieces, facts.start_ns
+        naming = _Naming(self._name, facts, end, barrier, self._placed)
         covered, named, overlap = start, 0, 0
         while self._next < len(pieces) and pieces[self._next].end_ns <= start:
             self._next += 1
@@ -171,13 +174,13 @@ class _Naming:
     """Names for one device in one round; `parts` are (name, start, end, detail) in the order of time, `sums` their
     nanoseconds by name."""
 
-    def __init__(self, device: str, facts: RoundFacts, barrier: tuple[int, str], placed: Placed) -> None:
+    def __init__(self, device: str, facts: RoundFacts, end: int, barrier: tuple[int, str], placed: Placed) -> None:
         self.parts: list[tuple[str, int, int, str]] = []
         self.sums: dict[str, int] = {}
         self._drawn = device in facts.started.devices
         self._out = device in facts.out and device not in facts.done
         self._own = [(phase.start_ns, phase.end_ns, phase.name) for phase in facts.own]
-        self._away = [(a, b) for a, b in placed.away if a < facts.end_ns and b > facts.start_ns]
+        self._away = [(a, b) for a, b in placed.away if a < end and b > facts.start_ns]
         self._end = _own_end(facts, device)
         self._barrier, self._last = barrier
         sent = facts.sent.get(device)

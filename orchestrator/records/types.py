@@ -21,7 +21,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     method: str
     seed: int
     backend: str
-    enforcement: str  # docker | kernel | software
+    enforcement: str  # docker | kernel | software | simulated
     dilation: float
     calibrated: bool
     resumed_from: int  # first round of this stretch
@@ -101,6 +101,7 @@ class RoundStarted(msgspec.Struct, frozen=True, tag="round_started"):
     assignments: dict[str, Assignment] = {}
     predicted_s: dict[str, float] = {}
     notes: dict[str, object] = {}
+    lane: str = ""  # of an asynchronous method: rounds of different lanes overlap in time, those of one lane never do
 
 
 class TaskSent(msgspec.Struct, frozen=True, gc=False, tag="task_sent"):
