@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from edgebed.datasets.base import DATASETS
+from edgebed.models import width
 from edgebed.models.staged import MODELS, ModelPlugin
 from orchestrator.model_costs import model_costs
 from tests.contract.models import CHECKS
@@ -39,11 +41,32 @@ def test_an_added_model_is_short() -> None:
 def test_the_page_of_models_has_the_figures_of_the_command() -> None:
     page = (DOCS / "models.md").read_text(encoding="utf-8")
     for name in MODELS.names():
-        costs = model_costs(MODELS.create({"name": name}), (3, 32, 32), 10, 100)
-        assert f"| `{name}` | {costs.parameters:,} |" in page
+        with torch.device("meta"):
+            model = MODELS.create({"name": name}).build((3, 32, 32), 10)
+        parameters = sum(p.numel() for p in model.stages(0, len(model)).parameters())
+        assert f"| `{name}` | {parameters:,} |" in page
+        assert all(f"`{option}`" in page for option in MODELS.classes()[name].Options.__struct_fields__), name
     resnet56 = model_costs(MODELS.create({"name": "resnet56"}), (3, 32, 32), 10, 100)
     for cut in resnet56.cuts:
         assert re.search(rf"^ +{cut.cut} +{cut.after} .* {cut.device_parameters:,} ", page, re.MULTILINE)
+
+
+def test_the_page_of_models_has_the_split_points() -> None:
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    section = page[page.index("## Split points") : page.index("## Narrow networks")]
+    for names, cuts in re.findall(r"^\| (`.*?`) \| ([\d, ]+) \|", section, re.MULTILINE):
+        for name in re.findall(r"`(.*?)`", names):
+            with torch.device("meta"):
+                model = MODELS.create({"name": name}).build((3, 32, 32), 10)
+            assert ", ".join(map(str, model.split_points)) == cuts
+
+
+def test_the_example_of_narrow_networks_runs_as_it_stands() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(encoding="utf-8"), re.DOTALL)
+    model = MODELS.create({"name": "resnet8"}).build((1, 8, 8), 10)
+    names = {**vars(width), "model": model, "weights": model.weights(), "samples": 10, "generator": torch.Generator()}
+    exec(compile(code, "docs/models.md", "exec"), names)
+    assert all(torch.equal(value, names["weights"][name]) for name, value in model.weights().items())
 
 
 def test_the_page_of_data_names_every_data_set_and_option() -> None:
