@@ -66,6 +66,9 @@ def run(
     page = page_beside(runs_folder(), request.experiment.name, Place(dashboard_host, dashboard_port), _say)
     with page if dashboard else contextlib.nullcontext(), _watching(quiet) as watch:
         folders = asyncio.run(_until_signal(session.run_experiment(request, watch)))
+    if dashboard:
+        again = " ".join(folder.name for folder in folders)
+        _say(f"The page has ended with the run; to look again: edgebed dashboard {again}")
     print_comparison(folders, as_json=as_json)
     if not as_json:
         for folder in folders:
