@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from edgebed.models.operations import (
@@ -68,5 +70,5 @@ def test_the_layers_counted_are_those_of_the_models() -> None:
             weight = state[f"conv{number}.conv.weight"]
             assert tuple(weight.shape) == (layer.filters, layer.channels, layer.kernel, layer.kernel)
             assert model.feature_shape(number) == (layer.filters, layer.side // 2, layer.side // 2)
-        for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False), 1):
+        for number, (before, after) in enumerate(pairwise(widths), 1):
             assert tuple(state[f"fc{number}.fc.weight"].shape) == (after, before)
