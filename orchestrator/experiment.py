@@ -34,6 +34,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_batches: Annotated[int, msgspec.Meta(ge=0)] = 0
     optimizer: Optimizer = Optimizer()
     plateau: Plateau | None = Plateau()
+    cosine: bool = False  # anneal lr along a cosine over the rounds; the plateau rule is then off
     codec: Codec = Codec()
     sample: Share = 1.0  # share of the devices drawn each round
     seed: int = 0

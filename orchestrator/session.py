@@ -346,7 +346,8 @@ class _Run:
             )
             for cost in costs.values():
                 self._recorder.record(CutProfiled(time.monotonic_ns(), **msgspec.structs.asdict(cost)))
-        self._method.setup(Context(self._experiment.model, model, costs, server_slots=1))
+        devices = tuple(self._standing.names)
+        self._method.setup(Context(self._experiment.model, model, costs, server_slots=1, devices=devices))
 
     def _begin(self, progress: Progress) -> None:
         standing, training = self._standing, self._experiment.training

@@ -59,12 +59,14 @@ class CutCost(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What stays the same during a run. `costs` is by cut; empty for a method whose `needs_costs` is false."""
+    """What stays the same during a run. `costs` is by cut; empty for a method whose `needs_costs` is false. `devices`
+    are those of the fleet in its order, present or not; empty where nobody knows."""
 
     model_spec: dict[str, object]
     model: StagedModel
     costs: Mapping[int, CutCost]
     server_slots: int  # server halves that can really run at once
+    devices: tuple[str, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True):

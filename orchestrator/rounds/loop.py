@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -99,6 +100,8 @@ class Loop:
 
     async def _round(self, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
         number = progress.round
+        if self._training.cosine:
+            progress.lr = cosine(number, self._training)
         if self._environment is not None:
             await self._devices.reprofile(self._environment, self._training.seed, number)
         ready = await self._devices.ready()
@@ -199,9 +202,14 @@ def plateau(progress: Progress, training: Training) -> None:
         progress.best_accuracy, progress.since_best = progress.accuracy, 0
         return
     progress.since_best += 1
-    rule = training.plateau
+    rule = None if training.cosine else training.plateau
     if rule is not None and progress.since_best >= rule.patience:
         progress.lr, progress.since_best = progress.lr * rule.factor, 0
+
+
+def cosine(round: int, training: Training) -> float:
+    """The learning rate of round 0, 1, … of a cosine from `optimizer.lr` to 0 at the end (methods.md §4)."""
+    return training.optimizer.lr * (1 + math.cos(math.pi * round / training.rounds)) / 2
 
 
 def _sorted(outcomes: Iterable[Outcome]) -> list[Outcome]:

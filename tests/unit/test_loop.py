@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgebed.errors import FleetError
 from edgebed.methods.base import DeviceView, draw_share
+from edgebed.wire.messages import Optimizer
 from orchestrator.experiment import Plateau, Training
-from orchestrator.rounds.loop import Progress, plateau, uninterrupted
+from orchestrator.rounds.loop import Loop, Progress, cosine, plateau, uninterrupted
 
 
 def views(count: int) -> list[DeviceView]:
@@ -41,6 +44,41 @@ def test_the_learning_rate_falls_after_patience_without_a_better_accuracy() -> N
     progress.accuracy = 0.6
     plateau(progress, training)
     assert (progress.lr, progress.since_best, progress.best_accuracy) == (0.5, 0, 0.6)
+
+
+def test_a_cosine_begins_at_the_learning_rate_and_nears_zero() -> None:
+    training = Training(rounds=4, optimizer=Optimizer("sgd", lr=0.1), cosine=True)
+    assert [cosine(number, training) for number in range(4)] == pytest.approx(
+        [0.1, 0.0853553, 0.05, 0.0146447], abs=1e-6
+    )
+    assert cosine(4, training) == pytest.approx(0.0, abs=1e-12)
+
+
+async def test_a_resumed_run_goes_on_along_the_cosine_and_leaves_the_plateau_rule_alone() -> None:
+    training = Training(rounds=4, optimizer=Optimizer("sgd", lr=0.1), cosine=True, plateau=Plateau(patience=1))
+    progress = Progress(round=2, lr=0.0853553, accuracy=0.1, best_accuracy=0.5)
+    plateau(progress, training)
+    assert progress.lr == 0.0853553
+
+    class Nobody:
+        async def ready(self) -> list[DeviceView]:
+            raise FleetError("nobody comes")
+
+    loop = Loop(
+        method=None,  # type: ignore[arg-type]
+        driver=None,  # type: ignore[arg-type]
+        devices=Nobody(),  # type: ignore[arg-type]
+        training=training,
+        environment=None,
+        accelerator=torch.device("cpu"),
+        test=(torch.zeros(1), torch.zeros(1)),
+        save=lambda *_: None,
+        record=lambda _: None,
+        watch=lambda *_: None,
+    )
+    with pytest.raises(FleetError):
+        await loop.run({}, progress)
+    assert progress.lr == pytest.approx(0.05)
 
 
 async def test_what_must_not_be_interrupted_ends_before_the_interruption_counts() -> None:
