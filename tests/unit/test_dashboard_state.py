@@ -1,0 +1,239 @@
+"""Records -> state of the page: the figures of `summary.json`, in whatever portions the records arrive."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from orchestrator.dashboard.fold import fold
+from orchestrator.dashboard.gantt import gantt
+from orchestrator.dashboard.state import State
+from orchestrator.dashboard.view import Cursor, changes, curve, history, summary
+from orchestrator.records import types as t
+from orchestrator.records.comparison import COLUMNS
+from orchestrator.records.summary import summarise
+from tests.synthetic import FLEET, MS, Speed, Synthetic
+
+
+def folded(records: list[t.Record], portion: int = 1 << 30) -> State:
+    state = State()
+    lines = list(enumerate(records))
+    for start in range(0, len(lines), portion):
+        fold(state, lines[start : start + portion])
+    return state
+
+
+CASES = {
+    "plain": Synthetic(),
+    "dilated": Synthetic(dilation=2.5),
+    "a device is lost": Synthetic(rounds=5, lost=(2, "middle")),
+    "not all are drawn": Synthetic(rounds=4, drawn={1: ("weak", "strong"), 2: ("middle",)}),
+    "the uplink is slow": Synthetic({**FLEET, "slow": Speed(blocked=900, tail=800)}),
+    "the downlink is slow": Synthetic({**FLEET, "slow": Speed(download=1500)}),
+    "the server is slow": Synthetic({**FLEET, "slow": Speed(server=2000)}),
+}
+
+
+@pytest.mark.parametrize("run", CASES.values(), ids=CASES)
+def test_the_rounds_are_those_of_the_summary(run: Synthetic) -> None:
+    expected, state = summarise(run.records), folded(run.records)
+    assert [row.seconds for row in state.rows] == pytest.approx(expected["round_s"])
+    assert [row.axis_s + (row.seconds or 0) for row in state.rows] == pytest.approx(expected["elapsed_s"])
+    assert [row.accuracy for row in state.rows] == expected["accuracy"]
+    assert [row.straggler or None for row in state.rows] == expected["straggler"]
+    assert [row.why or None for row in state.rows] == expected["straggler_why"]
+    assert [row.gap_s for row in state.rows] == [
+        g if g is None else pytest.approx(g) for g in expected["straggler_gaps_s"]
+    ]
+    assert [row.merged for row in state.rows] == expected["merged"]
+    for name, device in state.devices.items():
+        assert device.cuts == expected["cut"][name]
+        assert device.actual_s == expected["actual_s"][name]
+        assert device.predicted_s == expected["predicted_s"][name]
+        assert device.bytes_up == expected["bytes_up"][name]
+        assert device.bytes_down == expected["bytes_down"][name]
+
+
+@pytest.mark.parametrize("run", CASES.values(), ids=CASES)
+def test_the_comparison_has_the_figures_of_the_summary(run: Synthetic) -> None:
+    expected, found = summarise(run.records), summary(folded(run.records))
+    for key in set(COLUMNS) & set(expected) - {"idle_share_mean", "timeline_residual_max"}:
+        value = expected[key]
+        assert found[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+
+
+def test_portions_make_no_difference() -> None:
+    records = CASES["a device is lost"].records
+    whole, bits = folded(records), folded(records, 7)
+    assert bits.rows == [
+        msgspec.structs.replace(row, rev=new.rev) for row, new in zip(whole.rows, bits.rows, strict=True)
+    ]
+    assert (bits.marks, bits.devices) == (whole.marks, whole.devices)
+
+
+def test_a_state_survives_being_kept() -> None:
+    state = folded(CASES["a device is lost"].records[:200])
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+    assert again == state
+    rest = list(enumerate(CASES["a device is lost"].records))[200:]
+    fold(state, rest)
+    fold(again, rest)
+    assert again == state
+
+
+def test_phases_reported_rounds_later_still_say_why() -> None:
+    records = Synthetic(rounds=6).records
+    late = [r for r in records if isinstance(r, t.DevicePhases)]
+    kept = [r for r in records if not isinstance(r, t.DevicePhases)]
+    state = folded(kept)
+    assert [row.straggler for row in state.rows] == ["weak"] * 6
+    assert [row.why for row in state.rows] == [""] * 6
+    fold(state, list(enumerate(late)))
+    assert [row.why for row in state.rows] == ["cpu"] * 6
+    assert not state.open
+
+
+def test_a_round_whose_phases_never_come_is_given_up() -> None:
+    records = [r for r in Synthetic(rounds=200).records if not isinstance(r, t.DevicePhases)]
+    state = folded(records)
+    assert len(state.open) < 70
+    assert len(state.tasks) < 70 * len(FLEET)
+
+
+def test_a_resumed_run_counts_rounds_as_done_last() -> None:
+    first = Synthetic(rounds=5, finish=False).records
+    second = Synthetic(rounds=3, first_round=3).records
+    state, expected = folded(first + second), summarise(first + second)
+    assert [row.number for row in state.rows] == [0, 1, 2, 3, 4, 5]
+    assert [row.axis_s + (row.seconds or 0) for row in state.rows] == pytest.approx(expected["elapsed_s"])
+    assert state.devices["weak"].actual_s == expected["actual_s"]["weak"]
+    assert [mark.kind for mark in state.marks] == ["resumed", "ended"]
+
+
+def reprofile(at: int, why: str = "reprofile", profile: str = "slow", dilation: float = 1.0) -> t.LimitsSet:
+    limits = (0.2 / dilation, int(10e6 / dilation), int(20e6 / dilation))
+    return t.LimitsSet(at, "middle", why, profile, *limits, *limits)
+
+
+def test_a_changed_profile_is_a_mark_before_the_round_that_has_it() -> None:
+    run = Synthetic(rounds=3, dilation=2.0)
+    index = next(i for i, r in enumerate(run.records) if isinstance(r, t.RoundStarted) and r.round == 2)
+    records = [*run.records[:index], reprofile(run.starts[2] - MS, dilation=2.0), *run.records[index:]]
+    state = folded(records)
+    (mark,) = [mark for mark in state.marks if mark.kind == "profile"]
+    assert (mark.device, mark.round) == ("middle", 2)
+    assert mark.axis_s == pytest.approx(state.rows[1].axis_s + (state.rows[1].seconds or 0))
+    assert mark.text == "profile profile-middle → slow: 0.2 CPU, 10 Mbit/s up, 20 Mbit/s down"
+    assert state.devices["middle"].reprofiled == 2
+    assert history(state, "middle")["marks"] == [mark]  # type: ignore[index]
+
+
+def test_state_from_before_the_run_is_no_event() -> None:
+    run = Synthetic(rounds=1)
+    before = reprofile(run.records[0].at_ns - 1)  # type: ignore[union-attr]
+    state = folded([run.records[0], before, *run.records[1:]])
+    assert [mark.kind for mark in state.marks] == ["profile", "ended"]  # back to its own when the run begins
+    assert [mark.text.split(":")[0] for mark in state.marks][0] == "profile slow → profile-middle"
+
+
+def test_a_lost_device_is_away_then_back_and_its_round_marked() -> None:
+    records = CASES["a device is lost"].records
+    left = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceLeft))
+    cursor = Cursor()
+    state = State()
+    lines = list(enumerate(records))
+    fold(state, lines[: left + 1])
+    first = changes(state, cursor)
+    assert first is not None
+    assert {d["name"]: d["state"] for d in first["devices"]}["middle"] == "away"
+    fold(state, lines[left + 1 :])
+    assert [(m.kind, m.device) for m in state.marks] == [
+        ("left", "middle"),
+        ("out", "middle"),
+        ("joined", "middle"),
+        ("ended", ""),
+    ]
+    assert state.rows[2].left_out == 1
+
+
+def test_a_page_gets_everything_once_and_then_what_changed() -> None:
+    lines = list(enumerate(Synthetic(rounds=6).records))
+    state, cursor, rows, marks = State(), Cursor(), [], []
+    for start in range(0, len(lines), 11):
+        fold(state, lines[start : start + 11])
+        change = changes(state, cursor)
+        if change is None:
+            continue
+        if change["whole"]:
+            rows, marks = [], []
+        rows[change["rows_from"] :] = change["rows"]
+        marks[change["marks_from"] :] = change["marks"]
+    complete = changes(state, Cursor())
+    assert complete is not None
+    assert (rows, marks) == (complete["rows"], complete["marks"])
+    assert changes(state, cursor) is None
+    late = changes(state, Cursor(state.epoch, state.rev - 1, 6, 1, 1))
+    assert late is not None
+    assert len(late["rows"]) < 6
+
+
+def test_a_curve_keeps_its_last_point() -> None:
+    state = folded(Synthetic(rounds=7, accuracy=0.1).records)
+    assert [point[3] for point in curve(state, 3)] == [0, 2, 4, 6]
+    assert curve(state)[-1][1] == pytest.approx(0.7)
+
+
+def test_nothing_known_yet_is_no_error() -> None:
+    assert changes(State(), Cursor()) is None
+    state = folded(Synthetic().records[:1])
+    assert changes(state, Cursor()) is not None
+    assert summary(state)["rounds"] == 0
+    assert curve(state) == []
+
+
+# ---- the Gantt of a round ----
+
+
+def test_a_finished_round_has_the_names_of_the_timeline() -> None:
+    run = Synthetic(dilation=2.0)
+    state = folded(run.records)
+    found = gantt(run.records, state.lives[0], state.rows[1])
+    assert found is not None
+    assert not found["live"]
+    assert found["straggler"] == "weak"
+    sums = found["devices"]["weak"]["sums"]
+    assert sums["compute"] == pytest.approx(3 * 0.4 / 2)
+    assert sums["upload_tail"] == pytest.approx(0.1 / 2)
+    assert sum(sums.values()) == pytest.approx(found["length_s"], rel=0.001)
+    assert [bar[0] for bar in found["own"]] == ["plan", "merge", "evaluation", "checkpoint"]
+
+
+def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
+    run = Synthetic(rounds=2)
+    start = next(i for i, r in enumerate(run.records) if isinstance(r, t.RoundStarted) and r.round == 1)
+    sent = run.records[start:]
+    cut = next(i for i, r in enumerate(sent) if isinstance(r, t.UploadReceived) and r.device == "strong")
+    wanted = [r for r in sent[:cut] if not (isinstance(r, t.DevicePhases) and r.device == "strong")]
+    state = folded([*run.records[:start], *wanted])
+    found = gantt(wanted, state.lives[0], state.rows[1])
+    assert found is not None
+    assert found["live"]
+    names = {bar[0] for bar in found["devices"]["strong"]["bars"]}
+    assert "working" in names
+    assert "unreported" not in names
+
+
+def test_short_stretches_are_drawn_together() -> None:
+    run = Synthetic({"busy": Speed(compute=1, encode=1, tail=60_000), "other": Speed()}, rounds=1)
+    state = folded(run.records)
+    found = gantt(run.records, state.lives[0], state.rows[0])
+    assert found is not None
+    bars = found["devices"]["busy"]["bars"]
+    assert len(bars) < 10
+    assert all(a[2] <= b[1] + 1e-3 for a, b in zip(bars, bars[1:], strict=False))
+
+
+def test_a_round_that_is_not_there_has_no_gantt() -> None:
+    run = Synthetic(rounds=2)
+    state = folded(run.records)
+    assert gantt([], state.lives[0], state.rows[1]) is None
