@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,13 +10,14 @@ import pytest
 from edgebed.models.operations import (
     CIFAR10_CONVOLUTIONS,
     CIFAR10_COUNTED_CONVOLUTIONS,
-    CIFAR10_DEPARTURES,
     CIFAR10_WIDTHS,
     FCNN_WIDTHS,
     MNIST_CONVOLUTIONS,
     MNIST_WIDTHS,
     Convolution,
+    cifar10_error_signals,
     cnn_operations,
+    dropped,
     fcnn_operations,
 )
 from edgebed.models.staged import MODELS, StagedModel
@@ -39,9 +41,29 @@ def test_the_figures_of_cnn_mnist_are_exact(train_from: int, printed: int) -> No
     ("train_from", "printed"), list(enumerate([28_068_800, 26_187_200, 24_587_200, 16_077_200, 12_864_200]))
 )
 def test_the_figures_of_cnn_cifar10_are_exact_with_the_three_departures_alone(train_from: int, printed: int) -> None:
-    departed = cnn_operations(CIFAR10_COUNTED_CONVOLUTIONS, CIFAR10_WIDTHS, 20, train_from, CIFAR10_DEPARTURES)
-    assert departed == printed
+    assert cifar10_as_printed(CIFAR10_WIDTHS, train_from) == printed
     assert cnn_operations(CIFAR10_CONVOLUTIONS, CIFAR10_WIDTHS, 20, train_from) > printed
+
+
+def cifar10_as_printed(widths: Sequence[float], train_from: int = 0) -> int:
+    return cnn_operations(CIFAR10_COUNTED_CONVOLUTIONS, widths, 20, train_from, cifar10_error_signals(widths))
+
+
+@pytest.mark.parametrize(("fraction", "printed"), [(0.54, 6_431_556), (0.61, 7_579_990), (0.73, 9_717_454)])
+def test_feddrops_figures_of_fcnn_are_exact(fraction: float, printed: int) -> None:
+    assert fcnn_operations(dropped(FCNN_WIDTHS, fraction), 12) == printed
+
+
+@pytest.mark.parametrize(("fraction", "printed"), [(0.1, 1_047_049), (0.26, 1_185_944), (0.73, 1_593_950)])
+def test_feddrops_figures_of_cnn_mnist_are_exact(fraction: float, printed: int) -> None:
+    assert cnn_operations(MNIST_CONVOLUTIONS, dropped(MNIST_WIDTHS, fraction), 12) == printed
+
+
+@pytest.mark.parametrize(
+    ("fraction", "printed"), [(0.4, 12_885_200), (0.54, 16_031_980), (0.88, 24_677_840), (0.93, 26_069_215)]
+)
+def test_feddrops_figures_of_cnn_cifar10_are_exact(fraction: float, printed: int) -> None:
+    assert cifar10_as_printed(dropped(CIFAR10_WIDTHS, fraction)) == printed
 
 
 def test_the_rule_equals_a_count_by_hand() -> None:
