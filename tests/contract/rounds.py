@@ -117,7 +117,8 @@ async def play(
     trainer = ServerTrainer(CPU, slots=2)
     try:
         for number in rounds:
-            views = [view(name, samples) for name, samples in sorted(devices.items())]
+            present = [view(name, samples) for name, samples in sorted(devices.items())]
+            views = method.draw(number, present, 1.0, SCHEDULE.seed)
             plan = method.plan(number, views, SCHEDULE)
             weights = await _play_round(method, weights, plan, devices, number, trainer, random.Random(order), lost)
     finally:
@@ -143,8 +144,11 @@ async def _play_round(
     async with asyncio.timeout(60):
         done = [each for each in await asyncio.gather(*(player.run() for player in players)) if each is not None]
     done.sort(key=lambda pair: pair[0].device)
+    if not done:
+        return weights
+    merged = method.merge(weights, [contribution for contribution, _ in done])
     method.observe(number, [outcome for _, outcome in done])
-    return method.merge(weights, [contribution for contribution, _ in done])
+    return merged
 
 
 class _Player:

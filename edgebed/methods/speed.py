@@ -1,0 +1,58 @@
+"""How fast each device was: moving averages of measured seconds, tiers and step counts made from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from edgebed.methods.base import Outcome
+
+NEWEST = 0.5
+"""Weight of the newest measurement, as in DTFL's scheduler **[ours]**."""
+
+
+class Speeds(msgspec.Struct):
+    """Measured seconds by device; one that failed keeps its last. Mutable plain data, saved with every checkpoint."""
+
+    round_s: dict[str, float] = {}  # its whole round
+    batch_s: dict[str, float] = {}  # compute of one batch
+    communication_s: dict[str, float] = {}  # of a round
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            report = outcome.report
+            _mix(self.round_s, outcome.device, outcome.seconds)
+            _mix(self.communication_s, outcome.device, outcome.communication_s)
+            if report.batches > 0:
+                _mix(self.batch_s, outcome.device, (report.compute_s + report.encode_s) / report.batches)
+
+
+def _mix(means: dict[str, float], device: str, value: float) -> None:
+    means[device] = (1 - NEWEST) * means[device] + NEWEST * value if device in means else value
+
+
+def split_tiers(seconds: Mapping[str, float], count: int) -> list[list[str]]:
+    """Devices in `count` tiers, the fastest first, of equal size but for one device more in the first ones; fewer tiers
+    where there are not so many devices. Equally fast devices in the order of their names."""
+    ordered = sorted(seconds, key=lambda device: (seconds[device], device))
+    count = min(count, len(ordered))
+    size, more = divmod(len(ordered), max(1, count))
+    ends = [size * number + min(number, more) for number in range(count + 1)]
+    return [ordered[start:end] for start, end in pairwise(ends)]
+
+
+def steps_in_time(steps: Mapping[str, int], speeds: Speeds) -> dict[str, int]:
+    """Of `steps` batches per device, as many as let it end with the median device: at least one, at most all.
+
+    T_k = communication + steps · seconds per batch; a device slower than the median T does what fits **[ours]**. One
+    that was never measured does all.
+    """
+    known = {d: n for d, n in steps.items() if speeds.batch_s.get(d, 0.0) > 0}
+    if not known:
+        return dict(steps)
+    budget = median(speeds.communication_s[d] + n * speeds.batch_s[d] for d, n in known.items())
+    fitting = {d: int((budget - speeds.communication_s[d]) / speeds.batch_s[d] + 1e-9) for d in known}
+    return {d: min(n, max(1, fitting.get(d, n))) for d, n in steps.items()}
