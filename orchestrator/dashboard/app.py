@@ -129,6 +129,13 @@ class Desk:
             self._runs.setdefault(name, Run(follower))
         return self._runs[name]
 
+    async def fresh(self, name: str) -> Run | None:
+        """The run with all that is written so far; None: there is none of that name."""
+        run = await self.run(name)
+        if run is not None:
+            await run.update()
+        return run
+
     # ---- requests ----
 
     async def events(self, request: Request) -> Response:
@@ -146,9 +153,8 @@ class Desk:
             if cards != listed:
                 listed = cards
                 out.append(_event("runs", cards))
-            run = await self.run(name) if name else None
+            run = await self.fresh(name) if name else None
             if run is not None:
-                await run.update()
                 changed = await run.within(functools.partial(_changes, run.follower, cursor))
                 if changed is not None:
                     out.append(_event("state", changed))
@@ -168,14 +174,14 @@ class Desk:
 
     async def round(self, request: Request) -> Response:
         """The Gantt of one round."""
-        run = await self.run(request.path_params["run"])
+        run = await self.fresh(request.path_params["run"])
         number = request.path_params["number"]
         made = None if run is None else await run.within(lambda: run.gantt(number))
         return _json(made)
 
     async def device(self, request: Request) -> Response:
         """All rounds of one device."""
-        run = await self.run(request.path_params["run"])
+        run = await self.fresh(request.path_params["run"])
         name = request.path_params["device"]
         made = None if run is None else await run.within(lambda: history(run.follower.state, name))
         return _json(made)
@@ -184,10 +190,9 @@ class Desk:
         """Table and curves of several runs; the last is the baseline."""
         summaries, curves = [], []
         for name in request.query_params.get("runs", "").split(",")[:12]:
-            run = await self.run(name)
+            run = await self.fresh(name)
             if run is None:
                 continue
-            await run.update()
             state = run.follower.state
             if state.lives:
                 summaries.append(await run.within(functools.partial(_summary, run.follower)))

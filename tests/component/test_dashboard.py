@@ -1,0 +1,220 @@
+"""The page's server on a real port: what it streams as records grow, who may ask, and that it ends when told to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from orchestrator.dashboard.beside import page_beside
+from orchestrator.dashboard.serve import Place
+from orchestrator.records import types as t
+from orchestrator.records.recorder import Recorder
+from tests.synthetic import Synthetic
+
+CLI = [sys.executable, "-c", "from orchestrator.cli import main; main()", "dashboard"]
+
+
+def record(folder: Path, records: list[t.Record]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(folder / "records.jsonl")
+    for one in records:
+        recorder.record(one)
+    recorder.close()
+
+
+@contextlib.contextmanager
+def page(library: Path) -> Iterator[str]:
+    """A page of its own process; yields its address."""
+    said: list[str] = []
+    library.mkdir(exist_ok=True)
+    with page_beside(library, "synthetic", Place(), said.append):
+        yield said[0].removeprefix("Live page: ")
+
+
+class Stream:
+    """Server-sent events, one by one."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+
+    def next(self, kind: str) -> Any:
+        """The next event of a kind; others are passed over."""
+        name = ""
+        for line in self._lines:
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: ") and name == kind:
+                return json.loads(line[6:])
+        raise AssertionError(f"the stream ended without {kind}")
+
+
+@contextlib.contextmanager
+def events(address: str, run: str = "") -> Iterator[Stream]:
+    with httpx.stream("GET", f"{address}events", params={"run": run} if run else {}, timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield Stream(answer.iter_lines())
+
+
+def test_a_late_page_has_the_whole_history_and_then_what_is_new(tmp_path: Path) -> None:
+    records = Synthetic(rounds=6).records
+    cut = next(i for i, r in enumerate(records) if isinstance(r, t.RoundStarted) and r.round == 4)
+    record(tmp_path / "runs" / "one", records[:cut])
+    with page(tmp_path / "runs") as address, events(address, "one") as stream:
+        assert [card["id"] for card in stream.next("runs")] == ["one"]
+        state = stream.next("state")
+        assert state["whole"]
+        assert [row[0] for row in state["rows"]] == [0, 1, 2, 3]
+        assert state["head"]["enforcement"] == "kernel"
+        record(tmp_path / "runs" / "one", records[cut:])
+        rows: dict[int, Any] = {}
+        while 5 not in rows or rows[5][2] is None or not state["head"]["ended"]:
+            state = stream.next("state")
+            assert not state["whole"]
+            assert state["rows_from"] >= 3, "only what is new is sent"
+            rows |= {row[0]: row for row in state["rows"]}
+        assert rows[4][8] == "weak"
+        assert rows[4][10] == "cpu"
+
+
+def test_a_run_that_begins_later_appears(tmp_path: Path) -> None:
+    with page(tmp_path / "runs") as address, events(address) as stream:
+        assert stream.next("runs") == []
+        record(tmp_path / "runs" / "new", Synthetic().records)
+        assert stream.next("runs")[0]["run"] == "synthetic-dtfl"
+
+
+def test_changes_come_at_most_four_times_a_second(tmp_path: Path) -> None:
+    records = Synthetic(rounds=40).records
+    record(tmp_path / "runs" / "one", records[:50])
+    with page(tmp_path / "runs") as address, events(address, "one") as stream:
+        stream.next("state")
+        start, seen, written = time.monotonic(), 0, 50
+        while time.monotonic() - start < 1.5:
+            record(tmp_path / "runs" / "one", records[written : written + 40])
+            written += 40
+            stream.next("state")
+            seen += 1
+        assert seen <= 4 * (time.monotonic() - start) + 1
+
+
+def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
+    record(tmp_path / "runs" / "one", Synthetic(rounds=3).records)
+    record(tmp_path / "runs" / "two", Synthetic(rounds=3, method="fedavg").records)
+    with page(tmp_path / "runs") as address:
+        found = httpx.get(f"{address}api/runs/one/rounds/1").json()
+        assert found["straggler"] == "weak"
+        assert set(found["devices"]) == {"weak", "middle", "strong"}
+        assert httpx.get(f"{address}api/runs/one/devices/weak").json()["rounds"] == [0, 1, 2]
+        table = httpx.get(f"{address}api/compare", params={"runs": "one,two,none"}).json()
+        assert [row["method"] for row in table["texts"]] == ["dtfl", "fedavg"]
+        assert len(table["curves"][0]["points"]) == 3
+        for wrong in ("api/runs/one/rounds/99", "api/runs/none/rounds/1", "api/runs/one/devices/none", "../secret"):
+            assert httpx.get(f"{address}{wrong}").status_code == 404
+
+
+def test_every_answer_forbids_requests_to_elsewhere(tmp_path: Path) -> None:
+    with page(tmp_path / "runs") as address:
+        for path in ("", "static/main.js", "api/compare", "nothing"):
+            policy = httpx.get(address + path).headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "connect-src 'self'" in policy
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.168.1.7", ""])
+def test_a_foreign_name_is_refused_on_the_loopback(tmp_path: Path, host: str) -> None:
+    with page(tmp_path / "runs") as address:
+        assert httpx.get(address, headers={"host": host}).status_code in (400, 421)
+        assert httpx.get(address, headers={"host": "localhost:1234"}).status_code == 200
+
+
+@contextlib.contextmanager
+def command(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`edgebed dashboard` as a person starts it; yields the address it prints."""
+    env = os.environ | {"EDGEBED_RUNS": str(folder)}
+    process = subprocess.Popen([*CLI, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Page: "), line or process.communicate()
+        yield line.removeprefix("Page: ").strip(), process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_off_the_loopback_a_token_is_made_and_needed(tmp_path: Path) -> None:
+    record(tmp_path / "one", Synthetic().records)
+    with command(tmp_path, "--host", "0.0.0.0") as (address, _):
+        port = httpx.URL(address).port
+        token = httpx.URL(address).params["token"]
+        here = f"http://127.0.0.1:{port}/"
+        assert len(token) >= 20
+        assert httpx.get(here).status_code == 401
+        assert httpx.get(here, params={"token": token[:-1]}).status_code == 401
+        assert httpx.get(f"{here}events").status_code == 401
+        assert httpx.get(f"{here}static/main.js").status_code == 401
+        assert httpx.get(here, headers={"authorization": f"Bearer {token}"}).status_code == 200
+        assert httpx.get(here, headers={"host": "evil.example", "authorization": f"Bearer {token}"}).status_code == 421
+        with httpx.Client() as client:
+            welcome = client.get(here, params={"token": token})
+            assert welcome.status_code == 303
+            assert "token" not in welcome.headers["location"]
+            cookie = welcome.headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+            assert client.get(here).status_code == 200
+
+
+def test_the_command_shows_the_runs_it_is_given_and_ends_with_open_pages(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        record(tmp_path / name, Synthetic().records)
+    with command(tmp_path, "one") as (address, process), events(address) as stream:
+        assert [card["id"] for card in stream.next("runs")] == ["one"]
+        process.send_signal(signal.SIGINT)
+        stream.next("bye")
+        assert process.wait(10) in (0, 130, -signal.SIGINT)
+
+
+def test_a_port_that_is_taken_is_told_with_its_cure(tmp_path: Path) -> None:
+    record(tmp_path / "one", Synthetic().records)
+    with command(tmp_path) as (address, _):
+        port = str(httpx.URL(address).port)
+        env = os.environ | {"EDGEBED_RUNS": str(tmp_path)}
+        again = subprocess.run([*CLI, "--port", port], env=env, capture_output=True, text=True, check=False)
+        assert again.returncode == 2
+        assert "--port 0" in again.stderr
+
+
+def test_the_page_beside_a_run_ends_with_it(tmp_path: Path) -> None:
+    with page(tmp_path / "runs") as address:
+        assert httpx.get(address).status_code == 200
+    with pytest.raises(httpx.TransportError):
+        httpx.get(address)
+
+
+def test_the_server_needs_no_torch() -> None:
+    """It is started beside a run, whose host is small: it must not load what only training needs."""
+    code = "import sys, orchestrator.dashboard.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_records_are_only_read(tmp_path: Path) -> None:
+    record(tmp_path / "runs" / "one", Synthetic().records)
+    before = (tmp_path / "runs/one/records.jsonl").read_bytes()
+    with page(tmp_path / "runs") as address, events(address, "one") as stream:
+        stream.next("state")
+    assert (tmp_path / "runs/one/records.jsonl").read_bytes() == before
+    assert msgspec.json.decode(before.split(b"\n")[0])["type"] == "run_started"
