@@ -76,6 +76,34 @@ class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     devices: dict[str, PrivacyChoice] = {}
 
 
+class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A device of a simulation dies `after_s` seconds into a round, and comes back after `away_s`, or never. Seconds
+    before dilation."""
+
+    device: str
+    round: Annotated[int, msgspec.Meta(ge=0)]
+    after_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    away_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How `edgebed simulate` runs the experiment (docs/simulator.md).
+
+    `cost`: `reference` (DTFL eq. 5: cuts measured on this host ÷ CPUs, bytes ÷ rate), `flops` (S²FL eq. 1),
+    `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`). `flops` are those of one CPU and of
+    the server, for the two models that count. `dilation`: None takes the calibration's, else 1.
+    """
+
+    cost: Literal["reference", "flops", "operations", "calibrated"] = "reference"
+    calibration: str | None = None
+    device_flops: Annotated[float, msgspec.Meta(gt=0)] = 1e10
+    server_flops: Annotated[float, msgspec.Meta(gt=0)] = 5e10
+    server_slots: Positive = 1
+    dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    batched: bool = True
+    faults: list[SimulatedFault] = []
+
+
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     fleet: str  # path of the fleet file
@@ -86,6 +114,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     methods: list[dict[str, Any]]  # each run in turn on the same standing fleet
     training: Training = Training()
     environment: Environment | None = None
+    simulation: Simulation = Simulation()
     dilation: str | float = "auto"  # auto | off | a factor >= 1
 
 

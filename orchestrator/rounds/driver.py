@@ -12,12 +12,12 @@ import msgspec
 import torch
 
 from edgebed.errors import DivergedError, EdgebedError, TransferError, TransferRefused
-from edgebed.link.transfer import Inbound, Port
+from edgebed.link.transfer import Inbound, Sent
 from edgebed.methods.base import Contribution, Method, Outcome, Plan, ServerHalf
 from edgebed.methods.merging import fault, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Report, Task, Update, Upload
+from edgebed.wire.messages import Cancel, Codec, Control, Failure, Header, Reply, Report, Task, Update, Upload
 from orchestrator.records.types import (
     DeviceDone,
     DeviceOut,
@@ -60,6 +60,14 @@ class Trainer(Protocol):
     def drop(self, device: str) -> None: ...
     async def finish(self, device: str, batches: int) -> Weights: ...
     def busy_s(self, device: str) -> float: ...
+
+
+class Sender(Protocol):
+    """What the driver needs of `link.transfer.Port`."""
+
+    async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent: ...
+    def control(self, peer: str, message: Control) -> None: ...
+    def forget(self, peer: str) -> None: ...
 
 
 class RoundResult(msgspec.Struct):
@@ -117,7 +125,7 @@ class RoundDriver:
 
     def __init__(
         self,
-        port: Port,
+        port: Sender,
         trainer: Trainer,
         record: Callable[[Record], None],
         give_up: Callable[[str, str], None],

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -23,6 +23,9 @@ from edgebed.methods.merging import not_finite
 from edgebed.models.staged import Weights
 
 NICENESS = 10
+
+RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Mapping[str, Weights], int, int]]]
+"""Runs one step of a half: replies by device, start and end in nanoseconds of the run's clock."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class ServerTrainer:
         """Start a round; what is left of the last one ends without result."""
         for lane in self._lanes.values():
             lane.end()
-        lanes = [_Lane(half, self._pool, self.accelerator) for half in halves]
+        lanes = [_Lane(half, self._pool, self.run_step) for half in halves]
         self._lanes = {device: lane for lane in lanes for device in lane.half.devices}
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
@@ -93,6 +96,19 @@ class ServerTrainer:
         """Seconds its half has trained in this round."""
         lane = self._lanes.get(device)
         return lane.busy_ns / 1e9 if lane is not None else 0.0
+
+    async def run_step(
+        self, half: ServerHalf, uploads: Mapping[str, Weights]
+    ) -> tuple[Mapping[str, Weights], int, int]:
+        """One step of a half on a worker: its replies, and when it began and ended."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._train, half, uploads)
+
+    def _train(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Mapping[str, Weights], int, int]:
+        start_ns = time.monotonic_ns()
+        replies = half.step(uploads)
+        if self.accelerator.type == "cuda":
+            torch.cuda.synchronize(self.accelerator)
+        return replies, start_ns, time.monotonic_ns()
 
     async def close(self) -> None:
         """End the round and the threads; waits for the steps that run."""
@@ -150,9 +166,9 @@ class _Seat(msgspec.Struct):
 class _Lane:
     """One server half: its devices' uploads in order, and the one step that may run."""
 
-    def __init__(self, half: ServerHalf, pool: ThreadPoolExecutor, accelerator: torch.device) -> None:
+    def __init__(self, half: ServerHalf, pool: ThreadPoolExecutor, run_step: RunStep) -> None:
         self.half, self.busy_ns = half, 0
-        self._pool, self._accelerator = pool, accelerator
+        self._pool, self._run_step = pool, run_step
         self._seats = {device: _Seat() for device in half.devices}
         self._errors: dict[str, EdgebedError] = {}
         self._running: asyncio.Task[None] | None = None
@@ -219,9 +235,7 @@ class _Lane:
     async def _step(self, used: dict[str, _Waiting]) -> None:
         uploads = {device: waiting.tensors for device, waiting in used.items()}
         try:
-            replies, start_ns, end_ns = await asyncio.get_running_loop().run_in_executor(
-                self._pool, self._train, uploads
-            )
+            replies, start_ns, end_ns = await self._run_step(self.half, uploads)
         except Exception as error:
             self._break(_named(error, self.half.devices), used.values())
         else:
@@ -231,13 +245,6 @@ class _Lane:
                 waiting.settle(result if device in self._seats else None)
         self._running = None
         self._advance()
-
-    def _train(self, uploads: dict[str, Weights]) -> tuple[dict[str, Weights], int, int]:
-        start_ns = time.monotonic_ns()
-        replies = dict(self.half.step(uploads))
-        if self._accelerator.type == "cuda":
-            torch.cuda.synchronize(self._accelerator)
-        return replies, start_ns, time.monotonic_ns()
 
     def _break(self, error: EdgebedError, used: Iterable[_Waiting]) -> None:
         """The half is beyond repair: all its devices hear why, now or when they come."""

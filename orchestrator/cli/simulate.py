@@ -1,0 +1,45 @@
+"""`edgebed simulate`: an experiment on a virtual clock, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.compare import print_comparison
+from orchestrator.cli.console import console
+from orchestrator.cli.folders import runs_folder
+from orchestrator.cli.run import _only, _watching
+from orchestrator.experiment import load
+from orchestrator.simulation.run import SimulationRequest, simulate
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate")(command)
+
+
+def command(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
+    devices: Annotated[int | None, typer.Option(help="So many devices, with the fleet's profiles in turn.")] = None,
+    cost: Annotated[str | None, typer.Option(help="reference, flops, operations or calibrated.")] = None,
+    accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+) -> None:
+    """Simulate every method of an EXPERIMENT: the code of a real run on a virtual clock."""
+    overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
+    loaded = load(experiment, overrides)
+    request = SimulationRequest(
+        _only(loaded, method, experiment), experiment.resolve(), runs_folder(), devices=devices, accelerator=accelerator
+    )
+    with _watching(quiet) as watch:
+        folders = simulate(request, watch)
+    print_comparison(folders, as_json=as_json)
+    if not as_json:
+        for folder in folders:
+            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

@@ -1,0 +1,73 @@
+"""One direction of a simulated link: transfers one after the other, at a goodput, behind a latency."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from edgebed.link.transfer import CHUNK_BYTES
+from edgebed.wire.frames import chunk_count
+from edgebed.wire.messages import Header, encode
+
+FRAME_BYTES = 56
+"""What a frame adds to its payload: name of the transfer and of the one before it, numbers, checksum."""
+
+
+class LinkCost(msgspec.Struct, frozen=True):
+    """Seconds of a transfer of n bytes: `latency_s` + n × `byte_s`; its acknowledgement takes `ack_s` back. `cpu_s` is
+    what it costs its device in CPU time."""
+
+    latency_s: float
+    byte_s: float
+    ack_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """When the first and the last chunk of a transfer arrived, and its bytes on the wire."""
+
+    first_ns: int
+    last_ns: int
+    bytes: int
+
+
+def wire_bytes(header: Header, size: int) -> int:
+    """Bytes of the frames that carry a body of `size` bytes."""
+    return size + len(encode(header)) + FRAME_BYTES * chunk_count(size, CHUNK_BYTES)
+
+
+class Pipe:
+    """Carries one transfer at a time, in the order of the calls.
+
+    Args:
+        cost: asked at the start of each transfer, since a profile may have changed.
+        moved: told whenever a chunk has arrived; no two tellings are more than `tell_s` apart.
+    """
+
+    def __init__(
+        self, cost: Callable[[], LinkCost], now_ns: Callable[[], int], moved: Callable[[], None], tell_s: float
+    ) -> None:
+        self._cost, self._now_ns, self._moved, self._tell_s = cost, now_ns, moved, tell_s
+        self._turn = asyncio.Lock()
+
+    async def carry(self, size: int) -> Arrival:
+        """Returns when the last byte has arrived. Cancelling it frees the link."""
+        async with self._turn:
+            cost = self._cost()
+            first = min(size, CHUNK_BYTES)
+            # The latency of a transfer that follows another closely has passed meanwhile: it is charged once a gap.
+            await self._pass(first * cost.byte_s)
+            begun_ns = self._now_ns() + round(cost.latency_s * 1e9)
+            await self._pass((size - first) * cost.byte_s)
+        await asyncio.sleep(cost.latency_s)
+        self._moved()
+        return Arrival(begun_ns, self._now_ns(), size)
+
+    async def _pass(self, seconds: float) -> None:
+        while seconds > 0:
+            step = min(seconds, self._tell_s)
+            await asyncio.sleep(step)
+            seconds -= step
+            self._moved()

@@ -1,0 +1,103 @@
+"""The cost models of the papers: DTFL eq. 5 from profiled cuts, S²FL eq. 1 from FLOPs, FedPMT from its counts.
+
+In all of them a device's seconds are work ÷ speed and a link's are bytes ÷ rate: no quota periods, no latency, nothing
+for encoding, and an orchestrator that takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgebed.methods.base import CutCost
+from edgebed.models.staged import StagedModel
+from edgebed.wire.messages import Assignment, Codec
+from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.counts import Flops, Operations
+from orchestrator.simulation.cpu import Cpu, PlainCpu
+from orchestrator.simulation.link import LinkCost
+from orchestrator.simulation.reference import Reference
+
+
+class _Paper:
+    """What the three have in common."""
+
+    kind = ""
+    dilation = 1.0
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        return {}
+
+    def cpu(self, who: Callable[[], Device]) -> Cpu:
+        return PlainCpu(lambda: who().limits.cpus)
+
+    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
+        return 0.0
+
+    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
+        return 0.0
+
+    def uplink(self, device: Device) -> LinkCost:
+        return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.uplink_bit_s)
+
+    def downlink(self, device: Device) -> LinkCost:
+        return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.downlink_bit_s)
+
+    def orchestrator_s(self, what: str, devices: int) -> float:
+        return 0.0
+
+
+class ReferenceCosts(_Paper):
+    """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server."""
+
+    kind = "reference"
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        law = self._reference.device_law(assignment)
+        seconds = law.seconds(samples)
+        return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        laws = [self._reference.server_law(assignment) for assignment in assignments]
+        return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True))
+
+
+class FlopCosts(_Paper):
+    """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
+
+    The transfers that this counts (weights down and up, features up, gradients down) are those that the method makes.
+    """
+
+    kind = "flops"
+
+    def __init__(self, flops: Flops, device_flops: float, server_flops: float) -> None:
+        self._flops = flops
+        self._device, self._server = device_flops, server_flops
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        forward, backward = self._flops.device(assignment)
+        return BatchCost(forward * samples / self._device, backward * samples / self._device)
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        pairs = zip(assignments, samples, strict=True)
+        return sum(self._flops.server(each) * count for each, count in pairs) / self._server
+
+
+class OperationCosts(_Paper):
+    """FedPMT's complexity: the operations of its table II ÷ the operations a device does in a second."""
+
+    kind = "operations"
+
+    def __init__(self, operations: Operations, device_flops: float, server_flops: float) -> None:
+        self._operations = operations
+        self._device, self._server = device_flops, server_flops
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        forward, backward = self._operations.batch(assignment, samples)
+        return BatchCost(forward / self._device, backward / self._device)
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        pairs = zip(assignments, samples, strict=True)
+        return sum(self._operations.server(each, count) for each, count in pairs) / self._server

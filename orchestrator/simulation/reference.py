@@ -1,0 +1,187 @@
+"""What the halves of a model cost on this host: CPU seconds of a batch, measured once per kind of work."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from edgebed.errors import EdgebedError
+from edgebed.methods.base import Batch, ServerHalf, find_half
+from edgebed.methods.halves import UpperHalf
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.width import narrow_model
+from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Privacy
+
+REPEATS = 5
+LEAST = 4
+"""The smaller of the two batches that a law is drawn through."""
+
+
+class BatchLaw(msgspec.Struct, frozen=True):
+    """CPU seconds of a batch of n samples: `fixed_s` + n × `sample_s`, of which `forward` is the share until the
+    features are there."""
+
+    fixed_s: float
+    sample_s: float
+    forward: float
+
+    def seconds(self, samples: int) -> float:
+        return self.fixed_s + samples * self.sample_s
+
+
+class SizeLaw(msgspec.Struct, frozen=True):
+    """Seconds for n bytes: `fixed_s` + n × `byte_s`."""
+
+    fixed_s: float
+    byte_s: float
+
+    def seconds(self, size: int) -> float:
+        return self.fixed_s + size * self.byte_s
+
+
+def work_key(assignment: Assignment) -> str:
+    """Names the kind of work: assignments with the same key cost the same per batch on the same device."""
+    parts = [assignment.objective, f"cut {assignment.stages}"]
+    if assignment.train_from:
+        parts.append(f"from {assignment.train_from}")
+    if assignment.keep:
+        parts.append("keep " + " ".join(f"{group}={len(kept)}" for group, kept in sorted(assignment.keep.items())))
+    if assignment.options:
+        parts.append(msgspec.json.encode(assignment.options, order="sorted").decode()[:80])
+    if assignment.privacy != Privacy():
+        parts.append(f"alpha {assignment.privacy.dcor_alpha:g} patches {assignment.privacy.patch_shuffle}")
+    return " · ".join(parts)
+
+
+class Reference:
+    """Laws by kind of work, measured at their first use, or read from a file.
+
+    Args:
+        batch: real samples: x (B, C, H, W) and y (B,).
+    """
+
+    def __init__(self, model: StagedModel, batch: Batch, device: dict[str, BatchLaw] | None = None) -> None:
+        self._model, self._batch = model, batch
+        self.device_laws: dict[str, BatchLaw] = dict(device or {})
+        self.server_laws: dict[str, BatchLaw] = {}
+        self.measured: list[str] = []
+
+    def device_law(self, assignment: Assignment) -> BatchLaw:
+        key = work_key(assignment)
+        if key not in self.device_laws:
+            self.device_laws[key] = self._measure_device(assignment)
+            self.measured.append(key)
+        return self.device_laws[key]
+
+    def server_law(self, assignment: Assignment) -> BatchLaw:
+        """One step of a copy of the upper stages with the upload of one device."""
+        key = f"server {assignment.stages}"
+        if key not in self.server_laws:
+            self.server_laws[key] = self._measure_server(assignment)
+        return self.server_laws[key]
+
+    def _rows(self, count: int) -> Batch:
+        x, y = self._batch
+        return x[:count], y[:count]
+
+    def _measure_device(self, assignment: Assignment) -> BatchLaw:
+        full = len(self._batch[1])
+        with _one_thread():
+            small = [self._device_step(assignment, min(LEAST, full)) for _ in range(REPEATS)]
+            large = [self._device_step(assignment, full) for _ in range(REPEATS)]
+        return _law(small, large, min(LEAST, full), full)
+
+    def _device_step(self, assignment: Assignment, samples: int) -> tuple[float, float]:
+        """CPU seconds until the features, and of the whole step; a first step of the same half warms it up."""
+        model = narrow_model(self._model, assignment.keep) if assignment.keep else copy.deepcopy(self._model)
+        marks: list[float] = []
+
+        def batches() -> object:
+            for _ in range(2):
+                marks.append(time.thread_time())
+                yield self._rows(samples)
+            marks.append(time.thread_time())
+
+        half = find_half(assignment.objective)(model, assignment, batches())  # type: ignore[arg-type]
+        reply: Weights | None = None
+        features = 0.0
+        while True:
+            try:
+                out = half.send(reply)
+            except StopIteration:
+                break
+            if len(marks) == 2 and not features:
+                features = time.thread_time()
+            reply = _answer(out.tensors) if out.wait else None
+        return (features - marks[1] if features else 0.0), marks[2] - marks[1]
+
+    def _measure_server(self, assignment: Assignment) -> BatchLaw:
+        full = len(self._batch[1])
+        with _one_thread():
+            half = UpperHalf(self._model, self._model.weights(), assignment, torch.device("cpu"))
+            small = [self._server_step(half, assignment, min(LEAST, full)) for _ in range(REPEATS)]
+            large = [self._server_step(half, assignment, full) for _ in range(REPEATS)]
+        return _law(small, large, min(LEAST, full), full)
+
+    def _server_step(self, half: ServerHalf, assignment: Assignment, samples: int) -> tuple[float, float]:
+        x, y = self._rows(samples)
+        with torch.no_grad():
+            features = self._model.lower(assignment.stages)(x)
+        start = time.thread_time()
+        half.step({assignment.device: {"features": features, "labels": y}})
+        return 0.0, time.thread_time() - start
+
+
+def measure_codec(codec: Codec, tensor: torch.Tensor) -> tuple[SizeLaw, SizeLaw]:
+    """CPU seconds to encode (of raw bytes) and to decode (of encoded bytes), from a small and a large tensor."""
+    points = []
+    for rows in (max(1, len(tensor) // 8), len(tensor)):
+        part = {"features": tensor[:rows].contiguous()}
+        body = encode_tensors(part, codec)
+        encode_s = min(_timed(lambda part=part: encode_tensors(part, codec)) for _ in range(REPEATS))
+        decode_s = min(_timed(lambda body=body: decode_tensors(body)) for _ in range(REPEATS))
+        points.append((part["features"].numel() * 4, encode_s, len(body), decode_s))
+    (raw0, enc0, size0, dec0), (raw1, enc1, size1, dec1) = points
+    return _size_law(raw0, enc0, raw1, enc1), _size_law(size0, dec0, size1, dec1)
+
+
+def _size_law(x0: int, y0: float, x1: int, y1: float) -> SizeLaw:
+    slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
+    return SizeLaw(max(0.0, y0 - slope * x0), slope)
+
+
+def _timed(call: object) -> float:
+    start = time.thread_time()
+    call()  # type: ignore[operator]
+    return time.thread_time() - start
+
+
+def _answer(tensors: Weights) -> Weights:
+    """A reply of the right shape for a half that waits: its numbers do not matter here."""
+    features = next(iter(tensors.values()))
+    return {"gradient": torch.zeros_like(features)}
+
+
+def _law(small: Sequence[tuple[float, float]], large: Sequence[tuple[float, float]], few: int, many: int) -> BatchLaw:
+    """Through the quickest of each: what the host did meanwhile only ever adds."""
+    least, most = min(total for _, total in small), min(total for _, total in large)
+    forward = min(first for first, _ in large)
+    slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
+    return BatchLaw(max(0.0, most - slope * many), slope, min(1.0, forward / most) if most else 0.0)
+
+
+class _one_thread:
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)
+
+
+__all__ = ["BatchLaw", "EdgebedError", "Reference", "SizeLaw", "work_key"]

@@ -1,0 +1,44 @@
+"""The server's side of a simulation: real server halves, in the time that the cost model gives a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from edgebed.methods.base import ServerHalf
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
+from orchestrator.rounds.clock import now_ns
+from orchestrator.training.server import ServerTrainer
+
+StepCost = Callable[[Sequence[Assignment], Sequence[int]], float]
+
+
+class SimulatedTrainer(ServerTrainer):
+    """A ServerTrainer whose `slots` workers are busy for the virtual seconds of each step.
+
+    Args:
+        step_s: seconds of a step from the assignments of its devices and their samples.
+    """
+
+    def __init__(self, accelerator: torch.device, slots: int, step_s: StepCost) -> None:
+        super().__init__(accelerator, slots)
+        self._free = asyncio.Semaphore(slots)
+        self._step_s = step_s
+        self.assignments: Mapping[str, Assignment] = {}
+
+    async def run_step(
+        self, half: ServerHalf, uploads: Mapping[str, Weights]
+    ) -> tuple[Mapping[str, Weights], int, int]:
+        async with self._free:
+            start = now_ns()
+            replies = half.step(uploads)
+            known = [(self.assignments[d], _samples(t)) for d, t in uploads.items() if d in self.assignments]
+            await asyncio.sleep(self._step_s([a for a, _ in known], [n for _, n in known]))
+            return replies, start, now_ns()
+
+
+def _samples(tensors: Weights) -> int:
+    return max((len(value) for value in tensors.values() if value.ndim), default=0)
