@@ -132,7 +132,7 @@ def test_no_method_plans_privacy(name: str) -> None:
     assert all(each.privacy == Privacy() for each in plan_of(name).assignments.values())
 
 
-def test_every_half_is_seen_here() -> None:
-    """All but `server`, SplitFed's, whose own tests stand in tests/unit/test_privacy.py."""
+def test_every_half_that_trains_is_seen_here() -> None:
+    """`serve` answers requests after training (tests of serving)."""
     planned = {each.objective for name in METHODS.names() for each in plan_of(name).assignments.values()}
-    assert set(HALVES) - planned <= {"server"}
+    assert set(HALVES) - planned <= {"serve"}
