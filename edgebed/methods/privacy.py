@@ -78,9 +78,8 @@ def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
     """
     a, b = _centred(_distances(x.detach())), _centred(_distances(z))
     covariance, scale = (a * b).mean(), (a * a).mean().sqrt() * _root((b * b).mean())
-    if scale <= torch.finfo(z.dtype).tiny:
-        return covariance * 0
-    return _root(covariance / scale)
+    flat = scale <= torch.finfo(z.dtype).tiny
+    return _root((covariance / scale.masked_fill(flat, 1)).masked_fill(flat, 0))
 
 
 def _distances(v: Tensor) -> Tensor:
