@@ -25,6 +25,8 @@ def missing(need: str) -> str:
         return _missing_docker()
     if need == "mosquitto":
         return "" if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") else "no mosquitto"
+    if need == "browser":
+        return _missing_browser()
     assert need == "data"
     folder = os.environ.get("EDGEBED_DATA", "")
     return "" if folder and Path(folder).is_dir() else "EDGEBED_DATA names no folder with data sets"
@@ -41,13 +43,21 @@ def _missing_docker() -> str:
     return ""
 
 
+def _missing_browser() -> str:
+    try:
+        import playwright.async_api  # noqa: F401
+    except ImportError:
+        return "no playwright: make setup"
+    return "" if shutil.which("chromium") else "no Chromium: apt-get install chromium"
+
+
 def required() -> set[str]:
     return {need for need in os.environ.get("EDGEBED_REQUIRE", "").split(",") if need}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for need in ("root", "docker", "mosquitto", "data"):
+    for need in ("root", "docker", "mosquitto", "data", "browser"):
         if item.get_closest_marker(need) and (why := missing(need)):
             if need in required():
                 pytest.fail(f"EDGEBED_REQUIRE says {need}, but: {why}", pytrace=False)

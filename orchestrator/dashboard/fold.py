@@ -215,8 +215,13 @@ def _task_sent(state: State, record: t.TaskSent, offset: int) -> None:
 def _task_delivered(state: State, record: t.TaskDelivered, offset: int) -> None:
     state.last_ns = record.at_ns
     _add_bytes(state, record.device, 0, record.bytes)
-    if (account := _account(state, record)) is not None:
-        account.moved = True
+    account, device = _account(state, record), state.devices.get(record.device)
+    if account is None or device is None:
+        return
+    account.moved = True
+    if record.at_ns > account.sent_ns > 0 and device.downlink_bit_s:
+        rate = record.bytes * 8e9 / (record.at_ns - account.sent_ns) * state.dilation
+        device.downlink_share = rate / device.downlink_bit_s
 
 
 def _upload(state: State, record: t.UploadReceived, offset: int) -> None:
@@ -241,11 +246,8 @@ def _update(state: State, record: t.UpdateReceived, offset: int) -> None:
     sent, took = report.upload_bytes, report.upload_s
     if not sent or not took:
         sent, took = record.bytes, (record.at_ns - record.first_ns) / 1e9
-    factor = 8 * state.dilation
     if took > 0 and device.uplink_bit_s:
-        device.uplink_share = sent / took * factor / device.uplink_bit_s
-    if report.download_s > 0 and device.downlink_bit_s:
-        device.downlink_share = report.download_bytes / report.download_s * factor / device.downlink_bit_s
+        device.uplink_share = sent / took * 8 * state.dilation / device.uplink_bit_s
     memory = getattr(report, "memory_mib", 0.0)
     device.memory_used_mib = memory or device.memory_used_mib
 

@@ -10,8 +10,8 @@ const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
  * @param options.height  pixels
  * @param options.onpick  called with a point's `pick` on click or Enter
  *
- * draw({series: [{name, cls, points: [[x, y, label, pick]], bars, step, dots}], x: [label, format], y: [label, format],
- *       yMax, yMin, line: {y, label}, marks: [{x, kind, text}], summary, empty, columns, rows})
+ * draw({series: [{name, cls, points: [[x, y, label, pick]], bars, step}], x: [label, format], y: [label, format],
+ *       ticks, yMax, yMin, line: {y, label}, marks: [{x, kind, text}], summary, empty, columns, rows})
  */
 export class Chart {
   constructor(title, {height = 220, onpick = null} = {}) {
@@ -67,7 +67,7 @@ export class Chart {
     const parts = [this.axes(x0, x1, y0, y1)];
     if (data.line) {
       parts.push(s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(data.line.y), y2: Y(data.line.y)}),
-        s("text.goal-text", {x: LEFT + 6, y: Y(data.line.y) - 5}, data.line.label));
+        s("text.goal-text.end", {x: width - RIGHT, y: Y(data.line.y) + (Y(data.line.y) < TOP + 14 ? 14 : -5)}, data.line.label));
     }
     for (const one of data.series) parts.push(...this.one(one, width));
     parts.push(...(data.marks || []).map((mark) => this.mark(mark)));
@@ -93,14 +93,22 @@ export class Chart {
   one(series, width) {
     const {X, Y} = this.scale;
     if (series.bars) return this.bars(series, width);
+    if (series.ticks) return this.ticks(series, width);
     const points = thin(series.points.filter((p) => p[1] !== null), X);
     const steps = points.map((p, i) => {
       const here = `${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`;
       return i === 0 ? `M${here}` : series.step ? `H${X(p[0]).toFixed(1)}V${Y(p[1]).toFixed(1)}` : `L${here}`;
     });
-    const made = series.only === "dots" ? [] : [s("path.line." + series.cls, {d: steps.join("")})];
+    const made = [s("path.line." + series.cls, {d: steps.join("")})];
     if (points.length <= 60) made.push(...points.map((p) => s("circle.dot." + series.cls, {cx: X(p[0]), cy: Y(p[1]), r: 2.5})));
     return made;
+  }
+
+  /** Short lines across the bars of another series. */
+  ticks(series, width) {
+    const {X, Y} = this.scale, half = Math.max(2, Math.min((width - LEFT - RIGHT) / Math.max(1, series.points.length), 40) / 2);
+    return series.points.filter((p) => p[1] !== null).map((p) =>
+      s("path.target", {d: `M${X(p[0]) - half} ${Y(p[1])}h${2 * half}`}));
   }
 
   bars(series, width) {

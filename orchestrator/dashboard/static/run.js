@@ -33,7 +33,7 @@ export class RunView {
     this.fleet = new Fleet((name) => this.pickDevice(name));
     this.accuracy = new Chart("Accuracy over time", {onpick: (n) => this.pickRound(n)});
     this.gap = new Chart("Straggler gap per round", {onpick: (n) => this.pickRound(n)});
-    this.predicted = new Chart("Predicted against actual time, by device", {height: 240});
+    this.predicted = new Chart("Predicted against actual time, by device", {});
     this.lengths = new Chart("Seconds per round", {onpick: (n) => this.pickRound(n)});
     this.history = new Chart("Rounds of one device", {onpick: (n) => this.pickRound(n)});
     this.tiers = new Chart("Stages on the device, per round", {height: 120});
@@ -111,8 +111,8 @@ export class RunView {
     this.devicePart.hidden = name === null;
     if (name === null) return;
     put(this.deviceTitle, `Device ${name}`);
+    this.deviceTitle.focus({preventScroll: true});
     await this.loadDevice();
-    this.deviceTitle.focus();
     this.devicePart.scrollIntoView({block: "nearest"});
   }
 
@@ -148,11 +148,11 @@ export class RunView {
     const gaps = done.map((row) => row[R.gap]).filter((gap) => gap !== null).sort((a, b) => a - b);
     const figures = [
       ["rounds done", String(done.length)],
-      ["time of the rounds", seconds(head.elapsed_s)],
+      ["time of rounds", seconds(head.elapsed_s)],
       ["accuracy now", known.length ? percent(known.at(-1)[R.accuracy], 1) : "–"],
       ["best", known.length ? percent(best, 1) : "–"],
-      [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not reached"],
-      ["straggler gap, median", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
+      [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
+      ["median straggler gap", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
       ["bytes up", bytes(head.bytes_up)],
       ["bytes down", bytes(head.bytes_down)],
     ];
@@ -221,7 +221,7 @@ export class RunView {
     const known = this.devices.filter((d) => d.actual_s !== null), some = known.some((d) => d.predicted_s !== null);
     const points = (key) => known.map((d, i) => [i, d[key], `${d.name}: predicted ${seconds(d.predicted_s)}, took ${seconds(d.actual_s)}`]);
     this.predicted.draw({
-      series: [{name: "actual", cls: "c0", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "c1", only: "dots", points: some ? points("predicted_s") : []}],
+      series: [{name: "actual", cls: "c0", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "target", ticks: true, points: some ? points("predicted_s") : []}],
       x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, pad: 0.5, xMin: -0.5,
       y: ["seconds ÷ D", tick], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
       rows: () => known.map((d) => [d.name, seconds(d.predicted_s), seconds(d.actual_s)]),

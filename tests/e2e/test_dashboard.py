@@ -1,0 +1,217 @@
+"""The page in a real browser: during a run whose devices die, return and change, after it, and with three runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.dashboard.beside import page_beside
+from orchestrator.dashboard.serve import Place
+from orchestrator.experiment import Environment
+from orchestrator.records.recorder import Recorder
+from orchestrator.records.summary import load_summary
+from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
+from tests.e2e.rig import experiment, rig
+from tests.synthetic import Synthetic
+
+pytestmark = pytest.mark.browser
+
+ARTEFACTS = Path(os.environ.get("EDGEBED_ARTEFACTS", "artefacts"))
+WIDTHS, SCHEMES = (1280, 800), ("light", "dark")
+
+
+class Watched:
+    """A page whose console and requests are watched."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.complaints: list[str] = []
+        self.strangers: list[str] = []
+
+    async def watch(self) -> None:
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        await self.page.route("**/*", self._request)
+
+    async def _request(self, route: Any) -> None:
+        """Every request the page makes passes here; one to elsewhere is noted, and not let out."""
+        if route.request.url.startswith(self.address):
+            await route.continue_()
+        else:
+            self.strangers.append(route.request.url)
+            await route.abort()
+
+    async def go(self, place: str = "") -> None:
+        await self.page.goto(self.address + place)
+
+    async def says(self, selector: str, text: str, timeout_s: float = 30.0) -> None:
+        """Wait until an element that fits has a text."""
+        await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=timeout_s * 1000)
+
+    async def snap(self, name: str) -> None:
+        """A picture per width and colour scheme."""
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
+        for scheme in SCHEMES:
+            await self.page.emulate_media(color_scheme=scheme)
+            for width in WIDTHS:
+                await self.page.set_viewport_size({"width": width, "height": 900})
+                assert await self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+                    "wider than its window"
+                )
+                path = ARTEFACTS / f"dashboard-{name}-{scheme}-{width}.png"
+                await self.page.screenshot(path=path, full_page=True)
+
+    def assert_clean(self) -> None:
+        assert self.complaints == []
+        assert self.strangers == []
+
+
+@contextlib.asynccontextmanager
+async def browser(library: Path, name: str) -> AsyncIterator[Watched]:
+    """Page server and browser; the page has no network but the server."""
+    from playwright.async_api import async_playwright
+
+    said: list[str] = []
+    library.mkdir(exist_ok=True)  # noqa: ASYNC240
+    with page_beside(library, name, Place(), said.append):
+        async with async_playwright() as playwright:
+            chromium = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            page = await chromium.new_page(viewport={"width": 1280, "height": 900})
+            watched = Watched(page, said[0].removeprefix("Live page: "))
+            await watched.watch()
+            try:
+                yield watched
+            finally:
+                await chromium.close()
+
+
+def synthetic(library: Path, name: str, **options: Any) -> None:
+    (library / name).mkdir(parents=True)
+    recorder = Recorder(library / name / "records.jsonl")
+    for record in Synthetic(**options).records:
+        recorder.record(record)
+    recorder.close()
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+async def test_a_real_run_is_seen_while_it_goes_on_and_after(tmp_path: Path) -> None:
+    environment = Environment(every=4, share=0.4, profiles=["wider"])
+    library = tmp_path / "runs"
+    async with browser(library, "") as page:
+        await page.go()
+        await page.says("#view-runs", "There is no run yet")
+        async with rig(tmp_path, experiment(environment, rounds=9)) as run:
+            await page.says("#h-run", "rig: dtfl")
+            await page.says("#h-round", "in progress")
+            await run.expect(UploadReceived, lambda r: r.device == "dev-2" and r.round == 1)
+            os.kill(run.pid("dev-2"), signal.SIGKILL)
+            await page.says(".fleet tr.s-away", "dev-2")
+            await page.says("#strip", "limits held by kernel")
+            await page.snap("live")
+            await run.expect(DeviceJoined, lambda r: r.device == "dev-2" and r.again)
+            await page.says(".events", "came back")
+            changed = await run.expect(LimitsSet, lambda r: r.why == "reprofile")
+            await page.says(f".fleet tr:has-text('{changed.device}')", "wider (since round")
+            folder = await run.finish()
+            await page.says("#strip", "ended: rounds done")
+            number = next(r.round for r in run.of(RoundFinished) if r.at_ns > changed.at_ns)
+        await page.snap("after")
+        await answers(page, load_summary(folder), changed.device, number)
+        await late_joiner(page)
+        page.assert_clean()
+
+
+async def answers(page: Watched, figures: dict[str, Any], changed: str, number: int) -> None:
+    """A new user's questions, answered by looking: who was the straggler in round 7, why; when did a profile change?"""
+    await page.page.fill("#round", "7")
+    await page.page.keyboard.press("Enter")
+    await page.says("#h-round", "Round 7")
+    await page.says("#why", f"The straggler was {figures['straggler'][7]}")
+    words = {"cpu": "its CPU", "uplink": "its uplink", "downlink": "its downlink", "server": "the server half"}
+    await page.says("#why", words[figures["straggler_why"][7]])
+    await page.page.select_option("#event-kind", "profile")
+    await page.page.fill("#event-device", changed)
+    await page.says(".events tbody tr", f"{number}")
+    await page.says(".events tbody tr", "profile small → wider")
+
+
+async def late_joiner(page: Watched) -> None:
+    """A second page, opened at the end, shows what the first one saw grow."""
+    first = await page.page.locator("#view-run .figures").inner_text()
+    await page.page.reload()
+    await page.says("#strip", "ended")
+    assert await page.page.locator("#view-run .figures").inner_text() == first
+    assert await page.page.locator("svg.chart .mark").count() >= 3
+
+
+async def test_three_runs_are_compared_with_the_keyboard_alone(tmp_path: Path) -> None:
+    library = tmp_path / "runs"
+    synthetic(library, "a", rounds=12, accuracy=0.07, lost=(4, "middle"))
+    synthetic(library, "b", rounds=9, accuracy=0.09, method="fedavg")
+    synthetic(library, "c", rounds=10, accuracy=0.08, method="splitfed")
+    async with browser(library, "synthetic") as page:
+        await page.go("#/")
+        await page.says(".runs", "splitfed")
+        await page.snap("runs")
+        for name in ("a", "b", "c"):
+            await tab_to(page, f"input[data-run='{name}']")
+            await page.page.keyboard.press("Space")
+        await tab_to(page, "button.main")
+        await page.page.keyboard.press("Enter")
+        await page.says("#h-compare", "side by side")
+        assert await page.page.evaluate("document.activeElement.id") == "h-compare"
+        await page.says("#view-compare table", "speed-up")
+        assert await page.page.locator("#view-compare svg").first.locator("path.line").count() == 3
+        await page.snap("compare")
+        await page.page.emulate_media(color_scheme="light")
+        await keyboard_on_a_run(page)
+        page.assert_clean()
+
+
+async def tab_to(page: Watched, selector: str, limit: int = 60) -> None:
+    """Press Tab until the element has the focus; it must be reachable, and be seen to have it."""
+    for _ in range(limit):
+        if await page.page.evaluate("(s) => document.activeElement?.matches(s) ?? false", selector):
+            outline = await page.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none", f"{selector} has the focus and does not show it"
+            return
+        await page.page.keyboard.press("Tab")
+    raise AssertionError(f"{selector} is not reached with {limit} × Tab")
+
+
+async def keyboard_on_a_run(page: Watched) -> None:
+    await page.go("#/run/a")
+    await page.says("#strip", "ended")
+    await tab_to(page, "button[aria-label='Round before']")
+    await page.page.keyboard.press("Enter")
+    await page.says("#h-round", "Round 10")
+    await tab_to(page, ".fleet button.link")
+    await page.page.keyboard.press("Enter")
+    await page.says("#h-device", "Device weak")
+    assert await page.page.evaluate("document.activeElement.id") == "h-device"
+    await tab_to(page, "svg.chart")
+    await page.page.keyboard.press("Home")
+    await page.says("#announce", "round 0", timeout_s=5)
+    await page.page.locator("summary").last.press("Enter")
+    await page.says("#view-run table", "cpu busy")
+    await landmarks(page)
+
+
+async def landmarks(page: Watched) -> None:
+    """What a screen reader goes by: one main, one h1 in sight, every chart and control with a name."""
+    nameless = await page.page.evaluate(
+        """() => [...document.querySelectorAll('svg[role=img], input, select, button, [role=region], table')]
+            .filter((e) => e.checkVisibility())
+            .filter((e) => !e.getAttribute('aria-label') && !e.textContent.trim() && !e.labels?.length)
+            .map((e) => e.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    for selector, count in (("main", 1), ("header", 1), ("h1:visible", 1), ("[aria-live]", 1)):
+        assert await page.page.locator(selector).count() == count, selector
