@@ -24,6 +24,7 @@ class Outbox:
         loop: where `send` runs.
         send: delivers one upload, returning at its end-to-end acknowledgement.
         cancelled: set when the task is no longer wanted.
+        slots: encoded uploads held at once.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Outbox:
         send: Callable[[Header, bytes | bytearray], Awaitable[None]],
         phases: PhaseLog,
         cancelled: threading.Event,
+        slots: int = SLOTS,
     ) -> None:
         self._loop, self._send, self._phases, self._cancelled = loop, send, phases, cancelled
-        self._slots = threading.Semaphore(SLOTS)
+        self._slots = threading.Semaphore(slots)
         self._futures: set[Future[None]] = set()
         self._error: BaseException | None = None
         self._in_flight, self._since = 0, 0.0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from edge_agent.outbox import Outbox
+from edge_agent.outbox import SLOTS, Outbox
 from edge_agent.phases import PhaseLog
 from edge_agent.software import SoftwareThrottle
 from edge_agent.telemetry import ThreadCpu, Throttling
@@ -45,7 +45,7 @@ class TaskRun:
         self._cancelled = threading.Event()
         self._throttled_ns = tools.throttling.read()[0]
         self._replies = ReplyBox(self._cancelled)
-        self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled)
+        self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled, task.assignment.slots or SLOTS)
 
     def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
@@ -69,6 +69,10 @@ class TaskRun:
 
     def progress(self) -> None:
         self._tools.advance()
+
+    def wait(self, seconds: float) -> None:
+        if self._cancelled.wait(seconds):
+            raise Cancelled("the task was cancelled")
 
     def pace(self) -> None:
         while self._tools.throttle.rest(LONGEST_REST_S):

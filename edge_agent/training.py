@@ -6,7 +6,7 @@ No sockets here: uploads and replies go through `TaskIO`, which the shell (`edge
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from edge_agent.phases import PhaseLog
+from edge_agent.requests import Requests
 from edgebed.datasets.shard import Shard
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import Batch, Outgoing, Trained, find_half
@@ -44,6 +45,9 @@ class TaskIO(Protocol):
 
     def progress(self) -> None:
         """One batch more."""
+
+    def wait(self, seconds: float) -> None:
+        """Return after so long."""
 
     def pace(self) -> None:
         """Called after every batch: the software throttle, where there is one, waits here."""
@@ -81,7 +85,8 @@ class Trainer:
         model.load(decode_tensors(body))
         half = find_half(assignment.objective)
         clock, encoding = _Stopwatch(), _Stopwatch()
-        generator = half(model, assignment, self._batches(assignment, io))
+        batches = self._batches(assignment, io)
+        generator = half(model, assignment, batches)
         trained = self._drive(generator, task, io, clock, encoding)
         self._phases.enter("encode")
         return Result(
@@ -90,7 +95,7 @@ class Trainer:
             batches=trained.batches,
             loss=trained.loss,
             notes=trained.notes,
-            compute_s=clock.wall_s,
+            compute_s=clock.wall_s - (batches.waited_s if isinstance(batches, Requests) else 0.0),
             compute_cpu_s=clock.cpu_s,
             encode_s=encoding.wall_s,
         )
@@ -117,12 +122,21 @@ class Trainer:
         io.upload(Upload(task.assignment.device, task.id, batch, out.samples), body)
         if not out.wait:
             return None
-        self._phases.enter("reply_wait")
+        serving = task.assignment.arrivals is not None
+        if serving:
+            io.progress()
+            io.pace()
+        self._phases.enter("request_wait" if serving else "reply_wait")
         answer = io.reply(batch)
         self._phases.enter("decode")
         return decode_tensors(answer)
 
-    def _batches(self, assignment: Assignment, io: TaskIO) -> Iterator[Batch]:
+    def _batches(self, assignment: Assignment, io: TaskIO) -> Iterable[Batch]:
+        if assignment.arrivals is not None:
+            return Requests(self._shard, assignment.arrivals, assignment.seed, self._phases, io)
+        return self._schedule(assignment, io)
+
+    def _schedule(self, assignment: Assignment, io: TaskIO) -> Iterator[Batch]:
         epochs = assignment.steps or assignment.epochs  # an epoch has one step at least
         batches = self._shard.batches(assignment.batch_size, epochs, assignment.max_batches, assignment.seed)
         for batch in islice(batches, assignment.steps or None):

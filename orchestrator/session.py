@@ -185,7 +185,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
             heartbeat_s=experiment.training.heartbeat_s,
             say=watch.say,
         ) as standing:
-            calibration = await _calibrate(standing, request.allow_uncalibrated, watch.say)
+            calibration = await calibrate_fleet(standing, request.allow_uncalibrated, watch.say)
             return await run_methods(request, standing, prepared, calibration, watch)
 
 
@@ -216,7 +216,7 @@ async def run_methods(
     return folders
 
 
-async def _calibrate(standing: Standing, allow_uncalibrated: bool, say: Say) -> Calibration:
+async def calibrate_fleet(standing: Standing, allow_uncalibrated: bool, say: Say) -> Calibration:
     """The short calibration before every run. Raises CalibrationError naming what does not hold."""
     say("calibrating")
     result = await calibrate(standing.fleet, standing.limits, standing.prober, short=True, on_row=standing.record)

@@ -71,6 +71,17 @@ class Shard:
                 rows = order[start:stop]
                 yield normalise(self.x[rows], self._mean, self._std), self.y[rows]
 
+    def singles(self, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """`count` samples one by one, x (1, C, H, W) and y (1,): `single_rows`."""
+        for row in single_rows(self.samples, count, seed):
+            yield normalise(self.x[row : row + 1], self._mean, self._std), self.y[row : row + 1]
+
+
+def single_rows(samples: int, count: int, seed: int) -> list[int]:
+    """The rows of `count` samples in an order that `seed` fixes; all of them before any comes again."""
+    epochs = math.ceil(count / samples)
+    return [int(row) for epoch in range(epochs) for row in shuffled(samples, seed, epoch)][:count]
+
 
 def shuffled(samples: int, seed: int, epoch: int) -> Tensor:
     """The rows 0..samples-1 in an order that depends on the arguments only.

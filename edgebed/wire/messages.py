@@ -39,6 +39,14 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Annotated[int, msgspec.Meta(ge=0)] = 0  # what the shuffles are drawn by, beside the assignment's seed
 
 
+class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests that come to a device while it serves, one sample of its shard each: a Poisson process of `rate` per
+    second, `count` in all; 0: none of its own, they come from others. Times and samples follow from the seed."""
+
+    rate: float = 0.0
+    count: int = 0
+
+
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one device does in one round (methods.md §0). Plain data: an agent executes it and knows no method.
 
@@ -46,7 +54,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages the device holds. `objective` names the device half (`edgebed.methods.halves`): `head`, `output`, ….
     `seed` fixes the order of the batches. `keep` makes the device's model physically smaller (FedDrop, HeteroFL): the
     kept indices of each width group (`edgebed.models.width`); a group that is not named has full width. `privacy` and
-    `cpus` are filled in by the device itself.
+    `cpus` are filled in by the device itself. With `arrivals` the device serves instead of training: its batches come
+    when requests arrive.
     """
 
     device: str
@@ -67,6 +76,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep: dict[str, tuple[int, ...]] = {}
     privacy: Privacy = Privacy()
     cpus: float = 0.0  # the device's quota, as it knows it
+    arrivals: Arrivals | None = None
+    slots: int = 0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy
     options: dict[str, object] = {}  # what a device half of its own needs
 
 

@@ -65,7 +65,7 @@ def run(
         request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
     page = page_beside(runs_folder(), request.experiment.name, Place(dashboard_host, dashboard_port), _say)
     with page if dashboard else contextlib.nullcontext(), _watching(quiet) as watch:
-        folders = asyncio.run(_until_signal(session.run_experiment(request, watch)))
+        folders = asyncio.run(until_signal(session.run_experiment(request, watch)))
     if dashboard:
         again = " ".join(folder.name for folder in folders)
         _say(f"The page has ended with the run; to look again: edgebed dashboard {again}")
@@ -92,7 +92,7 @@ def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experi
     return msgspec.structs.replace(experiment, methods=chosen)
 
 
-async def _until_signal(work: Any) -> Any:
+async def until_signal(work: Any) -> Any:
     """Like the work itself, but SIGTERM ends it as cleanly as Ctrl-C does."""
     task = asyncio.ensure_future(work)
     with contextlib.suppress(NotImplementedError):

@@ -232,7 +232,7 @@ def _add(stretch: Stretch, record: t.Record) -> None:
             stretch.finished = record
         case t.RoundStarted():
             stretch.rounds[record.round] = RoundFacts(record, stretch.started.dilation)
-        case t.RunStarted():
+        case t.RunStarted() | t.Served() | t.RequestsLost():
             pass
         case _:
             if isinstance(record, t.DeviceOut):

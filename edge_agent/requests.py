@@ -1,0 +1,72 @@
+"""The requests that come to a device that serves: its batches, each given out when it arrives.
+
+Arrivals do not wait for the device: one that comes while it is busy is given out late, and waits in its queue from the
+moment it was due.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from edge_agent.phases import PhaseLog
+from edgebed.datasets.shard import Shard
+from edgebed.methods.base import Batch
+from edgebed.methods.serving import arrival_times_ns
+from edgebed.wire.messages import Arrivals
+
+
+class Patience(Protocol):
+    """What waiting needs of `training.TaskIO`; `wait` and `check` raise Cancelled when the task ends."""
+
+    def check(self) -> None: ...
+    def progress(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+    def pace(self) -> None: ...
+
+
+class Requests:
+    """An iterable of batches of one sample (`methods.serving.Incoming`).
+
+    Attributes:
+        arrived_ns: when the request given out last was due, on this device's clock.
+        waited_s: how long nothing was there to do.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        arrivals: Arrivals,
+        seed: int,
+        phases: PhaseLog,
+        io: Patience,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._shard, self._arrivals, self._seed = shard, arrivals, seed
+        self._phases, self._io, self._clock_ns = phases, io, clock_ns
+        self.arrived_ns, self.waited_s = 0, 0.0
+
+    def now_ns(self) -> int:
+        return self._clock_ns()
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = self._clock_ns()
+        due = arrival_times_ns(self._arrivals, self._seed)
+        for after, batch in zip(due, self._shard.singles(self._arrivals.count, self._seed), strict=True):
+            self._wait_until(start + after)
+            self.arrived_ns = start + after
+            yield batch
+            self._io.progress()
+            self._io.pace()
+
+    def _wait_until(self, due_ns: int) -> None:
+        self._io.check()
+        start = self._clock_ns()
+        if start >= due_ns:
+            return
+        before = self._phases.enter("request_wait")
+        while (left := due_ns - self._clock_ns()) > 0:
+            self._io.wait(left / 1e9)
+        self._phases.enter(before)
+        self.waited_s += (self._clock_ns() - start) / 1e9

@@ -1,0 +1,145 @@
+"""`edgebed serve`: the trained exits of a run answer real requests on a throttled fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.cli.run import until_signal
+from orchestrator.serving.service import ServeRequest, serve
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve")(command)
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="A run of a method that trains exits: its folder or its id.")],
+    fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
+    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second at every leaf.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests in all.")] = 400,
+    allow_uncalibrated: Annotated[
+        bool, typer.Option(help="Serve although the limits do not hold; every output is marked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print serving.json.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+) -> None:
+    """Put the exits that RUN trained on a throttled fleet and send requests down its links."""
+    if rate is not None and not 0 < rate < 1e6:
+        raise UsageError(f"--rate {rate}", cure="give requests per second, above 0")
+    wanted = ServeRequest(
+        run=find_run(run),
+        runs=runs_folder(),
+        requests=requests,
+        fleet=fleet,
+        backend=backend,
+        broker_url=broker,
+        rate=rate,
+        allow_uncalibrated=allow_uncalibrated,
+    )
+    with log.status("starting") as status:
+
+        def say(line: str) -> None:
+            if not quiet:
+                log.print(escape(line), highlight=False, soft_wrap=True)
+
+        def watch(answered: int, lost: int) -> None:
+            status.update(f"{answered} of {requests} answered" + (f", {lost} lost" if lost else ""))
+
+        folder, summary = asyncio.run(until_signal(serve(wanted, say, watch)))
+    if as_json:
+        print_json(summary)
+        return
+    print_serving(summary)
+    console.print(f"Figures: {folder / 'serving.json'}", soft_wrap=True, highlight=False)
+
+
+def print_serving(summary: dict[str, Any]) -> None:
+    """The tables of exits, nodes and links."""
+    for line in headline(summary):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(_exits(summary))
+    console.print(_nodes(summary))
+    console.print(_links(summary))
+
+
+def headline(summary: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{summary['answered']} of {summary['requests']} requests answered in {_seconds(summary['seconds'])}, "
+        f"{_number(summary['throughput_per_s'])}/s of {_number(summary['offered_per_s'])}/s offered; "
+        f"accuracy {_percent(summary['accuracy'])} (without fleet and codec {_percent(summary['expected_accuracy'])})",
+        f"latency from the arrival at the leaf to the answer: p50 {_seconds(summary['latency_s_p50'])}, "
+        f"p99 {_seconds(summary['latency_s_p99'])}",
+    ]
+    for node, lost in summary["lost_at"].items():
+        lines.append(f"lost at {node}: {lost['requests']} requests: {lost['why']}")
+    if not summary["calibrated"]:
+        lines.append("NOT CALIBRATED: the limits did not hold")
+    if summary["dilation"] != 1:
+        lines.append(f"dilation {summary['dilation']:.3g}: seconds are divided by it, rates multiplied")
+    return lines
+
+
+def _exits(summary: dict[str, Any]) -> Table:
+    table = Table(
+        "exit", "cut", "share", "wanted", "expected", "accuracy", "p50", "p99", "bytes/request", title="Exits"
+    )
+    for each in summary["exits"]:
+        table.add_row(
+            str(each["exit"]),
+            str(each["cut"]),
+            _percent(each["share"]),
+            _percent(each["share_wanted"]),
+            _percent(each["share_expected"]),
+            _percent(each["accuracy"]),
+            _seconds(each["latency_s_p50"]),
+            _seconds(each["latency_s_p99"]),
+            _number(each["bytes_per_request"]),
+        )
+    return table
+
+
+def _nodes(summary: dict[str, Any]) -> Table:
+    table = Table("node", "parent", "took", "answered", "wait p50", "p99", "work p50", "most waiting", title="Nodes")
+    for each in summary["nodes"]:
+        table.add_row(
+            each["node"],
+            each["parent"] or "–",
+            str(each["took"]),
+            str(each["answered"]),
+            _seconds(each["wait_s_p50"]),
+            _seconds(each["wait_s_p99"]),
+            _seconds(each["work_s_p50"]),
+            str(each["most_waiting"]),
+        )
+    return table
+
+
+def _links(summary: dict[str, Any]) -> Table:
+    table = Table("node", "link", "Mbit/s", "transfers", "bytes", title="Links")
+    for each in summary["links"]:
+        rate = f"{each['rate_bit_s'] / 1e6:g}"
+        table.add_row(each["node"], each["direction"], rate, str(each["transfers"]), f"{each['bytes']:,}")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"

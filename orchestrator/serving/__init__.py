@@ -1,0 +1,1 @@
+"""Trained exits on a standing fleet, answering real requests (`edgebed serve`)."""

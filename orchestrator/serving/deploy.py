@@ -1,0 +1,237 @@
+"""What of a finished run is put on a fleet to serve: weights per node, thresholds, and the requests of the leaves.
+
+Requests are samples of the test set, which no device has trained on. Half of it, drawn by the run's seed, is kept to
+choose the thresholds: on it each exit serves its share (methods.md §4). The other half is dealt out to the leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgebed.datasets.base import DATASETS, Split
+from edgebed.datasets.shard import normalise, single_rows, write_idle_shard, write_shard
+from edgebed.errors import UsageError
+from edgebed.methods.base import METHODS, Context, assignment_seed
+from edgebed.methods.exits import (
+    Deployable,
+    Deployment,
+    confidence,
+    exit_logits,
+    serving_weights,
+    thresholds,
+)
+from edgebed.methods.nodes import normalised
+from edgebed.methods.serving import OBJECTIVE
+from edgebed.models.staged import MODELS, StagedModel, Weights
+from edgebed.wire.codecs import encode_tensors
+from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
+from orchestrator.data import data_root
+from orchestrator.experiment import Experiment, convert, load_yaml
+from orchestrator.run_folder import RunFolder
+from orchestrator.serving.router import Post
+
+SLOTS = 64
+"""Forwarded requests that a node holds for its uplink; beyond that it stands still, and so do those it could answer."""
+
+CPU = torch.device("cpu")
+
+
+class Trained(msgspec.Struct):
+    """A run that trained exits, as its last checkpoint left it."""
+
+    run: str
+    experiment: Experiment
+    model: StagedModel
+    weights: Weights
+    deployment: Deployment
+    data: Split
+    thresholds: list[float]  # of exits 1..E
+    pool: Tensor  # rows of the test set that requests are made of
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What the same requests come to without fleet, links and codec."""
+
+    accuracy: float
+    shares: list[float]  # served by each exit
+
+
+class Service(msgspec.Struct):
+    """Everything a router needs but the clocks of the devices."""
+
+    assignments: dict[str, Assignment]
+    bodies: dict[str, bytes | bytearray]
+    own: dict[str, range]  # numbers of the requests of each node
+    labels: list[int]
+    expected: Expected
+
+
+def load_trained(folder: Path) -> Trained:
+    """Read a run's last checkpoint and choose the thresholds.
+
+    Raises:
+        UsageError: it is no run, its method trains no exits, or it has no checkpoint yet.
+    """
+    files = RunFolder(folder)
+    experiment = convert(load_yaml(files.experiment), Experiment, files.experiment)
+    method = METHODS.create(experiment.methods[0], f"{files.experiment}: methods[0]")
+    if not isinstance(method, Deployable):
+        raise UsageError(
+            f"{folder.name} trained no exits: its method is {method.name}", cure="serve a run of early-exit"
+        )
+    saved = files.restore()
+    if saved is None or not saved.progress.method:
+        raise UsageError(f"{folder.name} has no finished round", cure="let it run, or go on with --resume")
+    seed = experiment.training.seed
+    data = DATASETS.create(experiment.data, f"{files.experiment}: data").load(data_root(), seed)
+    plugin = MODELS.create(experiment.model, f"{files.experiment}: model")
+    model = plugin.build(tuple(data.train_x.shape[1:]), len(data.class_names))
+    method.setup(Context(experiment.model, model, {}, server_slots=1))
+    method.restore(saved.progress.method, saved.tensors)
+    deployment = method.deployment()
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.test_y)))
+    chosen, pool = order[: len(order) // 2], order[len(order) // 2 :]
+    sure = confidence(exit_logits(model, saved.weights, deployment.cuts, normalised_x(data, chosen), CPU))
+    found = thresholds(sure, deployment.shares)
+    return Trained(folder.name, experiment, model, saved.weights, deployment, data, found, pool)
+
+
+def normalised_x(data: Split, rows: Tensor) -> Tensor:
+    """Test samples as a model takes them."""
+    return normalise(data.test_x[rows], data.mean, data.std)
+
+
+def write_requests(trained: Trained, folder: Path) -> dict[str, Path]:
+    """One shard per node: a leaf's holds what its requests are made of, dealt out in turn."""
+    deployment, data = trained.deployment, trained.data
+    paths = {node: folder / f"{node}.safetensors" for node in deployment.tree.parents}
+    rows = rows_by_leaf(trained)
+    for node, path in paths.items():
+        if node in rows:
+            x, y = data.test_x[rows[node]], data.test_y[rows[node]]
+            write_shard(path, x, y, data.mean, data.std, trained.model.classes)
+        else:
+            write_idle_shard(path, input_shape=trained.model.input_shape, classes=trained.model.classes)
+    return paths
+
+
+def rows_by_leaf(trained: Trained) -> dict[str, Tensor]:
+    leaves = list(trained.deployment.arrivals)
+    if len(trained.pool) < len(leaves):
+        raise UsageError(
+            f"{len(trained.pool)} test samples for {len(leaves)} leaves", cure="take a data set with more test samples"
+        )
+    return {leaf: trained.pool[number :: len(leaves)] for number, leaf in enumerate(leaves)}
+
+
+def prepare(trained: Trained, requests: int, rate: float | None, dilation: float) -> Service:
+    """The nodes' assignments and weights, and what their requests are.
+
+    Args:
+        requests: in all; every leaf gets its part by its rate of arrivals.
+        rate: requests per second at every leaf; None: as the method has it.
+        dilation: arrivals are slower by it, as everything is.
+    """
+    deployment, seed = trained.deployment, trained.experiment.training.seed
+    rates = dict.fromkeys(deployment.arrivals, rate) if rate is not None else deployment.arrivals
+    counts = shared_out(requests, rates)
+    own, labels, rows = _requests(trained, counts, seed)
+    assignments, bodies = {}, {}
+    for node in deployment.tree.parents:
+        arrivals = Arrivals(rates[node] / dilation, counts[node]) if counts.get(node) else Arrivals()
+        assignments[node] = _assignment(trained, node, arrivals, own[node])
+        start = min((_cut(deployment, child) for child in deployment.tree.children(node)), default=0)
+        weights = serving_weights(trained.model, trained.weights, start, _cut(deployment, node))
+        bodies[node] = encode_tensors(weights, Codec())
+    return Service(assignments, bodies, own, labels, _expected(trained, rows))
+
+
+def _requests(trained: Trained, counts: Mapping[str, int], seed: int) -> tuple[dict[str, range], list[int], Tensor]:
+    """Numbers of every node's own requests, the labels by number, and the rows of the test set."""
+    own, rows, first = {}, [torch.zeros(0, dtype=torch.int64)], 0
+    shards = rows_by_leaf(trained)
+    for node in trained.deployment.tree.parents:
+        count = counts.get(node, 0)
+        own[node] = range(first, first + count)
+        if count:
+            local = single_rows(len(shards[node]), count, assignment_seed(seed, node, 0))
+            rows.append(shards[node][torch.tensor(local)])
+        first += count
+    every = torch.cat(rows)
+    return own, trained.data.test_y[every].tolist(), every
+
+
+def _assignment(trained: Trained, node: str, arrivals: Arrivals, own: range) -> Assignment:
+    deployment, experiment = trained.deployment, trained.experiment
+    is_root = deployment.tree.parents[node] is None
+    return Assignment(
+        device=node,
+        model=experiment.model,
+        classes=trained.model.classes,
+        input_shape=trained.model.input_shape,
+        stages=_cut(deployment, node),
+        objective=OBJECTIVE,
+        uploads=("features",),
+        batch_size=1,
+        codec=experiment.training.codec,
+        seed=assignment_seed(experiment.training.seed, node, 0),
+        arrivals=arrivals,
+        slots=SLOTS,
+        options={
+            "threshold": 0.0 if is_root else trained.thresholds[deployment.tree.exits[node] - 1],
+            "first": own.start,
+        },
+    )
+
+
+def _cut(deployment: Deployment, node: str) -> int:
+    return deployment.cuts[deployment.tree.exits[node] - 1]
+
+
+def _expected(trained: Trained, rows: Tensor) -> Expected:
+    """Every request through the exits, in this process."""
+    logits = exit_logits(trained.model, trained.weights, trained.deployment.cuts, normalised_x(trained.data, rows), CPU)
+    enough = confidence(logits) >= torch.tensor(trained.thresholds)[:, None]
+    served = enough.to(torch.int64).argmax(0)  # the first exit that is sure; the last always is
+    answers = logits.argmax(-1)[served, torch.arange(len(rows))]
+    shares = [float((served == exit).double().mean()) for exit in range(len(logits))]
+    return Expected(float((answers == trained.data.test_y[rows]).double().mean()), shares)
+
+
+def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str, int]) -> dict[str, Post]:
+    """What each node is given to do, with its clock."""
+    tree = trained.deployment.tree
+    return {
+        node: Post(
+            task=Task(f"{run}/{node}", run, 0, assignment),
+            body=service.bodies[node],
+            parent=tree.parents[node],
+            exit=tree.exits[node],
+            own=service.own[node],
+            offset_ns=offsets_ns[node],
+        )
+        for node, assignment in service.assignments.items()
+    }
+
+
+def shared_out(total: int, rates: Mapping[str, float]) -> dict[str, int]:
+    """`total` in proportion to the rates, in whole numbers, by largest remainder; one at least of each.
+
+    Raises:
+        UsageError: there are fewer requests than leaves.
+    """
+    if total < len(rates):
+        raise UsageError(f"{total} requests for {len(rates)} leaves", cure=f"give --requests {len(rates)} or more")
+    exact = {name: share * total for name, share in zip(rates, normalised(list(rates.values())), strict=True)}
+    counts = {name: max(1, int(value)) for name, value in exact.items()}
+    order = sorted(exact, key=lambda name: exact[name] - counts[name], reverse=True)
+    rest = total - sum(counts.values())
+    for name in order[: max(0, rest)]:
+        counts[name] += 1
+    return counts

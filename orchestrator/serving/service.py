@@ -1,0 +1,212 @@
+"""Serving, from a run's folder to `serving.json`: the fleet, the nodes' tasks, the requests, the records."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator import session
+from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.records.facts import sort
+from orchestrator.records.reader import read
+from orchestrator.records.recorder import Recorder
+from orchestrator.records.served import summarise_serving
+from orchestrator.records.types import (
+    ClockOffset,
+    Evaluated,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    Served,
+)
+from orchestrator.report import write_results
+from orchestrator.run_folder import RunFolder
+from orchestrator.serving import deploy
+from orchestrator.serving.router import Router
+from orchestrator.standing import Standing
+
+Watching = Callable[[int, int], None]
+
+
+class ServeRequest(msgspec.Struct, frozen=True):
+    """What the command line asks for.
+
+    Attributes:
+        run: the folder of the run whose exits are to serve.
+        fleet: another fleet file; its devices must have the names of the run's.
+        rate: requests per second at every leaf; None: as the method's options say.
+        requests: in all.
+    """
+
+    run: Path
+    runs: Path
+    requests: int
+    fleet: Path | None = None
+    backend: str | None = None
+    broker_url: str | None = None
+    rate: float | None = None
+    allow_uncalibrated: bool = False
+
+
+async def serve(
+    request: ServeRequest, say: session.Say, watch: Watching = lambda answered, lost: None
+) -> tuple[Path, dict[str, Any]]:
+    """Serve, and write what came of it.
+
+    Returns:
+        The new run folder and its summary (`serving.json`).
+
+    Raises:
+        UsageError: the run has no exits to serve, or the fleet has other devices; before anything is started.
+    """
+    trained = deploy.load_trained(request.run)
+    experiment = trained.experiment
+    spec = load_fleet(request.fleet or (request.run / experiment.fleet).resolve())
+    _check_names(trained, spec)
+    with tempfile.TemporaryDirectory(prefix="edgebed-serve-") as folder:
+        async with session.standing_fleet(
+            spec,
+            backend=request.backend,
+            dilation="auto" if request.fleet else experiment.dilation,
+            broker_url=request.broker_url,
+            shards=deploy.write_requests(trained, Path(folder)),
+            heartbeat_s=experiment.training.heartbeat_s,
+            say=say,
+        ) as standing:
+            calibration = await session.calibrate_fleet(standing, request.allow_uncalibrated, say)
+            return await serve_on(request, trained, standing, calibration.passed, watch)
+
+
+def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
+    nodes, devices = set(trained.deployment.tree.parents), {device.name for device in spec.devices}
+    if nodes != devices:
+        raise UsageError(
+            f"the tree of {trained.run} has the nodes {', '.join(sorted(nodes))}, the fleet {spec.name} the devices "
+            f"{', '.join(sorted(devices))}",
+            cure="give --fleet a file whose devices have the names of the nodes",
+        )
+
+
+async def serve_on(
+    request: ServeRequest, trained: deploy.Trained, standing: Standing, calibrated: bool, watch: Watching
+) -> tuple[Path, dict[str, Any]]:
+    """The same on a fleet that stands already, with the requests of `deploy.write_requests` as its shards."""
+    service = deploy.prepare(trained, request.requests, request.rate, standing.dilation)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    files = RunFolder(request.runs / f"{trained.experiment.name}-serve-{stamp}-{uuid.uuid4().hex[:4]}")
+    files.path.mkdir(parents=True)
+    recorder = Recorder(files.records)
+    started_ns = time.monotonic_ns()
+    recorder.record(_run_started(files.path.name, trained, standing, calibrated))
+    for record in standing.facts():
+        recorder.record(record)
+    recorder.record(_round_started(trained, service, standing))
+    router = Router(
+        standing.port,
+        recorder.record,
+        deploy.posts(service, trained, files.path.name, _offsets(standing)),
+        service.labels,
+        liveness_s=trained.experiment.training.liveness_s,
+        watch=watch,
+    )
+    standing.attach(recorder.record, router)
+    why = "interrupted"
+    try:
+        why = await router.run()
+    except Exception as error:
+        why = f"error: {error}"
+        raise
+    finally:
+        _conclude(recorder, files, started_ns, why)
+        try:
+            await standing.roster.flush()
+        finally:
+            standing.attach(None, None)
+            recorder.close()
+            summary = _write(files.path)
+    return files.path, summary
+
+
+def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str) -> None:
+    """The last records: serving is one round, and its accuracy that over the answered requests."""
+    served = [record for record in read(files.records) if isinstance(record, Served)]
+    now = time.monotonic_ns()
+    recorder.record(RoundFinished(now, 0, (now - started_ns) / 1e9, (), why))
+    if served:
+        accuracy = sum(record.right for record in served) / len(served)
+        recorder.record(Evaluated(now, 0, accuracy, float("nan"), 0.0))
+    recorder.record(RunFinished(time.monotonic_ns(), why))
+
+
+def _write(folder: Path) -> dict[str, Any]:
+    records = read(folder / "records.jsonl")
+    summary = summarise_serving(sort(records), records)
+    part = folder / "serving.part"
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    part.replace(folder / "serving.json")
+    write_results(folder)
+    return summary
+
+
+def _offsets(standing: Standing) -> dict[str, int]:
+    """Every device's clock minus ours, as measured last."""
+    found = {fact.device: fact.offset_ns for fact in standing.facts() if isinstance(fact, ClockOffset)}
+    return {name: found.get(name, 0) for name in standing.names}
+
+
+def _run_started(run: str, trained: deploy.Trained, standing: Standing, calibrated: bool) -> RunStarted:
+    return RunStarted(
+        at_ns=time.monotonic_ns(),
+        wall=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=run,
+        experiment=trained.experiment.name,
+        method="serve",
+        seed=trained.experiment.training.seed,
+        backend=standing.fleet.backend,
+        enforcement=str(standing.enforcement),
+        dilation=standing.dilation,
+        calibrated=calibrated,
+        resumed_from=0,
+        target_accuracy=1.0,
+        host=session.host_facts(),
+        devices=standing.infos(),
+    )
+
+
+def _round_started(trained: deploy.Trained, service: deploy.Service, standing: Standing) -> RoundStarted:
+    tree, deployment = trained.deployment.tree, trained.deployment
+    arrivals = {
+        node: each.arrivals.rate * standing.dilation
+        for node, each in service.assignments.items()
+        if each.arrivals is not None and each.arrivals.count
+    }
+    serving: dict[str, object] = {
+        "source": trained.run,
+        "requests": len(service.labels),
+        "parents": tree.parents,
+        "exits": tree.exits,
+        "cuts": deployment.cuts,
+        "shares": deployment.shares,
+        "thresholds": trained.thresholds,
+        "arrivals": arrivals,
+        "expected_accuracy": service.expected.accuracy,
+        "expected_shares": service.expected.shares,
+    }
+    return RoundStarted(
+        at_ns=time.monotonic_ns(),
+        round=0,
+        planned_s=0.0,
+        lr=0.0,
+        devices=tuple(sorted(service.assignments)),
+        assignments=service.assignments,
+        notes={"serving": serving},
+    )
