@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
-from edgebed.wire.messages import Phase
 from orchestrator.records.facts import Clock, DeviceFacts
 
 FOREVER = 1 << 62
@@ -18,6 +19,7 @@ class Piece(msgspec.Struct, gc=False):
     length_ns: int
     name: str
     task: str
+    cpu_ns: int = 0
 
     def share(self, start_ns: int, end_ns: int) -> int:
         """Device nanoseconds of the part between two orchestrator times within the piece."""
@@ -50,17 +52,24 @@ class Placed(msgspec.Struct):
 
 
 def place(device: DeviceFacts) -> Placed:
-    """Place all phases of a device in a stretch."""
+    """Place all phases of a device in a stretch. Most phases begin where the last one ended: placed once."""
     pieces: list[Piece] = []
     last_word: dict[str, int] = {}
+    at, was, seen, end = -1, 0, None, 0
+    clock: Clock | None = None
     for incarnation, phase in device.phases:
-        clock = _clock_of(device, incarnation)
-        if clock is not None:
-            piece = _piece(clock, phase)
-            pieces.append(piece)
-            if piece.end_ns > last_word.get(incarnation, 0):
-                last_word[incarnation] = piece.end_ns
-    pieces.sort(key=lambda piece: piece.start_ns)
+        if incarnation != seen:
+            seen, clock, at = incarnation, _clock_of(device, incarnation), -1
+        if clock is None:
+            continue
+        start_ns, end_ns = phase.start_ns, phase.end_ns
+        start = was if start_ns == at else clock.to_orchestrator(start_ns)
+        at, was = end_ns, clock.to_orchestrator(end_ns)
+        end = was if was > start else start
+        pieces.append(Piece(start, end, end_ns - start_ns, phase.name, phase.task, phase.cpu_ns))
+        if end > last_word.get(incarnation, 0):
+            last_word[incarnation] = end
+    pieces.sort(key=attrgetter("start_ns"))
     away = _away(device, last_word, pieces[0].start_ns if pieces else FOREVER)
     uncertainty = max((clock.uncertainty_ns for clock in device.clocks.values()), default=0)
     return Placed(pieces, away, _tasks(pieces), uncertainty)
@@ -70,11 +79,6 @@ def _clock_of(device: DeviceFacts, incarnation: str) -> Clock | None:
     if incarnation in device.clocks:
         return device.clocks[incarnation]
     return next(reversed(device.clocks.values()), None)
-
-
-def _piece(clock: Clock, phase: Phase) -> Piece:
-    start, end = clock.to_orchestrator(phase.start_ns), clock.to_orchestrator(phase.end_ns)
-    return Piece(start, max(start, end), phase.end_ns - phase.start_ns, phase.name, phase.task)
 
 
 def _away(device: DeviceFacts, last_word: dict[str, int], first_ns: int) -> list[tuple[int, int]]:

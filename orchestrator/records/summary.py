@@ -38,10 +38,10 @@ def summarise(records: Iterable[Record]) -> dict[str, Any]:
 
 def summarise_facts(run: RunFacts) -> dict[str, Any]:
     """The summary of a run; linear in the number of records."""
-    sums = _Sums(run)
+    summing = Summing(run)
     for timeline in timelines(run):
-        sums.add(timeline)
-    return _head(run) | sums.result()
+        summing.add(timeline)
+    return summing.result()
 
 
 def _head(run: RunFacts) -> dict[str, Any]:
@@ -84,10 +84,11 @@ class _Axis:
         return at
 
 
-class _Sums:
-    """Adds up rounds. Only finished rounds count, but for bytes and what went wrong."""
+class Summing:
+    """Adds up rounds to a summary. Only finished rounds count, but for bytes and what went wrong."""
 
     def __init__(self, run: RunFacts) -> None:
+        self._head = _head(run)
         self._axis = _Axis(run)
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for stretch in run.stretches for name in stretch.devices))
@@ -165,7 +166,7 @@ class _Sums:
         rows, seconds = self._rows, self._rows["round_s"]
         gaps = [gap for gap in rows["straggler_gaps_s"] if gap is not None]
         known = [accuracy for accuracy in rows["accuracy"] if accuracy is not None]
-        return {
+        return self._head | {
             "rounds": len(seconds),
             "time_to_target_s": self._time_to_target(),
             "total_s": rows["elapsed_s"][-1] if seconds else 0.0,
@@ -278,11 +279,11 @@ def _seconds(phases: dict[str, float]) -> dict[str, float]:
 # ---- files ----
 
 
-def write_summary(folder: Path, run: RunFacts | None = None) -> dict[str, Any]:
-    """Write `summary.json` and `calibration.json` of a run from its records (`run`, if they are read), and return the
-    summary."""
+def write_summary(folder: Path, run: RunFacts | None = None, summary: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Write `summary.json` and `calibration.json` of a run from its records, and return the summary. `run` and
+    `summary`: where those are at hand already."""
     run = sort(read(folder / "records.jsonl")) if run is None else run
-    summary = summarise_facts(run)
+    summary = summarise_facts(run) if summary is None else summary
     _write(folder / "summary.json", summary)
     _write(folder / "calibration.json", run.stretches[-1].calibration)
     return summary

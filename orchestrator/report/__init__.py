@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.reader import read
-from orchestrator.records.summary import load_summary, summarise_facts, write_summary
+from orchestrator.records.summary import Summing, load_summary, write_summary
 from orchestrator.records.timeline import RoundTimeline, timelines
 from orchestrator.report import charts
 from orchestrator.report.page import comparison_page, report_page
-from orchestrator.report.trace import write_trace
+from orchestrator.report.trace import TraceFile
 
 MOST_SEGMENTS = 60_000
 """Bars that a browser draws without effort; of longer runs only telling rounds can be chosen."""
@@ -19,21 +21,33 @@ MOST_SEGMENTS = 60_000
 
 def write_results(folder: Path) -> charts.Summary:
     """Write summary, calibration, report and trace of the run in `folder`, and return the summary."""
-    run = sort(read(folder / "records.jsonl"))
-    summary = write_summary(folder, run)
-    _write_report(folder, run, summary)
-    return summary
+    with _without_collector():
+        run = sort(read(folder / "records.jsonl"))
+        summary = _write_report(folder, run)
+        write_summary(folder, run, summary)
+        return summary
 
 
 def write_report(folder: Path) -> None:
     """Write `report.html` and `trace.json` of the run in `folder` from its records."""
-    run = sort(read(folder / "records.jsonl"))
-    _write_report(folder, run, summarise_facts(run))
+    with _without_collector():
+        _write_report(folder, sort(read(folder / "records.jsonl")))
 
 
-def _write_report(folder: Path, run: RunFacts, summary: charts.Summary) -> None:
-    _write(folder / "report.html", report_page(run, summary, _drawn(run, summary)))
-    write_trace(folder / "trace.json", run)
+def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
+    """One pass over the rounds: each is named once, then summed up, drawn and traced."""
+    labels = _chosen(run)
+    drawn: list[tuple[str, RoundTimeline]] = []
+    summing, trace = Summing(run), TraceFile(folder / "trace.json", run)
+    for timeline in timelines(run):
+        summing.add(timeline)
+        trace.add(timeline)
+        if timeline.facts.number in labels:
+            drawn.append((labels[timeline.facts.number], timeline))
+    trace.close()
+    summary = summing.result()
+    _write(folder / "report.html", report_page(run, summary, drawn))
+    return summary
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> None:
@@ -41,13 +55,25 @@ def write_comparison(folders: Sequence[Path], path: Path) -> None:
     _write(path, comparison_page([load_summary(folder) for folder in folders]))
 
 
-def _drawn(run: RunFacts, summary: charts.Summary) -> list[tuple[str, RoundTimeline]]:
-    """The rounds whose Gantt the page offers."""
+def _chosen(run: RunFacts) -> dict[int, str]:
+    """Numbers and labels of the rounds whose Gantt the page offers."""
     phases = sum(len(device.phases) for stretch in run.stretches for device in stretch.devices.values())
-    per_round = max(1, phases // max(1, summary["rounds"]))
-    finished = [facts.number for _, facts in run.rounds() if facts.finished is not None]
-    labels = {finished[index]: label for index, label in charts.choose(summary, MOST_SEGMENTS // per_round)}
-    return [(labels[timeline.facts.number], timeline) for timeline in timelines(run, labels)]
+    finished = [facts for _, facts in run.rounds() if facts.finished is not None]
+    seconds = [facts.finished.seconds / facts.dilation for facts in finished if facts.finished is not None]
+    chosen = charts.choose(seconds, MOST_SEGMENTS // max(1, phases // max(1, len(finished))))
+    return {finished[i].number: f"round {finished[i].number + 1}, {seconds[i]:.2f} s{why}" for i, why in chosen}
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of facts that all stay: walking through them again and again would only cost time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _write(path: Path, text: str) -> None:

@@ -188,9 +188,8 @@ def predictions(summary: Summary) -> Figure | None:
     return figure(data, "predicted s", "actual s", xaxis=zero, yaxis=zero, shapes=[equal], height=380)
 
 
-def choose(summary: Summary, most: int) -> list[tuple[int, str]]:
-    """Indexes of finished rounds to draw, with a label: all of them up to `most`, else first, median, slowest, last."""
-    seconds: list[float] = summary["round_s"]
+def choose(seconds: Sequence[float], most: int) -> list[tuple[int, str]]:
+    """Indexes of rounds to draw, and what makes them special: all up to `most`, then first, median, slowest, last."""
     if not seconds:
         return []
     middle = median(seconds)
@@ -201,7 +200,7 @@ def choose(summary: Summary, most: int) -> list[tuple[int, str]]:
         max(range(len(seconds)), key=lambda i: seconds[i]): "slowest",
     }
     indexes = range(len(seconds)) if len(seconds) <= most else sorted(special)
-    return [(i, f"round {i + 1}, {seconds[i]:.2f} s" + (f" ({special[i]})" if i in special else "")) for i in indexes]
+    return [(i, f" ({special[i]})" if i in special else "") for i in indexes]
 
 
 def _seconds(ns: int, dilation: float) -> float:

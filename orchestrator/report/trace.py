@@ -1,7 +1,8 @@
 """`trace.json`: a run in the Chrome trace format, which https://ui.perfetto.dev opens.
 
-One process per device with its named phases and its uploads; the orchestrator with rounds, phases and server steps;
-an arrow from every upload to the server step that used it. Times are divided by the dilation, like all reported times.
+One process per device: its tasks with the named phases inside, its uploads, counters of its CPU and links. One for the
+orchestrator: rounds with its own phases inside, server steps, the queue before them; an arrow from every upload to the
+server step that used it. Times are whole microseconds, divided by the dilation like all reported times.
 """
 
 from __future__ import annotations
@@ -9,49 +10,78 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
-from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.timeline import DeviceTimeline, RoundTimeline, timelines
+from orchestrator.report.counters import Scale, cpu_counters, link_counters, queue_counter
+from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
 
-MOST_EVENTS = 400_000
+MOST_EVENTS = 200_000
 """A viewer in a browser takes no more; of longer runs only every n-th round is written, and the file says which."""
 
-ORCHESTRATOR, ROUNDS, PHASES, LANES = 1, 1, 2, 10
-"""Process of the orchestrator; threads of any process, its first lane being number 10."""
+ORCHESTRATOR, PHASES, LANES, ROUNDS = 1, 2, 10, 100_000
+"""Process of the orchestrator; thread of phases, first thread of uploads or server steps, and of rounds."""
 
-Event = dict[str, Any]
+OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
+"""A task lasts from the first to the last of these."""
+
+
+class TraceFile:
+    """Writes the trace as rounds come, aside; `close` puts it in place."""
+
+    def __init__(self, path: Path, run: RunFacts) -> None:
+        self._path, self._part = path, path.with_suffix(".part")
+        stride = -(-_estimate(run) // MOST_EVENTS) or 1
+        self._chosen = {facts.number for _, facts in run.rounds()[::stride]}
+        self._tracks = _Tracks(run, self._chosen)
+        self._encode = msgspec.json.Encoder().encode
+        self._file: BinaryIO = self._part.open("wb")
+        note = "every round" if stride == 1 else f"every {stride}th round: the whole run is too large for a viewer"
+        other = {"run": run.started.run, "dilation": run.dilation, "rounds": note}
+        self._file.write(b'{"displayTimeUnit":"ms","otherData":' + self._encode(other) + b',"traceEvents":[\n')
+        self._write(self._tracks.names(), end=b"")
+
+    def add(self, timeline: RoundTimeline) -> None:
+        """Write a round, if it is one of those that are written."""
+        if timeline.facts.number in self._chosen:
+            self._write(self._tracks.round(timeline))
+
+    def close(self) -> None:
+        self._write(self._tracks.rest())
+        self._file.write(b"\n]}\n")
+        self._file.close()
+        self._part.replace(self._path)
+
+    def _write(self, events: Iterable[Event], end: bytes = b",\n") -> None:
+        text = self._encode(list(events))[1:-1]
+        if text:
+            self._file.write(end + text)
 
 
 def write_trace(path: Path, run: RunFacts) -> None:
-    """Write the trace, event by event, aside and then in place."""
-    part = path.with_suffix(".part")
-    stride = -(-_estimate(run) // MOST_EVENTS) or 1
-    note = "every round" if stride == 1 else f"every {stride}th round: the whole run is too large for a viewer"
-    other = {"run": run.started.run, "dilation": run.dilation, "rounds": note}
-    encoder = msgspec.json.Encoder()
-    with part.open("wb") as file:
-        file.write(b'{"displayTimeUnit":"ms","otherData":' + encoder.encode(other) + b',"traceEvents":[')
-        for index, event in enumerate(trace_events(run, stride)):
-            file.write((b",\n" if index else b"\n") + encoder.encode(event))
-        file.write(b"\n]}\n")
-    part.replace(path)
+    """Write the trace of a run."""
+    file = TraceFile(path, run)
+    for timeline in timelines(run):
+        file.add(timeline)
+    file.close()
 
 
-def trace_events(run: RunFacts, stride: int = 1) -> Iterator[Event]:
-    """The events of every `stride`-th round, with the names of processes and threads first."""
-    tracks = _Tracks(run)
+def trace_events(run: RunFacts) -> Iterator[Event]:
+    """All events, with the names of processes and threads first."""
+    tracks = _Tracks(run, {facts.number for _, facts in run.rounds()})
     yield from tracks.names()
-    for timeline in timelines(run, {facts.number for _, facts in run.rounds()[::stride]}):
+    for timeline in timelines(run):
         yield from tracks.round(timeline)
+    yield from tracks.rest()
 
 
 def _estimate(run: RunFacts) -> int:
     phases = sum(len(device.phases) for stretch in run.stretches for device in stretch.devices.values())
     steps = sum(len(facts.steps) for stretch in run.stretches for facts in stretch.rounds.values())
-    return phases + 4 * steps
+    return 2 * phases + 6 * steps
 
 
 class _Lanes:
@@ -62,7 +92,7 @@ class _Lanes:
         self.count = 0
 
     def take(self, start_ns: int, end_ns: int) -> int:
-        """A lane that is free; slices must come in the order of their starts."""
+        """A lane whose last slice has ended."""
         if self._free and self._free[0][0] <= start_ns:
             lane = heapq.heappop(self._free)[1]
         else:
@@ -71,87 +101,91 @@ class _Lanes:
         return LANES + lane
 
 
-class _Scale(msgspec.Struct, frozen=True):
-    """How times of a stretch become the trace's: microseconds, divided by its dilation."""
-
-    start_ns: int
-    start_us: float
-    dilation: float
-
-
 class _Tracks:
     """Turns rounds into events; numbers processes, lanes and arrows."""
 
-    def __init__(self, run: RunFacts) -> None:
+    def __init__(self, run: RunFacts, chosen: set[int]) -> None:
+        self._run, self._chosen = run, chosen
         self._scales = _scales(run.stretches)
         self._stretch_of = {id(facts): id(stretch) for stretch, facts in run.rounds()}
         names = dict.fromkeys(name for stretch in run.stretches for name in stretch.devices)
         self._pids = {name: ORCHESTRATOR + 1 + index for index, name in enumerate(names)}
         self._lanes: dict[int, _Lanes] = {pid: _Lanes() for pid in (ORCHESTRATOR, *self._pids.values())}
-        self._scale = _Scale(0, 0.0, 1.0)
+        lanes = dict.fromkeys(facts.lane for _, facts in run.rounds())
+        self._rounds = {lane: ROUNDS + index for index, lane in enumerate(lanes)}
+        self._scale = Scale(0, 0, 1.0)
         self._flows = 0
 
     def names(self) -> Iterator[Event]:
-        yield from _named(ORCHESTRATOR, "orchestrator", {ROUNDS: "rounds", PHASES: "phases", LANES: "server steps"})
+        rounds = {tid: f"rounds of lane {lane}" if lane else "rounds" for lane, tid in self._rounds.items()}
+        yield from _named(ORCHESTRATOR, "orchestrator", rounds | {LANES: "server steps"})
         for name, pid in self._pids.items():
-            yield from _named(pid, name, {PHASES: "phases", LANES: "uploads"})
+            yield from _named(pid, name, {PHASES: "tasks and phases", LANES: "uploads"})
 
     def round(self, timeline: RoundTimeline) -> Iterator[Event]:
         facts = timeline.facts
         self._scale = self._scales[self._stretch_of[id(facts)]]
-        yield self._slice(
-            f"round {facts.number + 1}", facts.start_ns, facts.end_ns, ORCHESTRATOR, ROUNDS, _about(facts)
-        )
+        tid = self._rounds[facts.lane]
+        label = f"round {facts.number + 1}"
+        yield self._slice(label, "round", facts.start_ns, facts.end_ns, ORCHESTRATOR, tid, _about(facts))
         for own in facts.own:
-            yield self._slice(own.name, own.start_ns, own.end_ns, ORCHESTRATOR, PHASES)
+            yield self._slice(own.name, "phase", own.start_ns, min(own.end_ns, facts.end_ns), ORCHESTRATOR, tid)
         for name, device in timeline.devices.items():
-            for s in device.segments:
-                detail = {"for": s.detail} if s.detail else {}
-                yield self._slice(s.name, s.start_ns, s.end_ns, self._pids[name], PHASES, detail)
+            yield from self._device(label, self._pids[name], device)
         yield from self._uploads(facts)
+        yield from link_counters(facts, self._pids, self._scale)
+        yield from queue_counter(facts, ORCHESTRATOR, self._scale)
+
+    def rest(self) -> Iterator[Event]:
+        """Counters that need no rounds."""
+        for stretch in self._run.stretches:
+            windows = [f for f in stretch.rounds.values() if f.number in self._chosen and id(f) in self._stretch_of]
+            yield from cpu_counters(stretch, windows, self._pids, self._scales[id(stretch)])
+
+    def _device(self, label: str, pid: int, device: DeviceTimeline) -> Iterator[Event]:
+        """The task, and every segment of the window; those of the task lie inside it."""
+        own = [s for s in device.segments if s.name in OF_A_TASK]
+        if own:
+            yield self._slice(label, "task", own[0].start_ns, own[-1].end_ns, pid, PHASES)
+        for s in device.segments:
+            yield self._slice(s.name, "phase", s.start_ns, s.end_ns, pid, PHASES, {"for": s.detail} if s.detail else {})
 
     def _uploads(self, facts: RoundFacts) -> Iterator[Event]:
         """Uploads, server steps, and an arrow from each upload to the step of the same device and batch."""
         sent: dict[tuple[str, int], tuple[int, int, int]] = {}
         for device, uploads in facts.uploads.items():
+            pid = self._pids[device]
             for upload in sorted(uploads, key=lambda u: u.first_ns):
-                pid = self._pids[device]
                 lane = self._lanes[pid].take(upload.first_ns, upload.at_ns)
                 sent[device, upload.batch] = (upload.first_ns, pid, lane)
-                yield self._slice(
-                    f"upload {upload.batch}", upload.first_ns, upload.at_ns, pid, lane, {"bytes": upload.bytes}
-                )
+                about = {"bytes": upload.bytes}
+                yield self._slice(f"upload {upload.batch}", "link", upload.first_ns, upload.at_ns, pid, lane, about)
         for step in sorted(facts.steps, key=lambda s: s.start_ns):
             lane = self._lanes[ORCHESTRATOR].take(step.start_ns, step.end_ns)
-            about = {"devices": list(step.devices), "batch": step.batch}
-            yield self._slice(f"step {step.batch}", step.start_ns, step.end_ns, ORCHESTRATOR, lane, about)
+            name, used = f"step {step.batch}", {"devices": list(step.devices), "batch": step.batch}
+            yield self._slice(name, "server", step.start_ns, step.end_ns, ORCHESTRATOR, lane, used)
             for device in step.devices:
                 if (device, step.batch) in sent:
                     yield from self._arrow(*sent[device, step.batch], step.start_ns, lane)
 
     def _arrow(self, at_ns: int, pid: int, lane: int, step_ns: int, step_lane: int) -> Iterator[Event]:
         self._flows += 1
-        common = {"name": "features", "cat": "upload", "id": self._flows}
-        yield common | {"ph": "s", "ts": self._us(at_ns), "pid": pid, "tid": lane}
-        yield common | {"ph": "f", "bp": "e", "ts": self._us(step_ns), "pid": ORCHESTRATOR, "tid": step_lane}
+        us = self._scale.us
+        yield Arrow("s", us(at_ns), pid, lane, self._flows)
+        yield Arrow("f", us(step_ns), ORCHESTRATOR, step_lane, self._flows)
 
     def _slice(
-        self, name: str, start_ns: int, end_ns: int, pid: int, tid: int, about: dict[str, Any] | None = None
+        self, name: str, cat: str, start_ns: int, end_ns: int, pid: int, tid: int, about: dict[str, Any] | None = None
     ) -> Event:
-        start, end = self._us(start_ns), self._us(end_ns)
-        event = {"ph": "X", "name": name, "cat": "edgebed", "ts": start, "dur": max(0.0, end - start)}
-        return event | {"pid": pid, "tid": tid, "args": about or {}}
-
-    def _us(self, at_ns: int) -> float:
-        scale = self._scale
-        return round(scale.start_us + (at_ns - scale.start_ns) / 1e3 / scale.dilation, 3)
+        start, end = self._scale.us(start_ns), self._scale.us(end_ns)
+        return Slice(name, cat, start, max(0, end - start), pid, tid, about or {})
 
 
 def _named(pid: int, process: str, threads: dict[int, str]) -> Iterable[Event]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    yield Name("process_name", pid, 0, {"name": process})
+    yield Name("process_sort_index", pid, 0, {"sort_index": pid})
     for tid, name in threads.items():
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+        yield Name("thread_name", pid, tid, {"name": name})
 
 
 def _about(facts: RoundFacts) -> dict[str, Any]:
@@ -163,11 +197,15 @@ def _about(facts: RoundFacts) -> dict[str, Any]:
     return about
 
 
-def _scales(stretches: list[Stretch]) -> dict[int, _Scale]:
+def _scales(stretches: list[Stretch]) -> dict[int, Scale]:
     """Put stretches, each with a clock and a dilation of its own, one after the other from zero."""
-    scales, now_us = {}, 0.0
+    scales, now_us = {}, 0
     for stretch in stretches:
-        begin = min([stretch.started.at_ns, *(facts.start_ns for facts in stretch.rounds.values())])
-        scales[id(stretch)] = _Scale(begin, now_us, stretch.started.dilation)
-        now_us += (stretch.end_ns - begin) / 1e3 / stretch.started.dilation
+        scales[id(stretch)] = scale = Scale(
+            min(stretch.started.at_ns, stretch.begin_ns), now_us, stretch.started.dilation
+        )
+        now_us = scale.us(stretch.end_ns) + 1
     return scales
+
+
+__all__ = ["Arrow", "Counter", "Name", "Slice", "TraceFile", "trace_events", "write_trace"]

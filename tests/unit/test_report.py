@@ -1,11 +1,9 @@
-"""Pages hold what they must and need no network; the trace is a valid one."""
+"""Pages hold what they must and need no network."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ from orchestrator.records.timeline import timelines
 from orchestrator.report import charts, write_comparison, write_report, write_results
 from orchestrator.report.page import embedded
 from orchestrator.report.palette import PHASES
-from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
-from tests.synthetic import BATCHES, FLEET, Speed, Synthetic
+from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep, resumed, throttle
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
@@ -169,88 +166,10 @@ def test_every_name_of_a_phase_has_a_colour() -> None:
 
 
 def test_of_many_rounds_the_telling_ones_are_drawn() -> None:
-    summary = summarise(Synthetic(rounds=12).records)
-    summary["round_s"][5] = 99.0
-    assert len(charts.choose(summary, 12)) == 12
-    labels = [label for _, label in charts.choose(summary, 4)]
-    assert len(labels) <= 4
-    assert any("slowest" in label and "round 6" in label for label in labels)
-    assert charts.choose({"round_s": []}, 4) == []
-
-
-# ---- trace ----
-
-
-def events_of(records: list[t.Record]) -> list[dict[str, Any]]:
-    return list(trace_events(sort(records)))
-
-
-def test_the_file_is_json_and_says_what_it_is(tmp_path: Path) -> None:
-    write_trace(tmp_path / "trace.json", sort(LOST))
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace["otherData"]["dilation"] == 2.5
-    assert trace["traceEvents"] == events_of(LOST)
-
-
-def test_events_have_what_the_format_asks_for() -> None:
-    for event in events_of(LOST):
-        assert {"ph", "name", "pid", "tid"} <= set(event)
-        if event["ph"] == "X":
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-        else:
-            assert event["ph"] in "Msf"
-
-
-def test_every_device_is_a_process_with_a_name() -> None:
-    events = events_of(LOST)
-    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert set(named.values()) == {"orchestrator", *FLEET}
-    assert {e["pid"] for e in events} == set(named)
-
-
-def test_slices_of_one_track_never_overlap() -> None:
-    fleet = {f"d{i}": Speed() for i in range(5)}  # alike, so their server steps fall together
-    tracks = defaultdict(list)
-    for event in events_of(Synthetic(fleet).records):
-        if event["ph"] == "X":
-            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    assert len([tid for pid, tid in tracks if pid == ORCHESTRATOR]) > 3  # rounds, phases, several lanes of steps
-    for slices in tracks.values():
-        slices.sort()
-        assert all(a[1] <= b[0] + 1e-3 for a, b in pairwise(slices))
-
-
-def test_arrows_lead_from_every_upload_to_its_step() -> None:
-    events = events_of(Synthetic().records)
-    starts = {e["id"]: e for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e for e in events if e["ph"] == "f"}
-    assert set(starts) == set(ends)
-    assert len(starts) == 4 * len(FLEET) * BATCHES
-    slices = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
-    for id, start in starts.items():
-        assert start["ts"] <= ends[id]["ts"]
-        for end in (start, ends[id]):
-            assert (end["pid"], end["tid"], end["ts"]) in slices
-
-
-def test_stretches_follow_one_another() -> None:
-    first, second = Synthetic(rounds=2, finish=False), Synthetic(rounds=2, first_round=2)
-    rounds = [e for e in events_of(first.records + second.records) if e["name"].startswith("round ")]
-    assert [e["name"] for e in rounds] == ["round 1", "round 2", "round 3", "round 4"]
-    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(rounds))
-
-
-def test_every_stretch_has_the_scale_of_its_dilation() -> None:
-    rounds = [e for e in events_of(resumed((2.0, 8.0))) if e["name"].startswith("round ")]
-    assert [e["dur"] for e in rounds] == pytest.approx([rounds[0]["dur"] / d for d in (1, 1, 4, 4)], rel=0.05)
-    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(rounds))
-
-
-def test_a_run_too_large_for_a_viewer_is_thinned_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.report.trace.MOST_EVENTS", 200)
-    write_trace(tmp_path / "trace.json", sort(Synthetic(rounds=6).records))
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    rounds = [e["name"] for e in trace["traceEvents"] if e["name"].startswith("round ")]
-    assert 0 < len(rounds) < 6
-    assert "th round" in trace["otherData"]["rounds"]
+    seconds = [1.5] * 12
+    seconds[5] = 99.0
+    assert len(charts.choose(seconds, 12)) == 12
+    chosen = charts.choose(seconds, 4)
+    assert len(chosen) <= 4
+    assert (5, " (slowest)") in chosen
+    assert charts.choose([], 4) == []
