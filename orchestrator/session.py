@@ -40,6 +40,7 @@ from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStar
 from orchestrator.report import write_results
 from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver, RoundResult, RoundSettings
+from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.run_folder import RunFolder, Saved, backend_of, resolved
 from orchestrator.standing import Standing
@@ -158,7 +159,7 @@ class Watch:
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         self.say(
-            f"{method} round {progress.round:3d}: {seconds / dilation:7.2f} s, "
+            f"{method} round {result.round + 1:3d}: {seconds / dilation:7.2f} s, "
             f"accuracy {progress.accuracy:6.1%} after {progress.elapsed_s / dilation:8.1f} s, "
             f"{len(result.contributions)} merged"
         )
@@ -288,10 +289,33 @@ class _Run:
                 refresh(self.folder.path)
 
     async def _rounds(self, model: StagedModel, saved: Saved) -> str:
+        async with contextlib.AsyncExitStack() as stack:
+            await self._set_up(model)
+            if saved.progress.round:
+                self._method.restore(saved.progress.method, saved.tensors)
+            driver = Lanes(lambda: self._round_driver(stack))
+            self._standing.attach(self._recorder.record, driver)
+            dilation = self._standing.dilation
+            loop = Loop(
+                method=self._method,
+                driver=driver,
+                devices=self._standing,
+                training=self._experiment.training,
+                environment=self._experiment.environment,
+                accelerator=self._accelerator,
+                test=(self._prepared.test_x, self._prepared.test_y),
+                save=self.folder.save,
+                record=self._recorder.record,
+                watch=lambda p, r, s: self._watch.round(self._method.name, p, r, s, dilation),
+            )
+            return await loop.run(saved.weights, saved.progress)
+
+    def _round_driver(self, stack: contextlib.AsyncExitStack) -> RoundDriver:
+        """A driver for one round at a time, with its own server trainer, which `stack` closes."""
         trainer = ServerTrainer(self._accelerator, slots=1)
-        training = self._experiment.training
-        dilation = self._standing.dilation
-        driver = RoundDriver(
+        stack.push_async_callback(trainer.close)
+        training, dilation = self._experiment.training, self._standing.dilation
+        return RoundDriver(
             self._standing.port,
             trainer,
             self._recorder.record,
@@ -303,32 +327,12 @@ class _Run:
                 liveness_s=training.liveness_s,
             ),
         )
-        try:
-            await self._set_up(model, trainer)
-            if saved.progress.round:
-                self._method.restore(saved.progress.method, saved.tensors)
-            self._standing.attach(self._recorder.record, driver)
-            loop = Loop(
-                method=self._method,
-                driver=driver,
-                devices=self._standing,
-                training=training,
-                environment=self._experiment.environment,
-                accelerator=self._accelerator,
-                test=(self._prepared.test_x, self._prepared.test_y),
-                save=self.folder.save,
-                record=self._recorder.record,
-                watch=lambda p, r, s: self._watch.round(self._method.name, p, r, s, dilation),
-            )
-            return await loop.run(saved.weights, saved.progress)
-        finally:
-            await trainer.close()
 
     def _build_model(self) -> StagedModel:
         plugin = MODELS.create(self._experiment.model, "model")
         return plugin.build(self._prepared.input_shape, self._prepared.classes)
 
-    async def _set_up(self, model: StagedModel, trainer: ServerTrainer) -> None:
+    async def _set_up(self, model: StagedModel) -> None:
         """Give the method its context; profile the cuts first where it needs their costs."""
         costs = {}
         training = self._experiment.training

@@ -192,6 +192,15 @@ class Method(Plugin):
     def setup(self, context: Context) -> None:
         self.context = context
 
+    def lanes(self, devices: Sequence[DeviceView]) -> dict[str, list[DeviceView]]:
+        """The devices that are present, by lane: rounds of one lane follow one another, lanes go side by side (FedAT).
+        By default one lane "" with all. No device is in two.
+
+        Once there is more than one, they stay the same to the end of the run; a lane may have no device for a while. An
+        `evaluate` of one's own must then read nothing but the weights, for rounds go on beside it.
+        """
+        return {"": list(devices)}
+
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
         """The devices of a round, of those present: by default `share` of them at random (`draw_share`)."""
         return draw_share(devices, share, seed, round)

@@ -76,6 +76,7 @@ class RoundResult(msgspec.Struct):
     contributions: list[Contribution]
     outcomes: list[Outcome]
     why: str
+    round: int = 0
 
 
 class Driver(Protocol):
@@ -145,11 +146,13 @@ class RoundDriver:
         method: Method,
         accelerator: torch.device,
         patience_s: float = 0.0,
+        quorum: int | None = None,
     ) -> RoundResult:
         """Carry out one plan. Cancelling it cancels the devices' tasks.
 
         Args:
             patience_s: silence that no device of the round is given up for, whatever the settings say.
+            quorum: of this round, where it is another than the settings'.
         """
         self._round, self._events, self._method, self._weights = round, asyncio.Queue(), method, weights
         self._work = {d: _Work(self._task(round, d, plan)) for d in sorted(plan.assignments)}
@@ -158,7 +161,7 @@ class RoundDriver:
             self._work,
             now_s(),
             deadline_s=self._settings.deadline_s,
-            quorum=self._settings.quorum,
+            quorum=self._settings.quorum if quorum is None else quorum,
             liveness_s=max(self._settings.liveness_s, patience_s),
             enough=plan.enough,
         )
@@ -386,6 +389,7 @@ class RoundDriver:
             contributions=[w.contribution for w in merged if w.contribution is not None],
             outcomes=[w.outcome for w in merged if w.outcome is not None],
             why=finish.why,
+            round=self._round,
         )
 
     # ---- small ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -23,8 +23,10 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
+from orchestrator.rounds.abreast import Abreast
 from orchestrator.rounds.clock import now_ns, now_s
-from orchestrator.rounds.driver import RoundDriver, RoundResult
+from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.interruption import uninterrupted
 
 VOID_ROUNDS = 3
 """So many rounds in a row without a quorum end the run."""
@@ -40,11 +42,26 @@ class Devices(Protocol):
         """Put on the devices the profiles that they have in this round."""
 
 
+class Rounds(Protocol):
+    """Carries rounds out: a `RoundDriver`, or `Lanes` for a method that has several rounds going on at once."""
+
+    async def run(
+        self,
+        round: int,
+        plan: Plan,
+        weights: Weights,
+        method: Method,
+        accelerator: torch.device,
+        patience_s: float = 0.0,
+        quorum: int | None = None,
+    ) -> RoundResult: ...
+
+
 class Progress(msgspec.Struct):
     """What a run has reached; saved with every checkpoint, so that a resumed run goes on where it was."""
 
-    round: int = 0  # the next one
-    elapsed_s: float = 0.0  # of all rounds, evaluation excluded, not divided by the dilation
+    round: int = 0  # the next one: so many have begun
+    elapsed_s: float = 0.0  # of all rounds, not divided by the dilation; evaluation excluded but where lanes overlap
     lr: float = 0.0
     best_accuracy: float = 0.0
     since_best: int = 0
@@ -52,8 +69,17 @@ class Progress(msgspec.Struct):
     method: dict[str, Any] = {}
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """A round that is planned and recorded as started."""
+
+    number: int
+    views: list[DeviceView]
+    plan: Plan
+    start_ns: int
+
+
 class Loop:
-    """One run.
+    """One run: rounds one after another, and side by side (`abreast`) once the method has more than one lane.
 
     Args:
         test: x (N, C, H, W) and y (N,) of the test set.
@@ -65,7 +91,7 @@ class Loop:
         self,
         *,
         method: Method,
-        driver: RoundDriver,
+        driver: Rounds,
         devices: Devices,
         training: Training,
         environment: Environment | None,
@@ -75,60 +101,70 @@ class Loop:
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
     ) -> None:
-        self._method, self._driver, self._devices = method, driver, devices
-        self._training, self._environment, self._accelerator = training, environment, accelerator
-        self._test_set, self._save, self._record, self._watch = test, save, record, watch
+        self.method, self._driver, self._devices = method, driver, devices
+        self.training, self._environment, self._accelerator = training, environment, accelerator
+        self._test_set, self._save, self._record, self.watch = test, save, record, watch
 
     async def run(self, weights: Weights, progress: Progress) -> str:
         """Rounds from `progress.round` on; returns why the run ended. Raises RunError after void rounds in a row."""
-        progress.lr = progress.lr or self._training.optimizer.lr
+        progress.lr = progress.lr or self.training.optimizer.lr
         void = 0
-        while progress.round < self._training.rounds:
-            if self._reached(progress):
-                return "target reached"
-            weights, result = await self._round(weights, progress)
-            void = void + 1 if result.why == "void" else 0
-            if void >= VOID_ROUNDS:
-                raise RunError(
-                    f"{void} rounds in a row ended without a quorum of {self._training.quorum}",
-                    cure="look for device_out in records.jsonl; then mend the devices, or lower training.quorum",
-                )
-        return "target reached" if self._reached(progress) else "rounds done"
+        while progress.round < self.training.rounds and not self.reached(progress):
+            ready = await self.prepare(progress)
+            lanes = self.method.lanes(ready)
+            if len(lanes) > 1:
+                await Abreast(self, weights, progress).run(list(lanes))
+                break
+            ((lane, present),) = lanes.items()
+            weights, result = await self._round(self.begin(lane, present, progress), weights, progress)
+            void = self.count_void(void, result)
+        return "target reached" if self.reached(progress) else "rounds done"
 
-    def _reached(self, progress: Progress) -> bool:
-        return self._training.stop_at_target and progress.accuracy >= self._training.target_accuracy
+    def reached(self, progress: Progress) -> bool:
+        return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
 
-    async def _round(self, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
-        number = progress.round
-        if self._training.cosine:
-            progress.lr = cosine(number, self._training)
-        if self._environment is not None:
-            await self._devices.reprofile(self._environment, self._training.seed, number)
-        ready = await self._devices.ready()
-        views = self._method.draw(number, ready, self._training.sample, self._training.seed)
-        start = now_ns()
-        plan = self._plan(number, views, progress, start)
-        result = await self._driver.run(number, plan, weights, self._method, self._accelerator, patience(views))
-        weights = await self._merge(number, weights, result)
-        seconds = (now_ns() - start) / 1e9
-        merged = tuple(c.device for c in result.contributions)
-        self._record(RoundFinished(now_ns(), number, seconds, merged, result.why))
-        progress.round, progress.elapsed_s = number + 1, progress.elapsed_s + seconds
-        await uninterrupted(self._conclude(number, weights, progress, result))
-        self._watch(progress, result, seconds)
+    def count_void(self, before: int, result: RoundResult) -> int:
+        """How many rounds in a row had no quorum, this one included. Raises RunError when that is enough."""
+        void = before + 1 if result.why == "void" else 0
+        if void >= VOID_ROUNDS:
+            raise RunError(
+                f"{void} rounds in a row ended without a quorum of {self.training.quorum}",
+                cure="look for device_out in records.jsonl; then mend the devices, or lower training.quorum",
+            )
+        return void
+
+    async def _round(self, begun: Begun, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
+        result = await self.carry_out(begun, weights)
+        weights = await self.merge(begun.number, weights, result)
+        seconds = self.finish(begun, result)
+        progress.elapsed_s += seconds
+        await uninterrupted(self._conclude(begun.number, weights, progress, result))
+        self.watch(progress, result, seconds)
         return weights, result
 
     async def _conclude(self, number: int, weights: Weights, progress: Progress, result: RoundResult) -> None:
         """Test and keep what a finished round gave: a run goes on from the last round that is recorded as finished."""
         if result.contributions:
-            await self._test(number, weights, progress)
-        with _phase(self._record, number, "checkpoint"):
-            progress.method = self._method.state()
-            await asyncio.to_thread(self._save, weights, progress, self._method.tensors())
+            await self.test(number, weights, progress)
+        await self.keep(number, weights, progress)
 
-    def _plan(self, number: int, views: Sequence[DeviceView], progress: Progress, start: int) -> Plan:
-        schedule = self._schedule(progress.lr)
-        plan = self._method.plan(number, views, schedule)
+    # ---- the parts of a round ----
+
+    async def prepare(self, progress: Progress) -> list[DeviceView]:
+        """Learning rate and profiles of the next round; the devices that are present for it."""
+        if self.training.cosine:
+            progress.lr = cosine(progress.round, self.training)
+        if self._environment is not None:
+            await self._devices.reprofile(self._environment, self.training.seed, progress.round)
+        return await self._devices.ready()
+
+    def begin(self, lane: str, present: Sequence[DeviceView], progress: Progress) -> Begun:
+        """Draw and plan the next round."""
+        number = progress.round
+        progress.round += 1
+        views = self.method.draw(number, present, self.training.sample, self.training.seed)
+        start = now_ns()
+        plan = self.method.plan(number, views, self._schedule(progress.lr))
         planned_s = (now_ns() - start) / 1e9
         self._record(
             RoundStarted(
@@ -140,41 +176,50 @@ class Loop:
                 assignments=plan.assignments,
                 predicted_s=plan.predicted_s,
                 notes=plan.notes,
+                lane=lane,
             )
         )
         self._record(OrchestratorPhase(start, now_ns(), number, "plan"))
-        return plan
+        return Begun(number, views, plan, start)
 
-    def _schedule(self, lr: float) -> Schedule:
-        t = self._training
-        optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
-        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed)
+    async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
+        wait_s = patience(begun.views)
+        return await self._driver.run(begun.number, begun.plan, weights, self.method, self._accelerator, wait_s, quorum)
 
-    async def _merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
+    async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:
             return weights
         with _phase(self._record, number, "merge"):
-            weights = await asyncio.to_thread(self._method.merge, weights, result.contributions)
-            self._method.observe(number, _sorted(result.outcomes))
+            weights = await asyncio.to_thread(self.method.merge, weights, result.contributions)
+            self.method.observe(number, _sorted(result.outcomes))
         return weights
 
-    async def _test(self, number: int, weights: Weights, progress: Progress) -> None:
+    def finish(self, begun: Begun, result: RoundResult) -> float:
+        """Record the end of the round; its seconds."""
+        at_ns = now_ns()
+        seconds = (at_ns - begun.start_ns) / 1e9
+        merged = tuple(c.device for c in result.contributions)
+        self._record(RoundFinished(at_ns, begun.number, seconds, merged, result.why))
+        return seconds
+
+    def _schedule(self, lr: float) -> Schedule:
+        t = self.training
+        optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
+        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed)
+
+    async def keep(self, number: int, weights: Weights, progress: Progress) -> None:
+        """Save a checkpoint."""
+        with _phase(self._record, number, "checkpoint"):
+            progress.method = self.method.state()
+            await asyncio.to_thread(self._save, weights, progress, self.method.tensors())
+
+    async def test(self, number: int, weights: Weights, progress: Progress) -> None:
         start = now_s()
         with _phase(self._record, number, "evaluation"):
-            score = await asyncio.to_thread(self._method.evaluate, weights, *self._test_set, self._accelerator)
+            score = await asyncio.to_thread(self.method.evaluate, weights, *self._test_set, self._accelerator)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
-        plateau(progress, self._training)
-
-
-async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`; a cancellation waits until it has ended."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+        plateau(progress, self.training)
 
 
 class _phase:

@@ -172,7 +172,9 @@ class RoundMachine:
         enough = len(done) >= self._enough
         if waiting and not enough and not (overdue and len(done) >= self._quorum):
             return []
-        late = f"{len(done)} others were enough" if enough else f"not done at the deadline of {self._deadline_s or 0:g} s"
+        late = (
+            f"{len(done)} others were enough" if enough else f"not done at the deadline of {self._deadline_s or 0:g} s"
+        )
         effects: list[Effect] = []
         for device in waiting:
             effects += self._leave(device, "late", late)

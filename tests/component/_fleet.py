@@ -31,6 +31,7 @@ from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpe
 from orchestrator.records.types import Record
 from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.standing import Standing
 from orchestrator.training.server import ServerTrainer
@@ -162,9 +163,14 @@ class Fleet:
         self, spec: Mapping[str, object] | Method, wanted: Training, environment: Environment | None = None
     ) -> Weights:
         """One run on this fleet; the weights at its end."""
-        trainer = ServerTrainer(CPU, slots=1)
         settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
-        driver = RoundDriver(self.port, trainer, self.record, self.standing.lost, settings)
+        trainers: list[ServerTrainer] = []
+
+        def make() -> RoundDriver:
+            trainers.append(ServerTrainer(CPU, slots=1))
+            return RoundDriver(self.port, trainers[-1], self.record, self.standing.lost, settings)
+
+        driver = Lanes(make)
         self.standing.attach(self.record, driver)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
@@ -185,7 +191,8 @@ class Fleet:
             await self.standing.roster.flush()
         finally:
             self.standing.attach(None, None)
-            await trainer.close()
+            for trainer in trainers:
+                await trainer.close()
         return self.saved[-1]
 
 

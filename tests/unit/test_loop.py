@@ -13,7 +13,8 @@ from edgebed.errors import FleetError
 from edgebed.methods.base import DeviceView, draw_share
 from edgebed.wire.messages import Optimizer
 from orchestrator.experiment import Plateau, Training
-from orchestrator.rounds.loop import Loop, Progress, cosine, plateau, uninterrupted
+from orchestrator.rounds.interruption import uninterrupted
+from orchestrator.rounds.loop import Loop, Progress, cosine, plateau
 
 
 def views(count: int) -> list[DeviceView]:

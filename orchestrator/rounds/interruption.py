@@ -1,0 +1,17 @@
+"""Work that an interruption must not leave half done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; a cancellation waits until it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
