@@ -108,7 +108,7 @@ async def play(
     order: int = 0,
     lost: Collection[str] = (),
 ) -> Weights:
-    """`rounds` rounds on `devices` (name -> samples); the weights after them.
+    """`rounds` rounds on `devices` (name -> samples); the weights after them. Lanes take turns.
 
     Args:
         order: seed of the order in which uploads arrive and updates end.
@@ -118,7 +118,8 @@ async def play(
     try:
         for number in rounds:
             present = [view(name, samples) for name, samples in sorted(devices.items())]
-            views = method.draw(number, present, 1.0, SCHEDULE.seed)
+            lanes = [lane for lane in method.lanes(present).values() if lane]
+            views = method.draw(number, lanes[number % len(lanes)], 1.0, SCHEDULE.seed)
             plan = method.plan(number, views, SCHEDULE)
             weights = await _play_round(method, weights, plan, devices, number, trainer, random.Random(order), lost)
     finally:
