@@ -1,0 +1,175 @@
+"""`edgebed reproduce`: a table of a paper, our figures beside the printed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from edgebed.models import operations
+from orchestrator.cli import tiers
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.folders import runs_folder
+from orchestrator.cli.reproduced import Measured, measure
+from orchestrator.records.ratios import Cell
+from orchestrator.reproduction import Reproduction, load_reproduction
+
+TABLES = Path(__file__).resolve().parents[2] / "profiles" / "experiments" / "papers"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("reproduce")(command)
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="A table, such as dtfl-table3; all are listed without one.")
+    ] = None,
+    real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
+    backend: Annotated[str | None, typer.Option(help="With --real: docker, local or software.")] = None,
+    full: Annotated[bool, typer.Option(help="The paper's own size instead of the file's `scale`.")] = False,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated; those of the file if not given.")] = None,
+    rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
+    columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run what a table of a paper needs, and print our ratios between methods beside the paper's."""
+    if name is None:
+        _list()
+        return
+    path = find_table(name)
+    table = load_reproduction(path)
+    match table.kind:
+        case "tiers":
+            tiers.command(backend=backend or "local", as_json=as_json)
+        case "operations":
+            _operations(table, as_json=as_json)
+        case _:
+            found = measure(
+                table,
+                path,
+                runs_folder() / "reproduce",
+                real=real,
+                backend=backend,
+                full=full,
+                seeds=parse_seeds(seeds),
+                rows=rows,
+                columns=columns,
+                say=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
+            )
+            _show(table, found, as_json=as_json)
+
+
+def find_table(name: str) -> Path:
+    """The file of a table, by its name or its path. Raises UsageError with the names there are."""
+    for path in (TABLES / f"{name}.yaml", Path(name)):
+        if path.is_file():
+            return path
+    raise UsageError(f"there is no table {name!r}", cure=f"choose one of: {', '.join(p.stem for p in _tables())}")
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text!r}", cure="give whole numbers with commas between them: 1,2,3") from None
+
+
+def _tables() -> Iterator[Path]:
+    yield from sorted(TABLES.glob("*.yaml"))
+
+
+def _list() -> None:
+    out = Table(title="Tables that can be reproduced")
+    for heading in ("name", "what", "source"):
+        out.add_column(heading, overflow="fold")
+    for path in _tables():
+        table = load_reproduction(path)
+        out.add_row(path.stem, table.title, table.source)
+    console.print(out)
+
+
+def _operations(table: Reproduction, *, as_json: bool) -> None:
+    """FedPMT's table II: arithmetic, so equal or not."""
+    ours = {
+        label: [count(number) for number in range(len(figures["operations"]))]
+        for label, count in COUNTS.items()
+        if (figures := table.figures.get(label))
+    }
+    paper = {label: table.figures[label]["operations"] for label in ours}
+    if as_json:
+        print_json({"ours": ours, "paper": paper})
+        return
+    out = Table(title=table.title)
+    for heading in ("network", "layers without backward", "ours", "paper", ""):
+        out.add_column(heading, justify="right")
+    for label, counts in ours.items():
+        for number, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
+            out.add_row(label, str(number), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+    console.print(out)
+
+
+COUNTS: dict[str, Callable[[int], int]] = {
+    "fcnn batch 12": lambda n: operations.fcnn_operations(operations.FCNN_WIDTHS, 12, n),
+    "cnn-mnist batch 12": lambda n: operations.cnn_operations(
+        operations.MNIST_CONVOLUTIONS, operations.MNIST_WIDTHS, 12, n
+    ),
+    "cnn-cifar batch 20": lambda n: operations.cnn_operations(
+        operations.CIFAR10_COUNTED_CONVOLUTIONS,
+        operations.CIFAR10_WIDTHS,
+        20,
+        n,
+        operations.cifar10_error_signals(operations.CIFAR10_WIDTHS),
+    ),
+}
+
+
+def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"title": table.title, "how": found.how, "tables": msgspec.to_builtins(found.tables)})
+        return
+    for quantity, cells in found.tables.items():
+        console.print(_table(f"{table.title} – {quantity}, {found.how}", cells, table.baseline))
+    console.print(f"Scale: {escape(found.about)}", highlight=False, soft_wrap=True)
+    for claim in table.expects:
+        console.print(f"The paper claims: {escape(claim)}", highlight=False, soft_wrap=True)
+
+
+def _table(title: str, cells: Sequence[Cell], baseline: str) -> Table:
+    out = Table(title=escape(title), caption=f"ours: mean of the seeds that got there, and × {escape(baseline)}")
+    out.add_column("")
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    for column in columns:
+        out.add_column(escape(column), justify="right", overflow="fold")
+    for row in dict.fromkeys(cell.row for cell in cells):
+        by_column = {cell.column: cell for cell in cells if cell.row == row}
+        out.add_row(escape(row), *(text_of(by_column[column]) for column in columns))
+        out.add_row("  paper", *(paper_of(by_column[column]) for column in columns), style="dim")
+    return out
+
+
+def text_of(cell: Cell) -> str:
+    if cell.mean is None:
+        return "not reached"
+    text = _number(cell.mean)
+    if cell.ratio is not None:
+        text += f"  ×{cell.ratio:.2f}"
+    if cell.low is not None and cell.high is not None:
+        text += f" [{cell.low:.2f}, {cell.high:.2f}]"
+    return text if cell.reached == cell.runs else f"{text} ({cell.reached} of {cell.runs})"
+
+
+def paper_of(cell: Cell) -> str:
+    if cell.paper is None:
+        return "–"
+    return _number(cell.paper) + ("" if cell.paper_ratio is None else f"  ×{cell.paper_ratio:.2f}")
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,108 @@
+"""Runs what a table of a paper needs, simulated or on the fleet, and reads the quantities off the summaries."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator import session
+from orchestrator.records.quantities import quantity
+from orchestrator.records.ratios import Cell, cells
+from orchestrator.records.summary import load_summary
+from orchestrator.reproduction import Column, Job, Reproduction, chosen, jobs
+from orchestrator.simulation.run import SimulationRequest, simulate
+
+Say = Callable[[str], None]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The tables by quantity, how they were made, and at what scale."""
+
+    tables: dict[str, list[Cell]]
+    how: str
+    about: str
+
+
+def measure(
+    table: Reproduction,
+    path: Path,
+    runs: Path,
+    *,
+    real: bool,
+    backend: str | None,
+    full: bool,
+    seeds: Sequence[int] | None,
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    say: Say,
+) -> Measured:
+    """Run every job of the table, or take the run that is there already: a job that ended is not run again.
+
+    Raises:
+        UsageError: an unknown row or column, and what an experiment may raise.
+    """
+    wanted_rows, wanted_columns = _wanted(table, full, rows, columns)
+    todo = [
+        job
+        for job in jobs(table, path, full=full, seeds=seeds)
+        if job.row in wanted_rows and set(job.columns) & set(wanted_columns)
+    ]
+    values: dict[str, dict[tuple[str, str, int], float | None]] = {name: {} for name in table.quantities}
+    for number, job in enumerate(todo, 1):
+        say(f"{number} of {len(todo)}: {job.row}, {', '.join(job.columns)}, seed {job.seed}")
+        summary = load_summary(_run(job, path, runs, real=real, backend=backend, say=say))
+        for column in set(job.columns) & set(wanted_columns):
+            target = wanted_columns[column].target
+            for name, found in values.items():
+                found[job.row, column, job.seed] = quantity(name, summary, target)
+    labels = list(wanted_columns)
+    order = {label: i for i, label in enumerate(table.columns)}
+    tables = {
+        name: cells(found, wanted_rows, labels, table.baseline, _figures(table, name, order))
+        for name, found in values.items()
+    }
+    how = "measured on the fleet" if real else "simulated"
+    return Measured(tables, how, "the paper's own" if full else " ".join(table.scale.about.split()))
+
+
+def _wanted(
+    table: Reproduction, full: bool, rows: Sequence[str] | None, columns: Sequence[str] | None
+) -> tuple[list[str], dict[str, Column]]:
+    all_rows, all_columns = chosen(table, full=full)
+    unknown = [row for row in rows or () if row not in all_rows] + [c for c in columns or () if c not in all_columns]
+    if unknown:
+        raise UsageError(
+            f"the table has no row or column {', '.join(map(repr, unknown))}",
+            cure=f"rows are {', '.join(all_rows)}; columns are {', '.join(all_columns)}",
+        )
+    kept = [row for row in all_rows if not rows or row in rows or row == table.baseline]
+    return kept, {label: column for label, column in all_columns.items() if not columns or label in columns}
+
+
+def _figures(table: Reproduction, name: str, order: dict[str, int]) -> dict[str, dict[str, float | None]]:
+    return {
+        row: {label: printed[i] for label, i in order.items()} for row, printed in table.figures.get(name, {}).items()
+    }
+
+
+def _run(job: Job, path: Path, runs: Path, *, real: bool, backend: str | None, say: Say) -> Path:
+    """The folder of the job's run, made now or before."""
+    how = f"{'real' if real else 'simulated'}/{backend or ''}"
+    key = hashlib.sha256(msgspec.json.encode((how, job.experiment))).hexdigest()[:12]
+    parent = runs / f"{job.experiment.name}-{key}"
+    for folder in sorted(parent.glob("*/summary.json")):
+        if load_summary(folder.parent)["ended"] in ("target reached", "rounds done"):
+            return folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    quiet = session.Watch(session.quiet)
+    if real:
+        request = session.Request(job.experiment, path.resolve(), parent, backend=backend)
+        (folder,) = asyncio.run(session.run_experiment(request, quiet))
+    else:
+        (folder,) = simulate(SimulationRequest(job.experiment, path.resolve(), parent), quiet)
+    return folder

@@ -1,0 +1,202 @@
+"""Times and bytes of a larger experiment than the one that learns: the paper's network and data set, where this machine
+trains a small network on few samples.
+
+Plan, halves, merge and accuracy are those of the small network. Every batch, transfer and server step takes what it
+would take with the larger one: FLOPs or operations of its stages, bytes of its weights and features, and each sample
+stands for as many as the larger data set has more. The two networks are cut alike: they have equally many stages, or
+equally many split points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import CutCost, trained_names, trains_head
+from edgebed.models.staged import MODELS, StagedModel
+from edgebed.models.width import width_groups
+from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
+from orchestrator.experiment import AsIf, Experiment
+from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.counts import Flops, Operations
+from orchestrator.simulation.cpu import Cpu
+from orchestrator.simulation.link import LinkCost, wire_bytes
+from orchestrator.simulation.paper import FlopCosts, OperationCosts
+
+BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+
+
+class Twins:
+    """A small network and the larger one it stands for: where a cut of the one is in the other, and sizes of both.
+
+    Raises:
+        UsageError: the two are not cut alike.
+    """
+
+    def __init__(self, small: StagedModel, large: StagedModel) -> None:
+        self.small, self.large = small, large
+        self._cuts = _paired(small, large)
+
+    def cut(self, stages: int) -> int:
+        """The larger network's number of stages for the small one's."""
+        try:
+            return self._cuts[stages]
+        except KeyError:
+            raise UsageError(
+                f"cut {stages} of the small network is none of the larger one", cure=f"use cuts {sorted(self._cuts)}"
+            ) from None
+
+    def enlarged(self, assignment: Assignment) -> Assignment:
+        """The assignment as the larger network would have it, at full width."""
+        start = assignment.train_from
+        return msgspec.structs.replace(
+            assignment, stages=self.cut(assignment.stages), train_from=self.cut(start) if start else 0, keep={}
+        )
+
+    def weights_factor(self, assignment: Assignment, *, trained: bool) -> float:
+        """Bytes of the larger network's weights ÷ the small one's: all of the device half, or those that it trains."""
+        large, small = self.enlarged(assignment), msgspec.structs.replace(assignment, keep={})
+        if trained:
+            return _size(self.large, trained_names(self.large, large)) / _size(
+                self.small, trained_names(self.small, small)
+            )
+        head = trains_head(assignment)
+        return _size(self.large, self.large.names_below(large.stages, head=head)) / _size(
+            self.small, self.small.names_below(small.stages, head=head)
+        )
+
+    def features_factor(self, stages: int) -> float:
+        """Elements of one sample's features in the larger network ÷ in the small one."""
+        return math.prod(self.large.feature_shape(self.cut(stages))) / math.prod(self.small.feature_shape(stages))
+
+    def width_share(self, assignment: Assignment) -> float:
+        """A layer whose inputs and outputs are both narrowed costs the square of what is kept **[ours]**."""
+        if not assignment.keep:
+            return 1.0
+        groups = width_groups(self.small)
+        return mean(len(kept) / groups[name].size for name, kept in assignment.keep.items()) ** 2
+
+
+def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
+    if len(small) == len(large):
+        return {stages: stages for stages in range(len(small) + 1)}
+    if small.split_points and len(small.split_points) == len(large.split_points):
+        return dict(zip(small.split_points, large.split_points, strict=True)) | {len(small): len(large)}
+    raise UsageError(
+        f"a network of {len(small)} stages cannot stand for one of {len(large)}",
+        cure="choose two with equally many stages or split points: `edgebed models`",
+    )
+
+
+def _size(model: StagedModel, names: Sequence[str]) -> int:
+    weights = model.weights()
+    return sum(weights[name].numel() * weights[name].element_size() for name in names)
+
+
+class AsIfCosts:
+    """A cost model by the larger network's counts. `samples_each`: how many of its samples one of ours stands for."""
+
+    dilation = 1.0
+
+    def __init__(
+        self,
+        counted: FlopCosts | OperationCosts,
+        twins: Twins,
+        samples_each: float,
+        batch_size: int,
+        codec: Codec,
+        what: str,
+    ) -> None:
+        self._counted, self._twins, self._each = counted, twins, samples_each
+        self._batch_size, self._codec = batch_size, codec
+        self.kind = f"{counted.kind} of {what}"
+        self._factors: dict[tuple[object, ...], float] = {}
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        """What the larger network's cuts cost, for a reference device of one CPU."""
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
+
+    def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
+        assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
+        large = self._twins.large
+        weights = _size(large, large.names_below(self._twins.cut(cut), head=True))
+        samples = self._batch_size * self._each
+        elements = math.prod(large.feature_shape(self._twins.cut(cut)))
+        return CutCost(
+            cut=cut,
+            model_bytes=weights,
+            feature_bytes=int(samples * (elements * BYTES[self._codec.dtype] + 8)),
+            device_s=self._batch(assignment, self._batch_size).total_s,
+            server_s=self.server_step_s([assignment], [self._batch_size]),
+        )
+
+    def cpu(self, who: Callable[[], Device]) -> Cpu:
+        return self._counted.cpu(who)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self._batch(assignment, samples)
+
+    def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
+        cost = self._counted.work(self._twins.enlarged(assignment), samples)
+        share = self._twins.width_share(assignment) * self._each
+        return BatchCost(cost.forward_s * share, cost.rest_s * share)
+
+    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
+        return 0.0
+
+    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
+        return 0.0
+
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        """Bytes on the wire of a body of `size` bytes of ours."""
+        return wire_bytes(header, round(size * self._factor(assignment, header)))
+
+    def _factor(self, assignment: Assignment, header: Header) -> float:
+        key = (type(header), assignment.stages, assignment.train_from, assignment.objective)
+        if key not in self._factors:
+            match header:
+                case Upload() | Reply():
+                    self._factors[key] = self._twins.features_factor(assignment.stages) * self._each
+                case Task() | Update():
+                    trained = isinstance(header, Update)
+                    self._factors[key] = self._twins.weights_factor(assignment, trained=trained)
+                case _:
+                    self._factors[key] = 1.0
+        return self._factors[key]
+
+    def uplink(self, device: Device) -> LinkCost:
+        return self._counted.uplink(device)
+
+    def downlink(self, device: Device) -> LinkCost:
+        return self._counted.downlink(device)
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        large = [self._twins.enlarged(assignment) for assignment in assignments]
+        return self._counted.server_step_s(large, samples) * self._each
+
+    def orchestrator_s(self, what: str, devices: int) -> float:
+        return 0.0
+
+
+def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, train_samples: int) -> AsIfCosts:
+    """Raises UsageError where the larger network cannot be built, counted, or cut like the small one."""
+    simulation, training = experiment.simulation, experiment.training
+    if simulation.cost not in ("flops", "operations"):
+        raise UsageError(
+            f"simulation.as_if with cost {simulation.cost!r}", cure="set simulation.cost to flops or operations"
+        )
+    plugin = MODELS.create(wanted.model, "simulation.as_if.model")
+    large = plugin.build(tuple(wanted.input_shape), wanted.classes)
+    speeds = simulation.device_flops, simulation.server_flops
+    counted = (
+        OperationCosts(Operations(large), *speeds)
+        if simulation.cost == "operations"
+        else FlopCosts(Flops(plugin, large), *speeds)
+    )
+    each = wanted.train_samples / train_samples
+    name = str(wanted.model.get("name"))
+    return AsIfCosts(counted, Twins(small, large), each, training.batch_size, training.codec, name)
