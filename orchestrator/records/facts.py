@@ -164,18 +164,19 @@ def sort(records: Iterable[t.Record]) -> RunFacts:
                 f"the records begin with {type(record).__name__} and not with RunStarted",
                 cure="records.jsonl has lost its first lines: take the run again",
             )
+        elif type(record) in _OF_ROUND:
+            _add_to_round(stretches[-1].rounds, record)
         else:
             _add(stretches[-1], record)
-        stretches[-1].end_ns = max(stretches[-1].end_ns, _time(record))
+        stretch = stretches[-1]
+        at = record.end_ns if type(record) in _LISTS else record.at_ns  # type: ignore[union-attr]
+        if at > stretch.end_ns:
+            stretch.end_ns = at
     if not stretches:
         raise UsageError("there are no records", cure="the run ended before it began: see its output")
     for stretch in stretches:
         _close(stretch)
     return RunFacts(stretches)
-
-
-def _time(record: t.Record) -> int:
-    return record.end_ns if isinstance(record, t.ServerStep | t.OrchestratorPhase) else record.at_ns
 
 
 def _close(stretch: Stretch) -> None:
@@ -207,6 +208,20 @@ def _divide(rounds: list[RoundFacts]) -> None:
             last[device] = facts
 
 
+_BY_DEVICE: dict[type, str] = {
+    t.TaskSent: "sent",
+    t.TaskDelivered: "delivered",
+    t.UpdateReceived: "updates",
+    t.DeviceDone: "done",
+    t.DeviceOut: "out",
+}
+_LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
+_LISTS: dict[type, str] = {t.ServerStep: "steps", t.OrchestratorPhase: "own"}
+_SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated"}
+"""Where a round keeps its records, by their kind."""
+_OF_ROUND = {*_BY_DEVICE, *_LISTS_BY_DEVICE, *_LISTS, *_SINGLE} - {t.DeviceOut}
+
+
 def _add(stretch: Stretch, record: t.Record) -> None:
     match record:
         case t.DevicePhases(_, name, incarnation, phases):
@@ -232,13 +247,11 @@ def _add(stretch: Stretch, record: t.Record) -> None:
             stretch.finished = record
         case t.RoundStarted():
             stretch.rounds[record.round] = RoundFacts(record, stretch.started.dilation)
-        case t.RunStarted() | t.Served() | t.RequestsLost():
-            pass
+        case t.DeviceOut():
+            stretch.events.append(record)
+            _add_to_round(stretch.rounds, record)
         case _:
-            if isinstance(record, t.DeviceOut):
-                stretch.events.append(record)
-            if record.round in stretch.rounds:
-                _add_to_round(stretch.rounds[record.round], record)
+            _add_to_round(stretch.rounds, record)
 
 
 def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
@@ -248,29 +261,18 @@ def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
     clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
 
 
-def _add_to_round(facts: RoundFacts, record: t.Record) -> None:
-    match record:
-        case t.TaskSent():
-            facts.sent[record.device] = record
-        case t.TaskDelivered():
-            facts.delivered[record.device] = record
-        case t.UploadReceived():
-            facts.uploads.setdefault(record.device, []).append(record)
-        case t.ReplyDelivered():
-            facts.replies.setdefault(record.device, []).append(record)
-        case t.ServerStep():
-            facts.steps.append(record)
-        case t.UpdateReceived():
-            facts.updates[record.device] = record
-        case t.DeviceDone():
-            facts.done[record.device] = record
-        case t.DeviceOut():
-            facts.out[record.device] = record
-        case t.OrchestratorPhase():
-            facts.own.append(record)
-        case t.RoundFinished():
-            facts.finished = record
-        case t.Evaluated():
-            facts.evaluated = record
-        case _:
-            pass
+def _add_to_round(rounds: dict[int, RoundFacts], record: t.Record) -> None:
+    """Keep what belongs to a round that was started; nothing else."""
+    facts = rounds.get(getattr(record, "round", -1))
+    if facts is None:
+        return
+    kind: type = type(record)
+    device: str = getattr(record, "device", "")
+    if kind in _BY_DEVICE:
+        getattr(facts, _BY_DEVICE[kind])[device] = record
+    elif kind in _LISTS_BY_DEVICE:
+        getattr(facts, _LISTS_BY_DEVICE[kind]).setdefault(device, []).append(record)
+    elif kind in _LISTS:
+        getattr(facts, _LISTS[kind]).append(record)
+    elif kind in _SINGLE:
+        setattr(facts, _SINGLE[kind], record)

@@ -9,6 +9,7 @@ the other lanes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +99,10 @@ class Summing:
         }
         self._phases: dict[str, dict[str, float]] = {device: {} for device in self._devices}
         self._in_round: dict[str, dict[str, float]] = {device: {} for device in self._devices}
-        self._bytes_up, self._bytes_down = dict.fromkeys(self._devices, 0), dict.fromkeys(self._devices, 0)
+        self._bytes_up, self._bytes_down = (
+            Counter(dict.fromkeys(self._devices, 0)),
+            Counter(dict.fromkeys(self._devices, 0)),
+        )
         self._left_out: dict[str, int] = {}
         self._extra: list[dict[str, float]] = []
         self._faults = sum(len(stretch.events) for stretch in run.stretches)
@@ -117,12 +121,15 @@ class Summing:
             _accumulate(self._in_round[name], device.totals(end_ns=facts.finished.at_ns), facts.dilation)
 
     def _count(self, facts: RoundFacts) -> None:
-        for device in self._devices:
-            update = facts.updates.get(device)
-            self._bytes_up[device] += sum(upload.bytes for upload in facts.uploads.get(device, ()))
-            self._bytes_up[device] += update.bytes if update is not None else 0
-            self._bytes_down[device] += sum(reply.bytes for reply in facts.replies.get(device, ()))
-            self._bytes_down[device] += _download_bytes(facts, device)
+        up, down = self._bytes_up, self._bytes_down
+        for device, uploads in facts.uploads.items():
+            up[device] += sum([upload.bytes for upload in uploads])
+        for device, update in facts.updates.items():
+            up[device] += update.bytes
+        for device, replies in facts.replies.items():
+            down[device] += sum([reply.bytes for reply in replies])
+        for device in facts.delivered:
+            down[device] += _download_bytes(facts, device)
         for out in facts.out.values():
             self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
 
@@ -242,10 +249,8 @@ def percentile(values: list[float], share: float) -> float | None:
 
 
 def _download_bytes(facts: RoundFacts, device: str) -> int:
-    """What the task took, once it was on the device; its body where nobody counted the frames around it."""
-    sent, delivered = facts.sent.get(device), facts.delivered.get(device)
-    if delivered is None:
-        return 0
+    """What a task took that is on the device; its body where nobody counted the frames around it."""
+    sent, delivered = facts.sent.get(device), facts.delivered[device]
     return delivered.bytes or (sent.bytes if sent is not None else 0)
 
 

@@ -82,12 +82,23 @@ class DeviceTimeline(msgspec.Struct, frozen=True):
 
     def totals(self, start_ns: int = 0, end_ns: int = FOREVER) -> dict[str, int]:
         """Nanoseconds by name between two times of the orchestrator's clock."""
+        if not start_ns:
+            return self._until(end_ns)
         sums: dict[str, int] = {}
         for segment in self.segments:
             length = min(segment.end_ns, end_ns) - max(segment.start_ns, start_ns)
             if length > 0:
                 sums[segment.name] = sums.get(segment.name, 0) + length
         return sums
+
+    def _until(self, end_ns: int) -> dict[str, int]:
+        """All sums less what lies after `end_ns`, which is little."""
+        sums = dict(self.sums)
+        for segment in reversed(self.segments):
+            if segment.end_ns <= end_ns:
+                break
+            sums[segment.name] -= segment.end_ns - max(segment.start_ns, end_ns)
+        return {name: length for name, length in sums.items() if length > 0}
 
 
 class RoundTimeline(msgspec.Struct, frozen=True):
