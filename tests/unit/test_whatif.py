@@ -1,0 +1,173 @@
+"""What a faster link or CPU would have saved, against rounds worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgebed.wire.messages import Phase, Report
+from orchestrator.records import types as t
+from orchestrator.records.facts import sort
+from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.whatif import CPU, LINK, Factors, WhatIf, replayed_end
+from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping
+
+REPORT = Report(1, 1, 0.5, 0.1, 0.05, 0.0, 1, 0.1, 1, 0.2, 0.0)
+
+
+def round_of(
+    phases: list[tuple[str, int]],
+    uploads: dict[int, tuple[int, int]],
+    update: tuple[int, int],
+    *,
+    steps: dict[int, tuple[int, int]] | None = None,
+    replies: dict[int, tuple[int, int]] | None = None,
+    done: int,
+) -> RoundTimeline:
+    """One round of one device `d`, in milliseconds from its start; (first, last chunk) of transfers by batch."""
+    at, reported = 0, []
+    for name, length in phases:
+        reported.append(Phase(name, "task", at * MS, (at + length) * MS))
+        at += length
+    reported.append(Phase("waiting", "", at * MS, (done + 100) * MS))
+    info = t.DeviceInfo("d", "p", 1.0, 1, 1, 1, 1, ())
+    records: list[t.Record] = [
+        t.RunStarted(0, "", "r", "e", "m", 1, "local", "kernel", 1.0, True, 0, 0.9, {}, (info,)),
+        t.DeviceJoined(0, "d", "d#1", False),
+        t.ClockOffset(0, "d", 0, 0),
+        t.RoundStarted(0, 0, 0.0, 0.1, ("d",)),
+        t.TaskSent(0, 0, "d", "task", 1),
+        t.DevicePhases(0, "d", "d#1", tuple(reported)),
+        *(t.UploadReceived(b * MS, a * MS, 0, "d", n, 1) for n, (a, b) in uploads.items()),
+        *(t.ServerStep(a * MS, b * MS, 0, ("d",), n) for n, (a, b) in (steps or {}).items()),
+        *(t.ReplyDelivered(b * MS, a * MS, 0, "d", n, 1) for n, (a, b) in (replies or {}).items()),
+        t.UpdateReceived(update[1] * MS, update[0] * MS, 0, "d", "task", 1, REPORT),
+        t.DeviceDone(done * MS, 0, "d", done / 1e3, 0.0, 0.0, 0.0),
+        t.RoundFinished((done + 10) * MS, 0, (done + 10) / 1e3, ("d",), "all done"),
+        t.RunFinished((done + 100) * MS, "rounds done"),
+    ]
+    (timeline,) = timelines(sort(records))
+    return timeline
+
+
+BATCH = [("compute", 90), ("encode", 10)]
+
+
+def ends(timeline: RoundTimeline) -> tuple[float, float, float]:
+    """As recorded, with twice the link, with twice the CPU, in ms."""
+    return tuple(replayed_end(timeline, "d", f) / MS for f in (Factors(), LINK, CPU))  # type: ignore[return-value]
+
+
+def test_without_overlap_every_transfer_counts_half() -> None:
+    """FedAvg: download 100, compute 300, update 200 on the way."""
+    timeline = round_of([("download", 100), ("compute", 300), ("upload_tail", 200)], {}, (410, 600), done=600)
+    assert ends(timeline) == (600, 50 + 300 + 100, 100 + 150 + 200)
+
+
+def test_an_upload_hidden_behind_computing_saves_nothing() -> None:
+    """Upload of batch 0 lasts from 100 to 180, all of it while batch 1 is computed (100..300)."""
+    timeline = round_of([*BATCH, ("compute", 200), ("upload_tail", 100)], {0: (110, 180)}, (310, 400), done=400)
+    assert ends(timeline)[1] == 300 + 50  # the update alone
+
+
+def test_a_queue_of_uploads_is_drained_one_after_the_other() -> None:
+    """Two batches of 100; each upload takes 150: 100..250, 250..400; the update 50 more: 400..450.
+
+    Twice the link: 100..175, 200..275 (ready at 200), 275..300. Twice the CPU: 50..200, 200..350, 350..400.
+    """
+    timeline = round_of([*BATCH, *BATCH, ("upload_tail", 250)], {0: (110, 250), 1: (260, 400)}, (410, 450), done=450)
+    assert ends(timeline) == (450, 300, 400)
+
+
+def test_time_blocked_by_a_full_queue_shrinks_with_the_link() -> None:
+    """Upload 0 (100..300) blocks the device from 200 until it is through; one more batch; upload 1 takes 300..500.
+
+    Twice the link: upload 0 is through at 200 and blocks nothing; the third batch ends at 300, upload 1 takes 200..300
+    (ready at 200), the update 300..350.
+    Twice the CPU: upload 0 takes 50..250 and blocks from 100; upload 1 250..450; the update 450..550.
+    """
+    timeline = round_of(
+        [*BATCH, *BATCH, ("blocked", 100), *BATCH, ("upload_tail", 200)],
+        {0: (110, 300), 1: (290, 500)},
+        (510, 600),
+        done=600,
+    )
+    assert ends(timeline) == (600, 350, 550)
+
+
+def test_a_reply_is_upload_then_server_then_download() -> None:
+    """SplitFed: compute 100, upload 60 (100..160), server 20, reply 40 (180..220), compute 50, update 30."""
+    timeline = round_of(
+        [("compute", 100), ("reply_wait", 120), ("compute", 50), ("upload_tail", 30)],
+        {0: (110, 160)},
+        (275, 300),
+        steps={0: (160, 175)},
+        replies={0: (180, 220)},
+        done=300,
+    )
+    assert ends(timeline) == (300, 100 + 30 + 20 + 20 + 50 + 15, 50 + 60 + 20 + 40 + 25 + 30)
+
+
+def test_a_slow_server_hides_what_the_link_would_save() -> None:
+    """The step of batch 0 lasts from 160 to 500, long after the update at 200."""
+    timeline = round_of(
+        [("compute", 100), ("upload_tail", 100)], {0: (110, 160)}, (165, 200), steps={0: (160, 500)}, done=500
+    )
+    assert ends(timeline) == (500, 130 + 340, 110 + 340)
+
+
+def test_the_round_waits_for_the_next_slowest() -> None:
+    """weak is done 1470 ms after the plan, middle much earlier: what weak saves is bounded by middle's end."""
+    run = sort(Synthetic(FLEET, 1).records)
+    (timeline,) = timelines(run)
+    whatif = WhatIf(run)
+    whatif.add(timeline)
+    done = {device: row.at_ns for device, row in timeline.facts.done.items()}
+    free = done["weak"] - replayed_end(timeline, "weak", CPU)
+    assert 0 < done["weak"] - done["middle"] < free
+    assert whatif.saved_s("cpu", "weak") == pytest.approx((done["weak"] - done["middle"]) / 1e9)
+    assert whatif.saved_s("cpu", "all") > whatif.saved_s("cpu", "weak")
+    assert whatif.saved_s("cpu", "strong") == 0
+
+
+def test_the_slowest_link_is_found_by_what_was_in_force() -> None:
+    records = [
+        msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) and r.device == "weak" else r
+        for r in Synthetic(dilation=2.0).records
+    ]
+    run = sort(records)
+    whatif = WhatIf(run)
+    for timeline in timelines(run):
+        whatif.add(timeline)
+    assert whatif.slowest == {"weak": 4}
+    expected = 0.0
+    for timeline in timelines(run):
+        expected += (timeline.facts.done["weak"].at_ns - replayed_end(timeline, "weak", LINK)) / 1e9 / 2
+    assert whatif.saved_s("link", "slowest") == whatif.saved_s("link", "weak") == pytest.approx(expected)
+    assert 0 < expected < whatif.total_s
+
+
+LENGTHS = st.integers(min_value=1, max_value=400)
+SPEEDS = st.builds(Speed, download=LENGTHS, compute=LENGTHS, encode=LENGTHS, blocked=st.integers(0, 200), tail=LENGTHS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleet=st.lists(SPEEDS, min_size=1, max_size=3))
+def test_factors_of_one_give_what_was_recorded_and_faster_is_never_later(fleet: list[Speed]) -> None:
+    run = sort(Synthetic({f"d{i}": speed for i, speed in enumerate(fleet)}, 2).records)
+    for timeline in timelines(run):
+        for device, done in timeline.facts.done.items():
+            assert replayed_end(timeline, device, Factors()) == done.at_ns
+            for factors in (LINK, CPU, Factors(0.5, 0.5)):
+                assert timeline.facts.start_ns <= replayed_end(timeline, device, factors) <= done.at_ns
+
+
+def test_lanes_are_replayed_each_by_itself() -> None:
+    run = sort(overlapping({"0": ({"a": Speed()}, 3), "1": ({"b": Speed(compute=300)}, 2)}))
+    whatif = WhatIf(run)
+    for timeline in timelines(run):
+        whatif.add(timeline)
+    assert whatif.saved_s("cpu", "a") == pytest.approx(3 * 0.5 * (20 + 3 * 105) / 1e3)
+    assert whatif.saved_s("cpu", "b") > 0
