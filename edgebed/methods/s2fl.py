@@ -1,0 +1,237 @@
+"""S²FL: sliding split federated learning (Yan et al. 2023, algorithms 1 and 2; methods.md §2). Pure.
+
+Each round a device gets, of a few candidate cuts, the one whose round takes it nearest to the median of the client time
+table (§3.1), which the first rounds fill, one cut each. Devices are grouped so that their labels together are near to
+uniform (eq. 2); a group has one server-side copy, which every device's features enter at its own cut. The losses of a
+group are summed (eq. 3, 6), the gradients of the features go back, and per layer the device's weights are averaged
+where it held the layer, else its group's copy (algorithm 1).
+
+The paper's simulation charges a device for its own work alone (eq. 1). Here a step really waits for all devices of its
+group, and so does what the table learns. With one device it is centralised training, to the bit.
+
+Ablations: neither (R), `balance` (B), `sliding` (M), both (MB, the default).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, autograd
+from torch.nn import functional
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import (
+    Context,
+    Contribution,
+    DeviceView,
+    Method,
+    Outcome,
+    Plan,
+    Schedule,
+    ServerHalf,
+    assign,
+    draw_share,
+)
+from edgebed.methods.grouping import group_by_labels
+from edgebed.methods.halves import checked_loss, checked_upload, make_optimizer
+from edgebed.methods.merging import merge_by_name
+from edgebed.methods.stage_costs import cut_costs
+from edgebed.methods.time_table import TimeTable, median_rule
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment
+
+Cut = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class GroupHalf(ServerHalf):
+    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, lines 12-23).
+
+    Attributes:
+        labels: samples per class that each device has uploaded.
+    """
+
+    def __init__(
+        self, model: StagedModel, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> None:
+        self.devices = tuple(sorted(assignments))
+        self.cuts = {device: each.stages for device, each in assignments.items()}
+        self.start = min(self.cuts.values())
+        self.shapes = {cut: model.feature_shape(cut) for cut in set(self.cuts.values())}
+        self.accelerator, self.classes = accelerator, model.classes
+        self.upper = copy.deepcopy(model.upper(self.start))
+        self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
+        self.upper.to(accelerator).train()
+        self.optimizer = make_optimizer(self.upper.parameters(), assignments[self.devices[0]].optimizer)
+        self.labels = {device: [0] * model.classes for device in self.devices}
+
+    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        leaves: dict[str, Tensor] = {}
+        losses = []
+        for device in sorted(uploads):
+            cut = self.cuts[device]
+            features, labels = checked_upload(uploads[device], device, self.shapes[cut], self.classes)
+            self._count(device, labels)
+            z = leaves[device] = features.detach().to(self.accelerator).requires_grad_()
+            loss = functional.cross_entropy(self.upper[cut - self.start :](z), labels.to(self.accelerator))
+            checked_loss(loss, f"the server half of device {device!r}")
+            losses.append(loss)
+        self.optimizer.zero_grad()
+        autograd.backward(torch.stack(losses).sum())
+        self.optimizer.step()
+        return {device: {"gradient": z.grad.cpu()} for device, z in leaves.items() if z.grad is not None}
+
+    def weights(self) -> Weights:
+        return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
+
+    def _count(self, device: str, labels: Tensor) -> None:
+        new = torch.bincount(labels.cpu(), minlength=self.classes).tolist()
+        self.labels[device] = [had + more for had, more in zip(self.labels[device], new, strict=True)]
+
+
+class Memory(msgspec.Struct):
+    """What S²FL remembers: the client time table, and the labels each device uploaded in its last round."""
+
+    table: TimeTable = msgspec.field(default_factory=TimeTable)
+    labels: dict[str, list[int]] = {}
+
+
+class S2fl(Method):
+    name = "s2fl"
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        """`cuts`: candidates, by default the model's split points; `group`: devices per group; `warm_up`: whether the
+        first rounds train the devices drawn, or all that are present as in the paper."""
+
+        cuts: tuple[Cut, ...] = ()
+        group: Annotated[int, msgspec.Meta(ge=1)] = 2
+        sliding: bool = True
+        balance: bool = True
+        warm_up: Literal["drawn", "all"] = "drawn"
+
+    options: Options
+
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        cuts = candidate_cuts(context.model, self.options.cuts)
+        self.cuts = cuts if self.options.sliding else cuts[-1:]
+        self.memory = Memory()
+        self._halves: list[GroupHalf] = []
+        self._grouped = False  # in this round
+        self._costs = self._device_costs()
+
+    def _device_costs(self) -> dict[int, float]:
+        """Device-side cost by candidate cut: measured where it is, else counted operations."""
+        counted, measured = cut_costs(self.context.model), self.context.costs
+        if all(cut in measured for cut in self.cuts):
+            return {cut: measured[cut].device_s for cut in self.cuts}
+        return {cut: float(counted[cut - 1]) for cut in self.cuts}
+
+    # ---- a round ----
+
+    def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
+        everybody = self.options.warm_up == "all" and self._warming_up(round)
+        return draw_share(devices, 1.0 if everybody else share, seed, round)
+
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        names = [device.name for device in devices]
+        rows = {name: self.memory.table.row(name, self._costs) for name in names}
+        middle, cuts = self._choose(round, rows)
+        self._grouped = self.options.balance and not self._warming_up(round)
+        predicted = {name: rows[name][cuts[name]] for name in names if rows[name]}
+        notes: dict[str, object] = {
+            "cuts": cuts,
+            "median_s": middle,
+            "groups": self._groups(names),
+            "times_s": _text_keys(rows),
+        }
+        return Plan(
+            {
+                device.name: assign(
+                    self.context,
+                    device,
+                    schedule,
+                    round,
+                    stages=cuts[device.name],
+                    objective="server",
+                    uploads=("features", "weights"),
+                )
+                for device in devices
+            },
+            predicted,
+            notes,
+        )
+
+    def _warming_up(self, round: int) -> bool:
+        return self.options.sliding and round < len(self.cuts)
+
+    def _choose(self, round: int, rows: Mapping[str, Mapping[int, float]]) -> tuple[float | None, dict[str, int]]:
+        """The median, and a cut per device: in turn while warming up, then by the median rule. A device that is first
+        met later begins with the shallowest **[ours]**."""
+        if self._warming_up(round):
+            return None, dict.fromkeys(rows, self.cuts[round])
+        if not any(rows.values()):
+            return None, dict.fromkeys(rows, self.cuts[0])
+        middle, chosen = median_rule(rows)
+        return middle, {device: chosen.get(device, self.cuts[0]) for device in rows}
+
+    def _groups(self, devices: Sequence[str]) -> list[tuple[str, ...]]:
+        """Groups by labels. A device stands alone while the table is filled, so that it is measured by itself, and as
+        long as its labels are not known **[ours]**."""
+        known = {device: self.memory.labels[device] for device in devices if device in self.memory.labels}
+        if not self._grouped or not known:
+            return [(device,) for device in sorted(devices)]
+        alone = [(device,) for device in devices if device not in known]
+        return sorted([*alone, *group_by_labels(known, self.options.group)])
+
+    def server_halves(
+        self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+    ) -> list[ServerHalf]:
+        self._halves = [
+            GroupHalf(self.context.model, weights, {device: assignments[device] for device in group}, accelerator)
+            for group in self._groups(list(assignments))
+        ]
+        return [*self._halves]
+
+    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        """Algorithm 1: per layer Σ|D_i|·(device i's where it held the layer, else its group's copy) / Σ|D_i|."""
+        return merge_by_name(weights, contributions, "samples")
+
+    # ---- what it learns ----
+
+    def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
+        uploaded = {device: labels for half in self._halves for device, labels in half.labels.items()}
+        for outcome in outcomes:
+            self.memory.table.add(outcome.device, outcome.assignment.stages, outcome.seconds)
+            if any(uploaded.get(outcome.device, ())):
+                self.memory.labels[outcome.device] = uploaded[outcome.device]
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = msgspec.to_builtins(self.memory, str_keys=True)
+        return state
+
+    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
+        self.memory = msgspec.convert(state, Memory, strict=False)
+
+
+def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The cuts to choose from: `wanted`, else the model's split points, at most three spread over them **[ours]**.
+
+    Raises:
+        UsageError: not increasing, or one that leaves the device or the server no stage.
+    """
+    points = model.split_points
+    chosen = tuple(wanted) or tuple(dict.fromkeys(points[place * (len(points) - 1) // 2] for place in range(3)))
+    if list(chosen) != sorted(set(chosen)) or not all(1 <= cut < len(model) for cut in chosen):
+        raise UsageError(
+            f"cuts {list(chosen)} of a model with {len(model)} stages",
+            cure=f"give increasing cuts in 1..{len(model) - 1}",
+        )
+    return chosen
+
+
+def _text_keys(rows: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {device: {str(cut): seconds for cut, seconds in row.items()} for device, row in rows.items()}

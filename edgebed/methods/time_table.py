@@ -1,0 +1,65 @@
+"""S²FL's client time table t[k][s] and the median rule that picks a cut from it (§3.1; methods.md §2). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+
+class Mean(msgspec.Struct):
+    """A running mean."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+class TimeTable(msgspec.Struct):
+    """Seconds of a whole round by device and cut. Mutable plain data, saved with every checkpoint."""
+
+    means: dict[str, dict[int, Mean]] = {}
+
+    def add(self, device: str, cut: int, seconds: float) -> None:
+        self.means.setdefault(device, {}).setdefault(cut, Mean()).add(seconds)
+
+    def row(self, device: str, costs: Mapping[int, float]) -> dict[int, float]:
+        """t[k][s] of a device at every cut of `costs`; {} for one that was never measured.
+
+        A cut that it has not had is filled from the nearest one it had, scaled by the ratio of the device-side costs
+        **[ours]**; of two as near from the shallower one.
+
+        Args:
+            costs: device-side cost by candidate cut, increasing cuts.
+        """
+        cuts, had = list(costs), self.means.get(device, {})
+        known = [place for place, cut in enumerate(cuts) if cut in had]
+        if not known:
+            return {}
+        nearest = [cuts[min(known, key=lambda other: (abs(other - place), other))] for place in range(len(cuts))]
+        return {
+            cut: had[cut].value if near == cut else had[near].value * costs[cut] / costs[near]
+            for cut, near in zip(cuts, nearest, strict=True)
+        }
+
+
+def median_rule(rows: Mapping[str, Mapping[int, float]]) -> tuple[float, dict[str, int]]:
+    """The median of all t[k][s] of a round's devices, and for each the cut whose time is nearest to it.
+
+    Of two cuts as near the shallower one **[ours]**.
+
+    Args:
+        rows: seconds by device and cut, one entry at least.
+    """
+    middle = median(_all_times(list(rows.values())))
+    return middle, {
+        device: min(row, key=lambda cut: (abs(row[cut] - middle), cut)) for device, row in rows.items() if row
+    }
+
+
+def _all_times(rows: Sequence[Mapping[int, float]]) -> list[float]:
+    return [seconds for row in rows for seconds in row.values()]

@@ -1,0 +1,246 @@
+"""S²FL: warm-up, the rule in a plan, groups from uploaded labels, and the ablations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import Batch, Context, Outcome, Plan
+from edgebed.methods.s2fl import GroupHalf, S2fl, candidate_cuts
+from edgebed.methods.sfl import Sfl
+from edgebed.models.staged import MODELS
+from edgebed.models.vgg import SPLIT_POINTS
+from edgebed.wire.messages import Optimizer, Report
+from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
+
+OPTIMIZERS = {
+    "sgd": (Optimizer("sgd", 0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    "adam": (Optimizer("adam", 0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+}
+CUTS = {"a": 1, "b": 2}
+
+
+def ready(**options: object) -> S2fl:
+    method = make_method("s2fl", **options)
+    assert isinstance(method, S2fl)
+    return method
+
+
+def plan(method: S2fl, round: int, devices: str = "ab") -> Plan:
+    return method.plan(round, [view(name) for name in devices], SCHEDULE)
+
+
+def cuts(made: Plan) -> dict[str, int]:
+    return {name: each.stages for name, each in made.assignments.items()}
+
+
+def learn(method: S2fl, made: Plan, seconds: Mapping[str, float], round: int = 0) -> None:
+    report = Report(10, 3, 1.0, 0.5, 0.5, None, 100, 0.1, 100, 0.1, 0.0)
+    method.observe(
+        round, [Outcome(d, made.assignments[d], report, s, 0.2, 1e6, 0.1) for d, s in sorted(seconds.items())]
+    )
+
+
+# ---- cuts ----
+
+
+def test_warm_up_tries_the_cuts_in_turn_then_the_median_rule_chooses() -> None:
+    method = ready()
+    times = [{"a": 1.0, "b": 5.0}, {"a": 2.0, "b": 10.0}, {"a": 4.0, "b": 20.0}]
+    for round, seconds in enumerate(times):
+        made = plan(method, round)
+        assert cuts(made) == {"a": round + 1, "b": round + 1}
+        assert made.notes["median_s"] is None
+        learn(method, made, seconds, round)
+    made = plan(method, 3)  # 1 2 4 5 10 20: median 4.5
+    assert made.notes["median_s"] == 4.5
+    assert cuts(made) == {"a": 3, "b": 1}
+    assert made.predicted_s == {"a": 4.0, "b": 5.0}
+    learn(method, made, {"a": 5.0, "b": 7.0}, 3)
+    assert plan(method, 4).predicted_s == {"a": 4.5, "b": 6.0}
+
+
+def test_a_device_met_after_the_warm_up_begins_shallow_and_is_scaled_from_there() -> None:
+    method = ready()
+    for round in range(3):
+        learn(method, plan(method, round, "a"), {"a": float(round + 1)}, round)
+    made = plan(method, 3, "ab")
+    assert cuts(made)["b"] == 1
+    assert "b" not in made.predicted_s
+    learn(method, made, {"a": 3.0, "b": 1.0}, 3)
+    row = plan(method, 4, "ab").notes["times_s"]["b"]  # type: ignore[index]
+    assert row == {"1": 1.0, "2": 2.0, "3": pytest.approx(3.0)}  # as the measured device-side costs
+
+
+def test_without_measured_costs_operations_are_counted() -> None:
+    method = ready()
+    method.setup(Context({"name": "small"}, small_model(), {}, server_slots=1))
+    learn(method, plan(method, 0, "a"), {"a": 1.0})
+    row = method.memory.table.row("a", method._costs)
+    convolutions = [9 * 1 * 3, 9 * 3 * 4, 9 * 4 * 5]  # kernel x channels in x filters, on maps of one size
+    assert [row[cut] for cut in (2, 3)] == [pytest.approx(sum(convolutions[:cut]) / 27) for cut in (2, 3)]
+
+
+def test_the_paper_warms_up_on_all_devices() -> None:
+    devices = [view(f"d{number}") for number in range(10)]
+    for warm_up, expected in (("drawn", [3, 3, 3, 3]), ("all", [10, 10, 10, 3])):
+        method = ready(warm_up=warm_up)
+        assert [len(method.draw(round, devices, 0.3, 1)) for round in range(4)] == expected
+
+
+def test_candidate_cuts() -> None:
+    model = small_model()
+    assert candidate_cuts(model, ()) == (1, 2, 3)
+    assert candidate_cuts(model, (1, 3)) == (1, 3)
+    deep = MODELS.create({"name": "fcnn", "hidden": [9, 8, 7, 6, 5]}).build((1, 2, 2), 4)
+    assert candidate_cuts(deep, ()) == (1, 3, 5)
+    assert candidate_cuts(MODELS.create({"name": "vgg16"}).build((3, 32, 32), 10), ()) == SPLIT_POINTS
+    for wrong in ((2, 1), (1, 1), (4,)):
+        with pytest.raises(UsageError, match="cuts"):
+            candidate_cuts(small_model(), wrong)
+
+
+# ---- groups ----
+
+
+def test_groups_stand_alone_until_the_table_is_full_and_their_labels_are_known() -> None:
+    method = ready()
+    alone = [("a",), ("b",), ("c",), ("d",)]
+    assert plan(method, 0, "abcd").notes["groups"] == alone
+    assert plan(method, 3, "abcd").notes["groups"] == alone
+    method.memory.labels = {"a": [9, 0, 0, 0], "b": [8, 0, 0, 0], "c": [0, 9, 0, 0]}
+    assert plan(method, 2, "abcd").notes["groups"] == alone
+    assert plan(method, 3, "abcd").notes["groups"] == [("a", "c"), ("b",), ("d",)]
+    method.memory.labels["d"] = [0, 8, 0, 0]
+    assert plan(method, 3, "abcd").notes["groups"] == [("a", "c"), ("b", "d")]
+
+
+async def test_labels_are_learned_from_the_uploads_of_devices_that_finish() -> None:
+    method = ready()
+    await play(method, small_model().weights(), {"a": 10, "b": 9, "c": 5}, range(1), lost=("b",))
+    expected = {d: torch.bincount(shard(d, n)[1], minlength=4).tolist() for d, n in (("a", 10), ("c", 5))}
+    assert method.memory.labels == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected_cuts", "groups"),
+    [
+        ({"sliding": False, "balance": False}, {"a": 3, "b": 3}, [("a",), ("b",)]),
+        ({"sliding": False}, {"a": 3, "b": 3}, [("a", "b")]),
+        ({"balance": False}, {"a": 2, "b": 1}, [("a",), ("b",)]),
+        ({}, {"a": 2, "b": 1}, [("a", "b")]),
+    ],
+)
+def test_the_ablations(options: dict[str, object], expected_cuts: dict[str, int], groups: list[object]) -> None:
+    method = ready(**options)
+    method.memory.labels = {"a": [5, 0, 0, 0], "b": [0, 5, 0, 0]}
+    for cut in (1, 2, 3):
+        method.memory.table.add("a", cut, float(cut))
+        method.memory.table.add("b", cut, 2.0 * cut)
+    made = plan(method, 3)
+    assert (cuts(made), made.notes["groups"]) == (expected_cuts, groups)
+
+
+def test_sfl_is_the_largest_cut_without_groups() -> None:
+    method = make_method("sfl", cuts=[1, 2])
+    assert isinstance(method, Sfl)
+    made = plan(method, 0)
+    assert cuts(made) == {"a": 2, "b": 2}
+    assert made.notes["groups"] == [("a",), ("b",)]
+
+
+# ---- exactness ----
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", ["s2fl", "sfl"])
+async def test_one_device_equals_centralised_training(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, over rounds at every cut; the optimizer starts anew with each round."""
+    spec, make = OPTIMIZERS[optimizer]
+    schedule = msgspec.structs.replace(SCHEDULE, optimizer=spec)
+    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    method = make_method(name)
+    merged = await play(method, small_model().weights(), {"a": 10}, range(4))
+    model = small_model()
+    model.train()
+    for round in range(4):
+        assignment = method.plan(round, [view("a")], schedule).assignments["a"]
+        chosen = make([p for n, p in model.named_parameters() if not n.startswith("head")])
+        for x, y in batches_of(shard("a"), assignment):
+            chosen.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            chosen.step()
+    for weight, value in model.state_dict().items():
+        assert torch.equal(merged[weight], value), weight
+
+
+def plain_group(batches: Mapping[str, list[Batch]]) -> Mapping[str, Mapping[str, Tensor]]:
+    """A group in plain torch: device parts of their own, one shared upper part; by part its weights."""
+    lower = {d: copy.deepcopy(small_model().lower(cut)).train() for d, cut in CUTS.items()}
+    shared = small_model()
+    shared.train()
+    optimizers = {d: torch.optim.SGD(part.parameters(), lr=0.05) for d, part in lower.items()}
+    upper = torch.optim.SGD(shared.upper(1).parameters(), lr=0.05)
+    for step in range(max(len(each) for each in batches.values())):
+        going = [d for d in sorted(batches) if step < len(batches[d])]
+        used = [upper, *(optimizers[d] for d in going)]
+        for optimizer in used:
+            optimizer.zero_grad()
+        losses = []
+        for d in going:
+            x, y = batches[d][step]
+            losses.append(nn.functional.cross_entropy(shared.upper(CUTS[d])(lower[d](x)), y))
+        torch.stack(losses).sum().backward()
+        for optimizer in used:
+            optimizer.step()
+    return {"shared": shared.state_dict(), **{d: part.state_dict() for d, part in lower.items()}}
+
+
+def two_cuts(monkeypatch: pytest.MonkeyPatch) -> S2fl:
+    """Devices a and b in one group, at cuts 1 and 2, in any round from 3 on."""
+    schedule = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
+    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    method = ready()
+    method.memory.labels = {"a": [5, 0, 0, 0], "b": [0, 5, 0, 0]}
+    for cut in (1, 2, 3):
+        method.memory.table.add("b", cut, float(cut))
+        method.memory.table.add("a", cut, 2.0 * cut)
+    made = method.plan(3, [view("a", 10), view("b", 5)], schedule)
+    assert (cuts(made), made.notes["groups"]) == (CUTS, [("a", "b")])
+    return method
+
+
+async def test_a_group_of_two_cuts_equals_plain_torch_and_merges_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """b ends before a. Algorithm 1: stage 1 is held by both devices, stage 2 by b and by a's copy on the server."""
+    method, sizes = two_cuts(monkeypatch), {"a": 10, "b": 5}
+    assignments = method.plan(3, [view(d, n) for d, n in sizes.items()], SCHEDULE).assignments
+    plain = plain_group({d: list(batches_of(shard(d, n), assignments[d])) for d, n in sizes.items()})
+    merged = await play(method, small_model().weights(), sizes, range(3, 4), order=2)
+    assert torch.equal(merged["md3.conv.weight"], plain["shared"]["md3.conv.weight"])
+    for name, other in (("md1.conv.weight", plain["a"]), ("md2.conv.weight", plain["shared"])):
+        expected = (10 * other[name].double() + 5 * plain["b"][name].double()) / 15
+        assert torch.allclose(merged[name].double(), expected, atol=1e-6)
+
+
+async def test_a_group_survives_a_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = small_model().weights()
+    merged = await play(two_cuts(monkeypatch), before, {"a": 10, "b": 5}, range(3, 4), lost=("a",))
+    assert all(bool(torch.isfinite(value).all()) for value in merged.values())
+    assert not torch.equal(merged["md1.conv.weight"], before["md1.conv.weight"])
+
+
+def test_a_group_half_holds_the_stages_from_its_shallowest_cut_on() -> None:
+    assignments = plan(ready(), 0).assignments
+    deeper = {**assignments, "b": msgspec.structs.replace(assignments["b"], stages=3)}
+    half = GroupHalf(small_model(), small_model().weights(), deeper, CPU)
+    assert set(half.weights()) == set(small_model().names_above(1))
+    alone = GroupHalf(small_model(), small_model().weights(), {"b": deeper["b"]}, CPU)
+    assert set(alone.weights()) == set(small_model().names_above(3))
