@@ -267,7 +267,7 @@ class Router:
         if waiting is None:
             raise ValueError(f"request {request} was never sent to it")
         # The acknowledgement of a transfer may come after what the node made of it.
-        delivered = waiting.delivered_ns or began
+        delivered = min(waiting.delivered_ns or began, began)
         return Hop(node.name, waiting.queued_ns, delivered, began, done, waiting.bytes or len(waiting.body), up_bytes)
 
     def progress(self, device: str) -> None:
