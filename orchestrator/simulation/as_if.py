@@ -14,18 +14,23 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 import msgspec
+import torch
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import CutCost, trained_names, trains_head
-from edgebed.models.staged import MODELS, StagedModel
+from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
+from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, seeded
 from edgebed.models.width import width_groups
 from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
-from orchestrator.experiment import AsIf, Experiment
+from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.simulation.paper import FlopCosts, OperationCosts
+from orchestrator.simulation.paper import FlopCosts, OperationCosts, ReferenceCosts
+from orchestrator.simulation.reference import Reference
+
+MEASURED_BATCH = 20
+"""A larger network is measured with no more samples at once; its full batch follows from the law through them."""
 
 BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 
@@ -97,22 +102,31 @@ def _size(model: StagedModel, names: Sequence[str]) -> int:
     return sum(weights[name].numel() * weights[name].element_size() for name in names)
 
 
+Counted = FlopCosts | OperationCosts | ReferenceCosts
+
+
 class AsIfCosts:
-    """A cost model by the larger network's counts. `samples_each`: how many of its samples one of ours stands for."""
+    """A cost model by the larger network's counts, or by its halves as measured on this host.
+
+    Args:
+        samples_each: how many of the larger experiment's samples one of ours stands for.
+        large_batch: its batch size; ours is `batch_size`.
+    """
 
     dilation = 1.0
 
     def __init__(
         self,
-        counted: FlopCosts | OperationCosts,
+        counted: Counted,
         twins: Twins,
         samples_each: float,
+        large_batch: int,
         batch_size: int,
         codec: Codec,
         what: str,
     ) -> None:
         self._counted, self._twins, self._each = counted, twins, samples_each
-        self._batch_size, self._codec = batch_size, codec
+        self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
         self.kind = f"{counted.kind} of {what}"
         self._factors: dict[tuple[object, ...], float] = {}
 
@@ -141,9 +155,13 @@ class AsIfCosts:
         return self._batch(assignment, samples)
 
     def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
-        cost = self._counted.work(self._twins.enlarged(assignment), samples)
-        share = self._twins.width_share(assignment) * self._each
+        cost = self._counted.work(self._twins.enlarged(assignment), self._large_batch)
+        share = self._twins.width_share(assignment) * self._batches(samples)
         return BatchCost(cost.forward_s * share, cost.rest_s * share)
+
+    def _batches(self, samples: int) -> float:
+        """How many of the larger experiment's batches so many samples of ours stand for."""
+        return samples * self._each / self._large_batch
 
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         return 0.0
@@ -175,8 +193,10 @@ class AsIfCosts:
         return self._counted.downlink(device)
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        large = [self._twins.enlarged(assignment) for assignment in assignments]
-        return self._counted.server_step_s(large, samples) * self._each
+        return sum(
+            self._counted.server_step_s([self._twins.enlarged(assignment)], [self._large_batch]) * self._batches(count)
+            for assignment, count in zip(assignments, samples, strict=True)
+        )
 
     def orchestrator_s(self, what: str, devices: int) -> float:
         return 0.0
@@ -184,19 +204,40 @@ class AsIfCosts:
 
 def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, train_samples: int) -> AsIfCosts:
     """Raises UsageError where the larger network cannot be built, counted, or cut like the small one."""
-    simulation, training = experiment.simulation, experiment.training
-    if simulation.cost not in ("flops", "operations"):
-        raise UsageError(
-            f"simulation.as_if with cost {simulation.cost!r}", cure="set simulation.cost to flops or operations"
-        )
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
-    large = plugin.build(tuple(wanted.input_shape), wanted.classes)
-    speeds = simulation.device_flops, simulation.server_flops
-    counted = (
-        OperationCosts(Operations(large), *speeds)
-        if simulation.cost == "operations"
-        else FlopCosts(Flops(plugin, large), *speeds)
+    large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
+    return AsIfCosts(
+        _counted(experiment.simulation, wanted, plugin, large),
+        Twins(small, large),
+        wanted.train_samples / train_samples,
+        wanted.batch_size,
+        experiment.training.batch_size,
+        experiment.training.codec,
+        str(wanted.model.get("name")),
     )
-    each = wanted.train_samples / train_samples
-    name = str(wanted.model.get("name"))
-    return AsIfCosts(counted, Twins(small, large), each, training.batch_size, training.codec, name)
+
+
+def _counted(simulation: Simulation, wanted: AsIf, plugin: ModelPlugin, large: StagedModel) -> Counted:
+    speeds = simulation.device_flops, simulation.server_flops
+    match simulation.cost:
+        case "flops":
+            return FlopCosts(Flops(plugin, large), *speeds)
+        case "operations":
+            return OperationCosts(Operations(large), *speeds)
+        case "reference":
+            key = msgspec.json.encode(wanted, order="sorted")
+            if key not in _measured:
+                _measured[key] = Reference(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
+            return ReferenceCosts(_measured[key], simulation.server_flops / simulation.device_flops)
+        case other:
+            raise UsageError(f"simulation.as_if with cost {other!r}", cure="choose reference, flops or operations")
+
+
+_measured: dict[bytes, Reference] = {}
+"""Measuring a large network takes a minute: once in a process is enough."""
+
+
+def _noise(model: StagedModel, batch_size: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, *model.input_shape, generator=generator)
+    return x, torch.randint(model.classes, (batch_size,), generator=generator)
