@@ -46,6 +46,13 @@ def straggler(timeline: RoundTimeline) -> Straggler | None:
     return Straggler(slowest, seconds[slowest] - median(seconds.values()), why, behind)
 
 
+def waits(timeline: RoundTimeline) -> tuple[str | None, int]:
+    """For whom the round waited last, and the nanoseconds that all devices together spent waiting for others."""
+    waited = sum(device.sums.get("wait_for_others", 0) for device in timeline.devices.values())
+    names = (s.detail for device in timeline.devices.values() for s in device.segments if s.name == "wait_for_others")
+    return next(names, None) if waited else None, waited
+
+
 def causes(timeline: RoundTimeline, device: str) -> dict[str, int]:
     """Nanoseconds of a device's round by what they were spent on."""
     sums = dict.fromkeys(CAUSES, 0)

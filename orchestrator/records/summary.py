@@ -20,10 +20,12 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.records.facts import RoundFacts, RunFacts, Stretch, sort
+from orchestrator.records.inforce import Limits
 from orchestrator.records.reader import read
-from orchestrator.records.stragglers import straggler
+from orchestrator.records.stragglers import straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record
+from orchestrator.records.whatif import WhatIf
 
 NOT_COUNTED = ("offline", "unreported")
 """Time that is neither idle nor busy."""
@@ -60,16 +62,24 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "resumed": len(run.stretches) - 1,
         "ended": last.finished.why if last.finished is not None else "not yet, or killed",
         "target_accuracy": started.target_accuracy,
+        "profiles": {info.name: info.profile for stretch in run.stretches for info in stretch.started.devices},
     }
 
 
 class _Axis:
-    """Seconds on the time axis. A stretch goes on where the one before it ended."""
+    """Where rounds lie: on the time axis, on which a stretch goes on where the one before it ended; under which
+    profiles."""
 
     def __init__(self, run: RunFacts) -> None:
         self._stretches = {id(facts): stretch for stretch, facts in run.rounds()}
+        self._limits = {id(stretch): Limits(stretch) for stretch in run.stretches}
         self._stretch: Stretch | None = None
         self._before_s = self._end_s = 0.0
+
+    def profile(self, device: str | None, facts: RoundFacts) -> str | None:
+        """Of a device at the start of a round."""
+        row = self._limits[id(self._stretches[id(facts)])].at(device, facts.start_ns) if device else None
+        return row.profile if row is not None else None
 
     def at_end_of(self, facts: RoundFacts) -> float:
         """At the end of a finished round; rounds come in the order of their starts."""
@@ -90,7 +100,7 @@ class Summing:
 
     def __init__(self, run: RunFacts) -> None:
         self._head = _head(run)
-        self._axis = _Axis(run)
+        self._axis, self._whatif = _Axis(run), WhatIf(run)
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for stretch in run.stretches for name in stretch.devices))
         self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
@@ -114,6 +124,7 @@ class Summing:
         self._count(facts)
         if facts.finished is None:
             return
+        self._whatif.add(timeline)
         self._add_row(timeline)
         self._add_assignments(facts)
         for name, device in timeline.devices.items():
@@ -137,6 +148,7 @@ class Summing:
         facts = timeline.facts
         assert facts.finished is not None
         evaluated, slowest = facts.evaluated, straggler(timeline)
+        waited_for, waited = waits(timeline)
         row = {
             "number": facts.number + 1,
             "lane": facts.lane,
@@ -148,6 +160,10 @@ class Summing:
             "straggler": slowest.device if slowest is not None else None,
             "straggler_why": slowest.why if slowest is not None else None,
             "straggler_gaps_s": slowest.gap_s / facts.dilation if slowest is not None else None,
+            "straggler_behind_s": _divided(slowest.behind_s, facts.dilation) if slowest is not None else None,
+            "straggler_profile": self._axis.profile(slowest.device if slowest is not None else None, facts),
+            "waited_for": waited_for,
+            "waited_s": waited / 1e9 / facts.dilation,
             "timeline_residual": None
             if facts.cut_off
             else max((d.residual for d in timeline.devices.values()), default=0),
@@ -192,6 +208,7 @@ class Summing:
             "events": self._faults,
             **rows,
             "extra": self._extras(),
+            "what_if": self._whatif.result(),
             "idle_share": {device: self._idle(device) for device in self._devices},
             "throttled_share": self._throttled,
             "bytes_up": self._bytes_up,
@@ -235,6 +252,10 @@ ROWS = (
     "straggler",
     "straggler_why",
     "straggler_gaps_s",
+    "straggler_behind_s",
+    "straggler_profile",
+    "waited_for",
+    "waited_s",
     "timeline_residual",
 )
 """Lists with one entry per finished round, in the order in which rounds ended."""
@@ -270,6 +291,10 @@ def _throttled_share(run: RunFacts, device: str) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _divided(seconds: dict[str, float], dilation: float) -> dict[str, float]:
+    return {name: value / dilation for name, value in seconds.items()}
 
 
 def _accumulate(into: dict[str, float], more: dict[str, int], dilation: float) -> None:

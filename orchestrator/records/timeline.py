@@ -11,6 +11,7 @@ rounds of several lanes overlap, only devices of a round's lane have a window in
 of that lane: no device has two windows at once.
 
     download, decode, compute, encode, blocked, reply_wait, upload_tail    as reported (blocked: upload queue full)
+    request_wait         as reported: it served, and no request was there
     download             also from the moment its task was handed to the link until its first chunk was there
     dispatch             the task had not been handed to the link
     server_wait          its update was here, its own server half had not finished
@@ -33,6 +34,7 @@ from orchestrator.records.placing import FOREVER, Placed, place
 
 WAITING = (
     "dispatch",
+    "request_wait",
     "server_wait",
     "wait_for_others",
     "plan",

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
 from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
 from orchestrator.records.inforce import Limits
 from orchestrator.records.timeline import RoundTimeline, Segment
+from orchestrator.records.types import ServerStep
 
 OWN_WORK = ("decode", "compute", "encode")
 
@@ -70,18 +72,34 @@ class _Uplink:
         return new_start + self._factor * (at - start) if at <= end else new_end + at - end
 
 
-def replayed_end(timeline: RoundTimeline, device: str, factors: Factors) -> int:
+Steps = dict[str, list[ServerStep]]
+"""Server steps of one round by device, in the order of their starts."""
+
+
+def steps_of(facts: RoundFacts) -> Steps:
+    steps: Steps = {}
+    for step in sorted(facts.steps, key=attrgetter("start_ns")):
+        for device in step.devices:
+            steps.setdefault(device, []).append(step)
+    return steps
+
+
+def replayed_end(timeline: RoundTimeline, device: str, factors: Factors, steps: Steps | None = None) -> int:
     """When the device's contribution would have been complete, on the orchestrator's clock, in ns.
+
+    Args:
+        steps: those of the round, where they are at hand.
 
     Raises:
         KeyError: the device did not finish the round.
     """
-    return round(_Replay(timeline.facts, device, factors).run(timeline.devices[device].segments))
+    own = (steps_of(timeline.facts) if steps is None else steps).get(device, [])
+    return round(_Replay(timeline.facts, device, factors, own).run(timeline.devices[device].segments))
 
 
 class _Replay:
-    def __init__(self, facts: RoundFacts, device: str, factors: Factors) -> None:
-        self._facts, self._device, self._factors = facts, device, factors
+    def __init__(self, facts: RoundFacts, device: str, factors: Factors, steps: list[ServerStep]) -> None:
+        self._facts, self._factors, self._steps = facts, factors, steps
         self._done = facts.done[device].at_ns
         update = facts.updates.get(device)
         uploads = sorted(facts.uploads.get(device, ()), key=lambda upload: upload.first_ns)
@@ -132,18 +150,19 @@ class _Replay:
 
     def _end(self, now: float, walked: int) -> float:
         """The contribution is complete once the update and every server step are."""
-        before, new = self._steps()
+        before, new = self._served()
         if self._update is not None and -1 in self._new_arrived:
             before, new = max(before, self._update), max(new, self._new_arrived[-1])
         if before == 0:
             return now + max(0, self._done - walked)
         return new + self._done - before
 
-    def _steps(self) -> tuple[int, float]:
+    def _served(self) -> tuple[int, float]:
         """End of the device's last server step, recorded and replayed; 0 where there was none."""
         last, new_last = 0, 0.0
-        own = (step for step in self._facts.steps if self._device in step.devices and step.end_ns <= self._done)
-        for step in sorted(own, key=lambda step: step.start_ns):
+        for step in self._steps:
+            if step.end_ns > self._done:
+                continue
             base = max(last, self._arrived.get(step.batch, 0)) or step.start_ns
             new_base = max(new_last, self._new_arrived.get(step.batch, 0.0)) or float(base)
             last = step.end_ns
@@ -183,6 +202,7 @@ class WhatIf:
     def __init__(self, run: RunFacts) -> None:
         self._stretches: dict[int, Stretch] = {id(facts): stretch for stretch, facts in run.rounds()}
         self._limits: dict[int, Limits] = {id(stretch): Limits(stretch) for stretch in run.stretches}
+        self._steps: Steps = {}
         self._saved: dict[tuple[str, str], float] = {}
         self.slowest: dict[str, int] = {}
         """In how many rounds whose link was the slowest, or one of the slowest."""
@@ -200,10 +220,15 @@ class WhatIf:
         slowest = self._slowest(facts, ends)
         for device in slowest:
             self.slowest[device] = self.slowest.get(device, 0) + 1
+        self._steps = steps_of(facts)
+        every = frozenset(ends)
+        groups = {"link": {last: {last}, "all": every, "slowest": slowest}, "cpu": {last: {last}, "all": every}}
         for what, factors in (("link", LINK), ("cpu", CPU)):
-            self._add(what, last, facts, self._saving(timeline, ends, {last}, factors))
-            self._add(what, "all", facts, self._saving(timeline, ends, set(ends), factors))
-        self._add("link", "slowest", facts, self._saving(timeline, ends, slowest, LINK))
+            known: dict[frozenset[str], int] = {}
+            for whose, faster in groups[what].items():
+                if (group := frozenset(faster)) not in known:
+                    known[group] = self._saving(timeline, ends, group, factors)
+                self._add(what, whose, facts, known[group])
 
     def _slowest(self, facts: RoundFacts, ends: dict[str, int]) -> set[str]:
         limits = self._limits[id(self._stretches[id(facts)])]
@@ -211,7 +236,7 @@ class WhatIf:
         least = min(rates.values(), default=0.0)
         return {device for device, rate in rates.items() if rate == least}
 
-    def _saving(self, timeline: RoundTimeline, ends: dict[str, int], faster: set[str], factors: Factors) -> int:
+    def _saving(self, timeline: RoundTimeline, ends: dict[str, int], faster: frozenset[str], factors: Factors) -> int:
         """Nanoseconds by which the round's last device would have been done earlier."""
         facts, latest = timeline.facts, 0
         out = max((row.at_ns for device, row in facts.out.items() if device not in facts.done), default=0)
@@ -219,7 +244,9 @@ class WhatIf:
         for device in sorted(ends, key=lambda device: -ends[device]):
             if ends[device] <= latest:
                 break  # it and all that follow were done before, and are never later than they were
-            latest = max(latest, replayed_end(timeline, device, factors) if device in faster else ends[device])
+            latest = max(
+                latest, replayed_end(timeline, device, factors, self._steps) if device in faster else ends[device]
+            )
         return max(0, recorded - max(latest, out if facts.finished and facts.finished.why == "all done" else 0))
 
     def _add(self, what: str, whose: str, facts: RoundFacts, saved_ns: int) -> None:
@@ -230,6 +257,14 @@ class WhatIf:
         """The largest first; devices that were never the last of a round save nothing and are not named."""
         found = [Saving(what, whose, saved) for (what, whose), saved in self._saved.items()]
         return sorted(found, key=lambda saving: -saving.saved_s)
+
+    def result(self) -> dict[str, object]:
+        """For summary.json."""
+        return {
+            "rounds_s": self.total_s,
+            "slowest_links": sorted(self.slowest, key=lambda device: -self.slowest[device]),
+            "savings": [msgspec.structs.asdict(saving) for saving in self.savings()],
+        }
 
     def saved_s(self, what: str, whose: str) -> float:
         """0 where the device was never the last of a round."""
