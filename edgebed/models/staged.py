@@ -21,6 +21,10 @@ Weights = dict[str, Tensor]
 """Parameters and buffers by name; always detached."""
 
 
+GIVEN = "given."
+"""Tensors so named come with a task and are no weights; its half finds them in `StagedModel.given`."""
+
+
 class StagedModel(nn.Module):
     """Stages 1..L in order and a head for each cut 1..L-1.
 
@@ -52,6 +56,7 @@ class StagedModel(nn.Module):
         for cut, head in sorted(heads.items()):
             self.add_module(head_name(cut), head)
         self.cuts_with_head = sorted(heads)
+        self.given: Weights = {}
 
     def __len__(self) -> int:
         return len(self.stage_names)
@@ -95,9 +100,16 @@ class StagedModel(nn.Module):
         return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy `weights` in by name; names that are not given stay. Raises UsageError for unknown names or shapes."""
+        """Copy `weights` in by name; names that are not given stay, but `given.…` of before are forgotten.
+
+        Raises:
+            UsageError: unknown names or shapes.
+        """
         state = self.state_dict()
+        self.given = {name.removeprefix(GIVEN): value for name, value in weights.items() if name.startswith(GIVEN)}
         for name, value in weights.items():
+            if name.startswith(GIVEN):
+                continue
             if name not in state:
                 raise UsageError(f"the model has no weight {name!r}")
             if state[name].shape != value.shape:
