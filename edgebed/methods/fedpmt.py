@@ -1,0 +1,186 @@
+"""FedPMT: slow devices train the last layers only (Wu, Wang and Narayana 2023, algorithm 1; methods.md §3). Pure.
+
+Every device holds the whole model and runs it forward; on a device of width i of |I|, back-propagation stops before
+the |I| - i first stages (mask Ξ_i), which stay as they are to the bit and are not uploaded. The widest mask trains all,
+every mask the classifier. Per layer the server takes the mean over the devices that trained it (eq. 7).
+
+Option I (`chooser: server`): the server picks the mask. Option II (`chooser: device`): the server sends all masks and
+what each asks of a device, the device picks by its own CPUs and reports which. Who gets which is not the paper's rule
+but `edgebed.methods.fitting`'s **[ours]**; with `levels` it is the paper's own assignment (§V-B).
+
+The deadline of a round is `training.deadline_s`, as for every method; give it here as well, and masks are picked to
+keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from edgebed.errors import RunError, UsageError
+from edgebed.methods.base import (
+    Batch,
+    Context,
+    Contribution,
+    DeviceView,
+    Method,
+    Outcome,
+    Plan,
+    Schedule,
+    assign,
+    device_half,
+    draw_share,
+    trained_names,
+)
+from edgebed.methods.fitting import Fitted, Powers, checked_levels, fit, largest_within
+from edgebed.methods.halves import Half, output_half
+from edgebed.methods.merging import Aggregate, merge_by_name
+from edgebed.methods.stage_costs import partial_costs
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Masks(msgspec.Struct, frozen=True):
+    """What option II sends: the masks from the narrowest on, and the CPUs that each asks for."""
+
+    train_from: tuple[int, ...]
+    cpus: tuple[float, ...]
+
+    def pick(self, cpus: float) -> int:
+        """The widest mask that `cpus` are enough for."""
+        return self.train_from[largest_within(cpus, self.cpus)]
+
+
+@device_half("partial", head=False)
+def partial_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
+    """The whole model with back-propagation down to `train_from`: the assignment's, or where it brings masks the
+    device's own choice. Notes tell which."""
+    if "masks" in assignment.options:
+        masks = msgspec.convert(assignment.options["masks"], Masks)
+        assignment = msgspec.structs.replace(assignment, train_from=masks.pick(assignment.cpus))
+    trained = yield from output_half(model, assignment, batches)
+    return msgspec.structs.replace(trained, notes={"train_from": float(assignment.train_from)})
+
+
+class FedPmt(Method):
+    name = "fedpmt"
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        """`widths` is |I|, by default the number of stages; `chooser`: option I or II; `costs` and `levels`: one per
+        width from the narrowest on, the cost relative to the widest (by default counted operations) and the share of
+        the fastest device's CPUs that a width asks for; `deadline_s`: what masks are picked to keep."""
+
+        widths: Annotated[int, msgspec.Meta(ge=1)] | None = None
+        chooser: Literal["server", "device"] = "server"
+        costs: tuple[Share, ...] = ()
+        levels: tuple[Share, ...] = ()
+        deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+        aggregate: Aggregate = "uniform"
+
+    options: Options
+
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        self.masks = masks_of(context.model, self.options.widths)
+        self.costs = self._costs()
+        self.levels = checked_levels(self.options.levels, len(self.masks))
+        self.powers = Powers()
+
+    def _costs(self) -> list[float]:
+        given = self.options.costs
+        if given and (len(given) != len(self.masks) or list(given) != sorted(given)):
+            raise UsageError(
+                f"costs {list(given)} for {len(self.masks)} widths", cure=f"give {len(self.masks)} increasing costs"
+            )
+        return list(given) or partial_costs(self.context.model, self.masks)
+
+    # ---- a round ----
+
+    def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
+        self.powers.meet(devices)
+        return draw_share(devices, share, seed, round)
+
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        self.powers.meet(devices)
+        fitted = fit(devices, schedule, self.costs, self.powers, levels=self.levels, deadline_s=self.options.deadline_s)
+        chosen = {name: self.masks[size] for name, size in fitted.sizes.items()}
+        by_device = self.options.chooser == "device"
+        options: dict[str, object] = {"masks": msgspec.to_builtins(self._offer())} if by_device else {}
+        notes: dict[str, object] = {"train_from": {} if by_device else chosen, "bound_s": _bound(fitted)}
+        return Plan(
+            {
+                device.name: assign(
+                    self.context,
+                    device,
+                    schedule,
+                    round,
+                    stages=len(self.context.model),
+                    objective="partial",
+                    uploads=("weights",),
+                    train_from=0 if by_device else chosen[device.name],
+                    options=options,
+                )
+                for device in devices
+            },
+            {} if by_device else fitted.predicted_s(),
+            notes,
+        )
+
+    def _offer(self) -> Masks:
+        """Option II: all masks with the CPUs each asks for, from the levels; else so that by declared CPUs nobody takes
+        longer than the slowest device with the narrowest mask, or the fastest with the widest."""
+        every = self.powers.cpus.values()
+        if self.levels:
+            return Masks(self.masks, tuple(level * max(every) for level in self.levels))
+        bound = max(self.costs[0] / min(every), self.costs[-1] / max(every))
+        return Masks(self.masks, tuple(cost / bound for cost in self.costs))
+
+    def update_names(self, assignment: Assignment, notes: Mapping[str, float]) -> list[str]:
+        """The stages that were trained: as planned, or as the device says (option II)."""
+        if "masks" not in assignment.options:
+            return super().update_names(assignment, notes)
+        used = notes.get("train_from", -1.0)
+        if used not in self.masks:
+            raise RunError(
+                f"device {assignment.device!r} trained from stage {used:g}, which is no mask it was offered",
+                cure="run the same version of Edgebed on device and orchestrator",
+            )
+        return trained_names(self.context.model, msgspec.structs.replace(assignment, train_from=int(used)))
+
+    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        """Eq. 7: w_l + Σ_k (w_k,l - w_l) / |{k that trained l}|; what nobody trained stays."""
+        return merge_by_name(weights, contributions, self.options.aggregate)
+
+    # ---- what it learns ----
+
+    def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
+        self.powers.observe(outcomes, self._cost)
+
+    def _cost(self, outcome: Outcome) -> float:
+        assignment = outcome.assignment
+        chosen = "masks" in assignment.options  # by the device; `update_names` has looked at it
+        used = int(outcome.report.notes["train_from"]) if chosen else assignment.train_from
+        return self.costs[self.masks.index(used)]
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = msgspec.to_builtins(self.powers)
+        return state
+
+    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
+        self.powers = msgspec.convert(state, Powers)
+
+
+def masks_of(model: StagedModel, widths: int | None) -> tuple[int, ...]:
+    """`train_from` of the |I| masks, the narrowest first: |I| - 1, …, 0. Raises UsageError for more than stages."""
+    count = widths or len(model)
+    if count > len(model):
+        raise UsageError(f"{count} widths of a model with {len(model)} stages", cure=f"choose 1..{len(model)}")
+    return tuple(reversed(range(count)))
+
+
+def _bound(fitted: Fitted) -> float | None:
+    return fitted.bound_s if fitted.measured else None

@@ -1,0 +1,117 @@
+"""Sizes for devices: the rule by hand, before and after anything was measured."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import DeviceView, Outcome
+from edgebed.methods.fitting import Powers, checked_levels, fit, largest_within
+from edgebed.wire.messages import Assignment, Report
+from tests.contract.rounds import BATCH, SCHEDULE, view
+
+COSTS = (0.25, 0.5, 1.0)
+EIGHT = 2 * BATCH  # samples: two batches
+
+
+def devices(**cpus: float) -> list[DeviceView]:
+    return [view(name, EIGHT, share) for name, share in cpus.items()]
+
+
+def outcome(device: str, batch_s: float, communication_s: float = 0.0, batches: int = 2) -> Outcome:
+    report = Report(EIGHT, batches, 1.0, batch_s * batches, 0.5, None, 100, 0.1, 100, 0.1, 0.0)
+    assignment = Assignment(device, {"name": "small"}, 4, (1, 6, 6), 4, "output")
+    return Outcome(device, assignment, report, 9.0, communication_s, 1e6, 0.0)
+
+
+def test_unmeasured_devices_go_by_their_cpus() -> None:
+    """Two batches at 1 CPU s each: slow 0.25·2/0.1 = 5 s at least, so 5 is the bound: 0.25 CPU may take half (4 s, not
+    8), the others the whole (2 and 0.5 s)."""
+    powers = Powers()
+    fleet = devices(fast=4, good=1, weak=0.25, slow=0.1)
+    powers.meet(fleet)
+    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    assert fitted.bound_s == pytest.approx(5)
+    assert fitted.sizes == {"fast": 2, "good": 2, "weak": 1, "slow": 0}
+    assert fitted.predicted_s() == {}
+
+
+def test_the_fastest_device_always_has_the_full_model() -> None:
+    """Alike devices: the smallest size would take a quarter, but the full one of the fastest is the later bound."""
+    powers = Powers()
+    fleet = devices(a=1, b=1)
+    powers.meet(fleet)
+    assert fit(fleet, SCHEDULE, COSTS, powers).sizes == {"a": 2, "b": 2}
+
+
+def test_measurements_count_more_than_declared_cpus() -> None:
+    """Both say 1 CPU. a took 1 s per batch at half the model, so 2 s at the full one; b 0.5 s at the full one. Bound
+    max(0.25·4 + 1, 1 + 0) = 2: a gets a quarter (2 s; half would be 3 s), b everything."""
+    powers = Powers()
+    fleet = devices(a=1, b=1)
+    powers.meet(fleet)
+    powers.observe([outcome("a", 1.0, communication_s=1.0)], lambda _: 0.5)
+    powers.observe([outcome("b", 0.5)], lambda _: 1.0)
+    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    assert fitted.seconds == {"a": [2.0, 3.0, 5.0], "b": [0.25, 0.5, 1.0]}
+    assert fitted.sizes == {"a": 0, "b": 2}
+    assert fitted.predicted_s() == {"a": 2.0, "b": 1.0}
+
+
+def test_measurements_are_averaged_and_follow_a_change_of_quota() -> None:
+    powers = Powers()
+    powers.meet(devices(a=1))
+    for seconds in (1.0, 3.0):
+        powers.observe([outcome("a", seconds)], lambda _: 1.0)
+    assert powers.batch_s(view("a", cpus=1)) == pytest.approx(2)
+    assert powers.batch_s(view("a", cpus=0.5)) == pytest.approx(4)
+
+
+def test_a_device_that_was_not_measured_is_judged_by_those_that_were() -> None:
+    powers = Powers()
+    powers.meet(devices(a=2, b=1))
+    powers.observe([outcome("a", 1.0, communication_s=0.5)], lambda _: 1.0)
+    assert powers.batch_s(view("b", cpus=1)) == pytest.approx(2)
+    assert powers.round_s(view("b", EIGHT, 1), SCHEDULE, 0.5) == pytest.approx(0.5 + 2 * 0.5 * 2)
+
+
+def test_a_deadline_is_the_bound_once_something_was_measured() -> None:
+    powers = Powers()
+    fleet = devices(a=1, b=0.5)
+    powers.meet(fleet)
+    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=1.0).bound_s == pytest.approx(2)
+    powers.observe([outcome("a", 1.0), outcome("b", 2.0)], lambda _: 1.0)
+    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=2.0).sizes == {"a": 2, "b": 1}
+    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=0.1).sizes == {"a": 0, "b": 0}
+
+
+def test_levels_are_shares_of_the_fastest_device_ever_met() -> None:
+    powers = Powers()
+    powers.meet(devices(fastest=5))
+    fleet = devices(full=5, half=2.5, fifth=1, less=0.5)
+    powers.meet(fleet)
+    levels = (0.2, 0.5, 1.0)
+    assert fit(fleet, SCHEDULE, COSTS, powers, levels=levels).sizes == {"full": 2, "half": 1, "fifth": 0, "less": 0}
+    assert fit(fleet[1:], SCHEDULE, COSTS, powers, levels=levels).sizes["half"] == 1
+
+
+def test_rounding_costs_nobody_a_size() -> None:
+    assert largest_within(0.1 + 0.2, (0.1, 0.3)) == 1
+    assert largest_within(0.3, (0.1, 0.1 + 0.2)) == 1
+
+
+def test_levels_are_checked() -> None:
+    for wrong in ((0.5,), (0.5, 0.2, 1.0)):
+        with pytest.raises(UsageError, match="levels"):
+            checked_levels(wrong, 3)
+
+
+def test_it_survives_a_checkpoint() -> None:
+    powers = Powers()
+    powers.meet(devices(a=1))
+    powers.observe([outcome("a", 1.0, 0.5)], lambda _: 0.5)
+    saved = json.loads(json.dumps(msgspec.to_builtins(powers)))
+    assert msgspec.convert(saved, Powers) == powers
