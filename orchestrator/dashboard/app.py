@@ -145,7 +145,7 @@ class Desk:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self, name: str) -> AsyncIterator[bytes]:
-        cursor, gantt_seen, listed, spoken = Cursor(), -2, b"", time.monotonic()
+        cursor, gantt_seen, listed, missed, spoken = Cursor(), -2, b"", False, time.monotonic()
         yield b"retry: 2000\n\n"
         while not self._closing.is_set():
             out = []
@@ -154,6 +154,9 @@ class Desk:
                 listed = cards
                 out.append(_event("runs", cards))
             run = await self.fresh(name) if name else None
+            if name and run is None and not missed:
+                missed = True
+                out.append(_event("missing", b"{}"))
             if run is not None:
                 changed = await run.within(functools.partial(_changes, run.follower, cursor))
                 if changed is not None:

@@ -67,7 +67,7 @@ export class Chart {
     const parts = [this.axes(x0, x1, y0, y1)];
     if (data.line) {
       parts.push(s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(data.line.y), y2: Y(data.line.y)}),
-        s("text.goal-text.end", {x: width - RIGHT, y: Y(data.line.y) + (Y(data.line.y) < TOP + 14 ? 14 : -5)}, data.line.label));
+        s("text.goal-text.end", {x: width - RIGHT, y: Y(data.line.y) - 5}, data.line.label));
     }
     for (const one of data.series) parts.push(...this.one(one, width));
     parts.push(...(data.marks || []).map((mark) => this.mark(mark)));

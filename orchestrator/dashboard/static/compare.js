@@ -12,7 +12,7 @@ export class CompareView {
     this.rounds = new Chart("Accuracy over rounds", {height: 240});
     this.gap = new Chart("Straggler gap per round", {height: 240});
     this.notes = h("ul.notes");
-    this.body = h("div.scroll", {tabindex: 0, role: "region", "aria-label": "Comparison, scrolls"});
+    this.body = h("div.scroll.whole", {tabindex: 0, role: "region", "aria-label": "Comparison, scrolls"});
     root.replaceChildren(h("h1", {id: "h-compare", tabindex: -1}, "Runs side by side"), this.notes, this.time.element,
       h("section.card", {"aria-labelledby": "h-table"}, h("h2", {id: "h-table"}, "Figures"),
         h("p.quiet", {}, "Seconds are divided by the dilation. A speed-up refers to the last run. A dash: known only to ", h("code", {}, "edgebed compare"), ", which reads all records."), this.body),

@@ -61,6 +61,7 @@ function listen(run) {
     strip();
   });
   source.addEventListener("gantt", (event) => views.run.takeGantt(JSON.parse(event.data)));
+  source.addEventListener("missing", () => views.run.missing());
   source.addEventListener("bye", () => {
     ended = true;
     source.close();

@@ -64,6 +64,11 @@ export class RunView {
     this.gantt.draw(null);
   }
 
+  missing() {
+    put(this.title, `There is no run ${this.id} here`);
+    announce(this.title.textContent);
+  }
+
   take(change) {
     const first = !this.head;
     if (change.whole) [this.rows, this.marks] = [[], []];

@@ -1,0 +1,120 @@
+"""Seconds per round with the page open ÷ without, five devices on this host: at most 1.02.
+
+One run; every BLOCK rounds somebody looks at the page, then looks away. The first round after each change is left out.
+With a browser on this very host its own drawing counts too; a client of the stream alone shows what the server costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from orchestrator import session
+from orchestrator.calibration import Calibration
+from orchestrator.dashboard.beside import page_beside
+from orchestrator.dashboard.serve import Place
+from orchestrator.data import prepare_data
+from orchestrator.experiment import Experiment, Training
+from orchestrator.fleet.profile import load_fleet
+from tests.benchmarks._figures import figure, skip
+
+BLOCK, BLOCKS, DEVICES = 8, 10, 5
+ROOT = Path(__file__).parents[2]
+PROFILE = "name: fifth\ncpus: 0.2\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
+FLEET = f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {DEVICES}}}]\n"
+
+
+class Looker(session.Watch):
+    """Opens and closes the page as rounds go by; `seconds` by whether it was open."""
+
+    def __init__(self, address: str, viewer: subprocess.Popen[str]) -> None:
+        super().__init__(session.quiet)
+        self._address, self._viewer = address, viewer
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._count, self._run = 0, ""
+
+    def run(self, method: str, folder: Path, rounds: int) -> None:
+        self._run = folder.name
+
+    def round(self, method: str, progress: Any, result: Any, seconds: float, dilation: float) -> None:
+        block, place = divmod(self._count, BLOCK)
+        if place > 0:
+            self.seconds[block % 2 == 1].append(seconds)
+        self._count += 1
+        if place == BLOCK - 1:
+            self._look(block % 2 == 0)
+
+    def _look(self, at_it: bool) -> None:
+        assert self._viewer.stdin is not None
+        self._viewer.stdin.write(f"{self._address}#/run/{self._run}\n" if at_it else "\n")
+        self._viewer.stdin.flush()
+
+
+@contextlib.contextmanager
+def viewer(kind: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.benchmarks._page", kind]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().strip() == "ready"
+        yield process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def one_run(folder: Path, kind: str) -> dict[bool, list[float]]:
+    (folder / "fifth.yaml").write_text(PROFILE)
+    (folder / "fleet.yaml").write_text(FLEET)
+    training = msgspec.convert({"rounds": BLOCK * BLOCKS, "batch_size": 32, "max_batches": 2}, Training)
+    experiment = Experiment(
+        name="cost",
+        fleet="fleet.yaml",
+        model={"name": "resnet-tiny"},
+        methods=[{"name": "dtfl", "tier": 2}],
+        training=training,
+    )
+    spec = load_fleet(folder / "fleet.yaml")
+    prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
+    request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+    said: list[str] = []
+    with page_beside(folder / "runs", "cost", Place(), said.append), viewer(kind) as process:
+        watch = Looker(said[0].removeprefix("Live page: "), process)
+        async with session.standing_fleet(spec, shards=prepared.shards) as standing:
+            await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+    return watch.seconds
+
+
+def main() -> None:
+    if os.geteuid() != 0:
+        skip("needs root: network namespaces and cgroups")
+        return
+    for kind in ("client", "browser"):
+        if kind == "browser" and shutil.which("chromium") is None:
+            skip("no Chromium on this host")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = asyncio.run(one_run(Path(folder), kind))
+        without, with_it = median(seconds[False]), median(seconds[True])
+        note = f"{without * 1e3:.0f} ms without, {with_it * 1e3:.0f} ms with, {len(seconds[True])} rounds each"
+        figure(f"round with the page open ÷ without ({kind})", with_it / without, most=1.02, note=note)
+
+
+if __name__ == "__main__":
+    main()
