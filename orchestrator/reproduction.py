@@ -1,7 +1,8 @@
 """A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and a
 scale at which this machine can do it. Pure but for reading the file.
 
-    rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces)
+    rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces);
+                         `options` are added to those of the method, so that a row and a column may both set some
     columns.*.target     the accuracy that this column asks for; columns that differ in nothing else share their runs
     figures              quantity -> row -> the paper's figure for each column, null where it prints none
     scale.set            shrinks the experiment; `scale.rows` and `scale.columns` name what is run at that scale
@@ -133,6 +134,7 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
 
 
 def _experiment(settings: Settings, target: float, path: Path) -> Experiment:
-    if target:
-        settings = merged(settings, {"training": {"target_accuracy": target}})
+    settings = merged(settings, {"training": {"target_accuracy": target}} if target else {})
+    options = settings.pop("options", {})
+    settings["methods"] = [{**method, **options} for method in settings.get("methods", [])]
     return convert(settings, Experiment, path)
