@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
-from orchestrator.cli.folders import runs_folder
+from orchestrator.cli.folders import find_run, runs_folder
 from orchestrator.cli.run import _only, _watching
 from orchestrator.experiment import load
 from orchestrator.simulation.run import SimulationRequest, simulate
@@ -27,6 +27,10 @@ def command(
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
     devices: Annotated[int | None, typer.Option(help="So many devices, with the fleet's profiles in turn.")] = None,
     cost: Annotated[str | None, typer.Option(help="reference, flops, operations or calibrated.")] = None,
+    calibrate_from: Annotated[
+        list[str] | None, typer.Option(help="Take the costs from this real run: its folder or id. Repeatable.")
+    ] = None,
+    save_calibration: Annotated[Path | None, typer.Option(help="Keep that calibration in this file.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
@@ -35,7 +39,13 @@ def command(
     overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
     loaded = load(experiment, overrides)
     request = SimulationRequest(
-        _only(loaded, method, experiment), experiment.resolve(), runs_folder(), devices=devices, accelerator=accelerator
+        _only(loaded, method, experiment),
+        experiment.resolve(),
+        runs_folder(),
+        devices=devices,
+        accelerator=accelerator,
+        calibrate_from=tuple(find_run(run) for run in calibrate_from or ()),
+        save_calibration=save_calibration,
     )
     with _watching(quiet) as watch:
         folders = simulate(request, watch)

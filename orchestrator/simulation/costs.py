@@ -9,7 +9,7 @@ import msgspec
 
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Codec
+from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.fleet.profile import Limits
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
@@ -58,6 +58,9 @@ class CostModel(Protocol):
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         """Turning tensors of `raw` bytes into a body."""
 
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        """Bytes of the frames that carry a body of `size` bytes."""
+
     def uplink(self, device: Device) -> LinkCost: ...
 
     def downlink(self, device: Device) -> LinkCost: ...
@@ -65,5 +68,6 @@ class CostModel(Protocol):
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         """One step of a server half with one upload of each of its devices."""
 
-    def orchestrator_s(self, what: str, devices: int) -> float:
-        """What the orchestrator does itself in a round of so many devices: plan, dispatch, merge, evaluate, save."""
+    def orchestrator_s(self, what: str, size: int) -> float:
+        """What the orchestrator does itself: plan, dispatch, or a call by its name (merge, evaluate, save,
+        decode_tensors of `size` bytes)."""

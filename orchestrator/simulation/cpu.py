@@ -15,6 +15,10 @@ TICK_S = 0.004
 back from the next periods."""
 
 
+MARGIN_S = 1e-6
+"""A sleep to the next period ends surely within it."""
+
+
 class Cpu(Protocol):
     """Where a device's threads get their CPU time."""
 
@@ -71,11 +75,11 @@ class QuotaCpu:
 
     def _refill(self) -> None:
         """An account takes one quota at most, however long it was idle; what it owes is paid period by period."""
-        period = math.floor((self._now_s() - self._phase) / PERIOD_S + 1e-9)
+        period = math.floor((self._now_s() - self._phase) / PERIOD_S)
         if period > self._period:
             quota = self._cpus() * PERIOD_S
             self._balance_s = min(quota, self._balance_s + quota * (period - self._period))
             self._period = period
 
     def _until_next(self) -> float:
-        return (self._period + 1) * PERIOD_S + self._phase - self._now_s() + 1e-9
+        return (self._period + 1) * PERIOD_S + self._phase - self._now_s() + MARGIN_S

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError, EdgebedError, TransferError, TransferRefused
 from edgebed.link.inbox import Inbound
 from edgebed.methods.base import Outgoing, Trained
@@ -62,7 +63,7 @@ class SimulatedDevice:
     def __init__(
         self,
         who: Callable[[], Device],
-        samples: int,
+        shard: Shard,
         costs: CostModel,
         start: Start,
         receiver: Receiver,
@@ -71,7 +72,7 @@ class SimulatedDevice:
         tell_s: float,
     ) -> None:
         self._cpu = costs.cpu(who)
-        self._who, self._samples, self._costs, self._start = who, samples, costs, start
+        self._who, self._shard, self._costs, self._start = who, shard, costs, start
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
         self.name = who().name
         self.phases = Phases(now_ns, lambda: who().limits.cpus)
@@ -92,7 +93,9 @@ class SimulatedDevice:
 
     async def receive(self, header: Header, body: bytes | bytearray) -> Arrival:
         """A transfer to this device; returns when it has been acknowledged."""
-        arrival = await self._down.carry(wire_bytes(header, len(body)))
+        task = header if isinstance(header, Task) else self._task
+        size = self._size(task, header, body)
+        arrival = await self._down.carry(size)
         view = memoryview(body)
         if isinstance(header, Task):
             self._take(header, view, arrival)
@@ -160,7 +163,7 @@ class SimulatedDevice:
 
     async def _train(self, task: Task, body: memoryview, meter: _Meter) -> None:
         who = self._who()
-        assignment = msgspec.structs.replace(task.assignment, cpus=who.limits.cpus)
+        assignment = msgspec.structs.replace(task.assignment, cpus=who.limits.cpus, privacy=self._shard.privacy)
         self.phases.enter("decode", task.id)
         first, self._built = not self._built, True
         await self._use(task, self._costs.decode_s(who, assignment, len(body), first))
@@ -178,7 +181,7 @@ class SimulatedDevice:
 
     def _made(self, trained: Trained, meter: _Meter) -> Report:
         return Report(
-            samples=self._samples,
+            samples=self._shard.samples,
             batches=trained.batches,
             loss=trained.loss,
             compute_s=meter.compute_s,
@@ -215,10 +218,11 @@ class SimulatedDevice:
 
     async def _send(self, header: Upload | Update | Failure, body: bytes | bytearray) -> None:
         """Returns at the acknowledgement; raises TransferRefused where it is not wanted."""
-        size = wire_bytes(header, len(body))
+        size = self._size(self._task, header, body)
         if header.task in self._cancelled:
             raise Cancelled("the task was cancelled")
-        await self._cpu.use(self._costs.uplink(self._who()).cpu_s)
+        cost = self._costs.uplink(self._who())
+        await self._cpu.use(cost.cpu_s if isinstance(header, Upload) else cost.update_cpu_s)
         self._receiver.admit(self.name, header, len(body))
         arrival = await self._up.carry(size)
         async with self._delivering:  # one after the other, in the order they were sent
@@ -227,6 +231,11 @@ class SimulatedDevice:
                 Inbound(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
             )
         await asyncio.sleep(self._costs.uplink(self._who()).ack_s)
+
+    def _size(self, task: Task | None, header: Header, body: bytes | bytearray) -> int:
+        if task is None:  # the task has ended: nobody wants it
+            return wire_bytes(header, len(body))
+        return self._costs.transfer_bytes(task.assignment, header, len(body))
 
     def beat(self) -> None:
         """A heartbeat: whoever computes is heard of."""

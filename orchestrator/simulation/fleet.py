@@ -71,7 +71,7 @@ class SimulatedFleet:
         self.devices = {
             name: SimulatedDevice(
                 lambda name=name: self.who(name),  # type: ignore[misc]
-                shards[name].samples,
+                shards[name],
                 costs,
                 start,
                 self,

@@ -17,12 +17,13 @@ FRAME_BYTES = 56
 
 class LinkCost(msgspec.Struct, frozen=True):
     """Seconds of a transfer of n bytes: `latency_s` + n × `byte_s`; its acknowledgement takes `ack_s` back. `cpu_s` is
-    what it costs its device in CPU time."""
+    what an upload costs its device in CPU time, `update_cpu_s` what the update does."""
 
     latency_s: float
     byte_s: float
     ack_s: float = 0.0
     cpu_s: float = 0.0
+    update_cpu_s: float = 0.0
 
 
 class Arrival(msgspec.Struct, frozen=True):

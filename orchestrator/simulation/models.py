@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import ModelPlugin, StagedModel
 from orchestrator.experiment import Simulation
+from orchestrator.rounds.clock import now_s
+from orchestrator.simulation.calibrated import CalibratedCosts
+from orchestrator.simulation.calibration import Calibration, load_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.paper import FlopCosts, OperationCosts, ReferenceCosts
 from orchestrator.simulation.reference import Reference
 
 
-def cost_model(wanted: Simulation, near: Path, plugin: ModelPlugin, model: StagedModel, batch: Batch) -> CostModel:
-    """Raises UsageError where the model cannot be had: no calibration file, a network it does not count."""
+def cost_model(
+    wanted: Simulation,
+    near: Path,
+    plugin: ModelPlugin,
+    model: StagedModel,
+    batch: Batch,
+    calibration: Calibration | None,
+) -> CostModel:
+    """The costs of a simulation; `calibration`, where one was made just now, goes before what the experiment says.
+
+    Raises:
+        UsageError: the model cannot be had: no calibration file, or a network it does not count.
+    """
+    if calibration is None and wanted.cost == "calibrated":
+        if wanted.calibration is None:
+            raise UsageError("cost: calibrated without a calibration", cure="give --calibrate-from RUN, or name a file")
+        calibration = load_calibration((near.parent / wanted.calibration).resolve())
+    if calibration is not None:
+        laws = {"device": calibration.device, "server": calibration.server}
+        reference = Reference(model, batch, **laws, encode=calibration.encode)
+        return CalibratedCosts(calibration, reference, now_s)
     match wanted.cost:
         case "flops":
             return FlopCosts(Flops(plugin, model), wanted.device_flops, wanted.server_flops)

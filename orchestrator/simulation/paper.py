@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Codec
+from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu
-from orchestrator.simulation.link import LinkCost
+from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference
 
 
@@ -36,32 +36,39 @@ class _Paper:
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         return 0.0
 
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        return wire_bytes(header, size)
+
     def uplink(self, device: Device) -> LinkCost:
         return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.uplink_bit_s)
 
     def downlink(self, device: Device) -> LinkCost:
         return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.downlink_bit_s)
 
-    def orchestrator_s(self, what: str, devices: int) -> float:
+    def orchestrator_s(self, what: str, size: int) -> float:
         return 0.0
 
 
 class ReferenceCosts(_Paper):
-    """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server."""
+    """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server
+    ÷ `server_speed`."""
 
     kind = "reference"
 
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
+    def __init__(self, reference: Reference, server_speed: float = 1.0) -> None:
+        self._reference, self._server_speed = reference, server_speed
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
+
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
         law = self._reference.device_law(assignment)
         seconds = law.seconds(samples)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         laws = [self._reference.server_law(assignment) for assignment in assignments]
-        return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True))
+        return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
 
 
 class FlopCosts(_Paper):
@@ -77,6 +84,9 @@ class FlopCosts(_Paper):
         self._device, self._server = device_flops, server_flops
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
+
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._flops.device(assignment)
         return BatchCost(forward * samples / self._device, backward * samples / self._device)
 
@@ -95,6 +105,9 @@ class OperationCosts(_Paper):
         self._device, self._server = device_flops, server_flops
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
+
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._operations.batch(assignment, samples)
         return BatchCost(forward / self._device, backward / self._device)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
-from edgebed.errors import EdgebedError
 from edgebed.methods.base import Batch, ServerHalf, find_half
 from edgebed.methods.halves import UpperHalf
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
-from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Privacy
 
 REPEATS = 5
@@ -58,17 +58,35 @@ def work_key(assignment: Assignment) -> str:
     return " · ".join(parts)
 
 
+def server_key(assignment: Assignment) -> str:
+    return f"cut {assignment.stages}"
+
+
+def codec_key(codec: Codec) -> str:
+    return f"{codec.dtype}{' zstd' if codec.zstd else ''}"
+
+
 class Reference:
     """Laws by kind of work, measured at their first use, or read from a file.
 
     Args:
         batch: real samples: x (B, C, H, W) and y (B,).
+        device, server, encode: laws that are known already.
     """
 
-    def __init__(self, model: StagedModel, batch: Batch, device: dict[str, BatchLaw] | None = None) -> None:
+    def __init__(
+        self,
+        model: StagedModel,
+        batch: Batch,
+        *,
+        device: Mapping[str, BatchLaw] | None = None,
+        server: Mapping[str, BatchLaw] | None = None,
+        encode: Mapping[str, SizeLaw] | None = None,
+    ) -> None:
         self._model, self._batch = model, batch
         self.device_laws: dict[str, BatchLaw] = dict(device or {})
-        self.server_laws: dict[str, BatchLaw] = {}
+        self.server_laws: dict[str, BatchLaw] = dict(server or {})
+        self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
         self.measured: list[str] = []
 
     def device_law(self, assignment: Assignment) -> BatchLaw:
@@ -80,10 +98,34 @@ class Reference:
 
     def server_law(self, assignment: Assignment) -> BatchLaw:
         """One step of a copy of the upper stages with the upload of one device."""
-        key = f"server {assignment.stages}"
+        key = server_key(assignment)
         if key not in self.server_laws:
             self.server_laws[key] = self._measure_server(assignment)
         return self.server_laws[key]
+
+    def encode_law(self, codec: Codec) -> SizeLaw:
+        """CPU seconds to encode n raw bytes, as those of real features."""
+        key = codec_key(codec)
+        if key not in self.encode_laws:
+            self.encode_laws[key] = self._measure_encode(codec)
+        return self.encode_laws[key]
+
+    def upload_bytes(self, assignment: Assignment, batches: Sequence[int]) -> list[int]:
+        """Raw bytes of the features and labels of each batch."""
+        sample = math.prod(self._model.feature_shape(assignment.stages)) * 4 + 8
+        return [sample * count for count in batches]
+
+    def _measure_encode(self, codec: Codec) -> SizeLaw:
+        with torch.no_grad(), _one_thread():
+            features = self._model.lower(1).eval()(self._batch[0])
+            points = []
+            for rows in (max(1, len(features) // 8), len(features)):
+                part = {"features": features[:rows].contiguous()}
+                seconds = min(_timed(lambda part=part: encode_tensors(part, codec)) for _ in range(REPEATS))  # type: ignore[misc]
+                points.append((part["features"].numel() * 4, seconds))
+        (x0, y0), (x1, y1) = points
+        slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
+        return SizeLaw(max(0.0, y0 - slope * x0), slope)
 
     def _rows(self, count: int) -> Batch:
         x, y = self._batch
@@ -137,27 +179,9 @@ class Reference:
         return 0.0, time.thread_time() - start
 
 
-def measure_codec(codec: Codec, tensor: torch.Tensor) -> tuple[SizeLaw, SizeLaw]:
-    """CPU seconds to encode (of raw bytes) and to decode (of encoded bytes), from a small and a large tensor."""
-    points = []
-    for rows in (max(1, len(tensor) // 8), len(tensor)):
-        part = {"features": tensor[:rows].contiguous()}
-        body = encode_tensors(part, codec)
-        encode_s = min(_timed(lambda part=part: encode_tensors(part, codec)) for _ in range(REPEATS))
-        decode_s = min(_timed(lambda body=body: decode_tensors(body)) for _ in range(REPEATS))
-        points.append((part["features"].numel() * 4, encode_s, len(body), decode_s))
-    (raw0, enc0, size0, dec0), (raw1, enc1, size1, dec1) = points
-    return _size_law(raw0, enc0, raw1, enc1), _size_law(size0, dec0, size1, dec1)
-
-
-def _size_law(x0: int, y0: float, x1: int, y1: float) -> SizeLaw:
-    slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
-    return SizeLaw(max(0.0, y0 - slope * x0), slope)
-
-
-def _timed(call: object) -> float:
+def _timed(call: Callable[[], object]) -> float:
     start = time.thread_time()
-    call()  # type: ignore[operator]
+    call()
     return time.thread_time() - start
 
 
@@ -182,6 +206,3 @@ class _one_thread:
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._before)
-
-
-__all__ = ["BatchLaw", "EdgebedError", "Reference", "SizeLaw", "work_key"]

@@ -22,17 +22,24 @@ from edgebed.wire.messages import Assignment
 from orchestrator.data import Prepared, prepare_data
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import FleetSpec, load_fleet, load_profile
+from orchestrator.records.facts import sort
+from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.types import CutProfiled, Record, RoundStarted, RunFinished, RunStarted
+from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_results
 from orchestrator.rounds.clock import now_ns
 from orchestrator.rounds.driver import RoundDriver, RoundResult, RoundSettings
+from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.run_folder import RunFolder, resolved
+from orchestrator.simulation.as_if import as_if_costs
+from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.costs import CostModel
+from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.halves import Execution, Unbatched
 from orchestrator.simulation.models import cost_model
+from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import SimulatedTrainer
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
 from orchestrator.training.costs import profile_cuts
@@ -58,6 +65,7 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     runs: Path
     devices: int | None = None  # so many, with the fleet's profiles in the same shares
     accelerator: str = "cpu"
+    calibrate_from: tuple[Path, ...] = ()  # folders of real runs
     save_calibration: Path | None = None
 
 
@@ -106,9 +114,28 @@ class _Stage:
         self.accelerator = torch.device(request.accelerator)
         self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
         batch = prepared.sample(self.experiment.training.batch_size)
-        self.costs: CostModel = cost_model(self.experiment.simulation, request.path, self.plugin, self.build(), batch)
+        model = self.build()
+        made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
+        self.costs: CostModel = self._as_if(model) or cost_model(
+            self.experiment.simulation, request.path, self.plugin, model, batch, made
+        )
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
+
+    def _as_if(self, model: StagedModel) -> CostModel | None:
+        """The costs of the larger experiment, where this one stands for one."""
+        wanted = self.experiment.simulation.as_if
+        samples = sum(shard.samples for shard in self.shards.values())
+        return None if wanted is None else as_if_costs(self.experiment, wanted, model, samples)
+
+    def _calibrate(self, reference: Reference) -> Calibration:
+        """From the runs that the request names; kept as a file where it says so."""
+        request = self.request
+        self.watch.say(f"calibrating from {len(request.calibrate_from)} runs")
+        made = fit([sort(read(folder / "records.jsonl")) for folder in request.calibrate_from], reference)
+        if request.save_calibration is not None:
+            save_calibration(made, request.save_calibration)
+        return made
 
     def build(self) -> StagedModel:
         return seeded(
@@ -160,20 +187,30 @@ class _Play:
     async def _rounds(self, folder: RunFolder, recorder: Recorder, fleet: SimulatedFleet) -> str:
         stage, training = self._stage, self._experiment.training
         slots = self._experiment.simulation.server_slots
-        trainer = SimulatedTrainer(stage.accelerator, slots, stage.costs.server_step_s)
+        assignments: dict[str, Assignment] = {}
         self._begin(recorder.record, folder, fleet)
         self._set_up(recorder.record, slots)
 
         def record(record: Record) -> None:
             if isinstance(record, RoundStarted):
-                trainer.assignments = record.assignments
+                assignments.update(record.assignments)
                 fleet.begin_round(record.round)
+                planned_s = stage.costs.orchestrator_s("plan", 0)
+                self._loop.advance(planned_s)
+                record = msgspec.structs.replace(record, planned_s=planned_s)
             recorder.record(record)
+            if isinstance(record, OrchestratorPhase) and record.name == "plan":
+                self._loop.advance(stage.costs.orchestrator_s("dispatch", 0))
 
         deadline_s = None if training.deadline_s is None else training.deadline_s * stage.dilation
         settings = RoundSettings(folder.path.name, deadline_s, training.quorum, training.liveness_s)
-        driver = RoundDriver(fleet, trainer, record, fleet.lost, settings)
-        fleet.driver = driver
+        trainers: list[SimulatedTrainer] = []
+
+        def make() -> RoundDriver:
+            trainers.append(SimulatedTrainer(stage.accelerator, slots, stage.costs.server_step_s, assignments))
+            return RoundDriver(fleet, trainers[-1], record, fleet.lost, settings)
+
+        fleet.driver = driver = Lanes(make)
         self._loop.charge = self._charge
         loop = Loop(
             method=self._method,
@@ -192,13 +229,15 @@ class _Play:
             return await loop.run({k: v.clone() for k, v in self._model.weights().items()}, Progress())
         finally:
             beating.cancel()
-            await trainer.close()
+            for trainer in trainers:
+                await trainer.close()
 
     def _start_half(self, device: str, assignment: Assignment, weights: dict[str, torch.Tensor]) -> Execution:
         return Unbatched(self._model, assignment, self._stage.shards[device], weights)
 
     def _charge(self, call: Callable[..., Any], args: tuple[Any, ...]) -> float:
-        return self._stage.costs.orchestrator_s(getattr(call, "__name__", ""), len(self._stage.spec.devices))
+        size = len(args[0]) if args and isinstance(args[0], bytes | bytearray | memoryview) else 0
+        return self._stage.costs.orchestrator_s(getattr(call, "__name__", ""), size)
 
     def _set_up(self, record: Callable[[Record], None], slots: int) -> None:
         """Give the method its context; where it needs costs of cuts they are measured on this host."""

@@ -21,13 +21,15 @@ class SimulatedTrainer(ServerTrainer):
 
     Args:
         step_s: seconds of a step from the assignments of its devices and their samples.
+        assignments: by device, those of the rounds in hand.
     """
 
-    def __init__(self, accelerator: torch.device, slots: int, step_s: StepCost) -> None:
+    def __init__(
+        self, accelerator: torch.device, slots: int, step_s: StepCost, assignments: Mapping[str, Assignment]
+    ) -> None:
         super().__init__(accelerator, slots)
         self._free = asyncio.Semaphore(slots)
-        self._step_s = step_s
-        self.assignments: Mapping[str, Assignment] = {}
+        self._step_s, self._assignments = step_s, assignments
 
     async def run_step(
         self, half: ServerHalf, uploads: Mapping[str, Weights]
@@ -35,7 +37,7 @@ class SimulatedTrainer(ServerTrainer):
         async with self._free:
             start = now_ns()
             replies = half.step(uploads)
-            known = [(self.assignments[d], _samples(t)) for d, t in uploads.items() if d in self.assignments]
+            known = [(self._assignments[d], _samples(t)) for d, t in uploads.items() if d in self._assignments]
             await asyncio.sleep(self._step_s([a for a, _ in known], [n for _, n in known]))
             return replies, start, now_ns()
 

@@ -1,0 +1,76 @@
+"""The cost model of a calibration: what a real fleet took, and by the reference's ratios what it would have taken."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from edgebed.methods.base import CutCost
+from edgebed.models.staged import StagedModel
+from edgebed.wire.messages import Assignment, Codec, Header
+from orchestrator.simulation.calibration import Calibration, LinkFit
+from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.cpu import Cpu, QuotaCpu
+from orchestrator.simulation.link import LinkCost, wire_bytes
+from orchestrator.simulation.reference import Reference, server_key, work_key
+
+NAMES = {"merge": "merge", "evaluate": "evaluation", "save": "checkpoint"}
+"""Calls that the loop hands to a worker thread, by the phase that they are recorded as."""
+
+
+class CalibratedCosts:
+    """Args:
+    calibration: of the same model and data; laws that it lacks are measured on this host.
+    now_s: the virtual clock.
+    """
+
+    def __init__(self, calibration: Calibration, reference: Reference, now_s: Callable[[], float]) -> None:
+        self._calibration, self._reference, self._now_s = calibration, reference, now_s
+        self.kind = f"calibrated from {', '.join(calibration.runs)}"
+        self.dilation = calibration.dilation
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        known = self._calibration.cuts
+        return dict(known) if set(known) >= set(model.cuts_with_head) else {}
+
+    def cpu(self, who: Callable[[], Device]) -> Cpu:
+        phase = int.from_bytes(hashlib.sha256(who().name.encode()).digest()[:4], "big") / 2**32
+        return QuotaCpu(lambda: who().limits.cpus, lambda: who().limits.threads, self._now_s, phase)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        law, costs = self._reference.device_law(assignment), self._calibration.of(device.profile)
+        seconds = law.seconds(samples) * costs.work.get(work_key(assignment), costs.other)
+        return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
+
+    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
+        costs = self._calibration.of(device.profile)
+        return costs.decode_cpu_s + (costs.build_cpu_s if first else 0.0)
+
+    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
+        return self._reference.encode_law(codec).seconds(raw)
+
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        return wire_bytes(header, size)
+
+    def uplink(self, device: Device) -> LinkCost:
+        costs = self._calibration.of(device.profile)
+        return _link(costs.uplink, device.limits.uplink_bit_s, costs.upload_cpu_s, costs.update_cpu_s)
+
+    def downlink(self, device: Device) -> LinkCost:
+        return _link(self._calibration.of(device.profile).downlink, device.limits.downlink_bit_s)
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        total = 0.0
+        for assignment, count in zip(assignments, samples, strict=True):
+            factor = self._calibration.server_factor.get(server_key(assignment), self._calibration.server_other)
+            total += self._reference.server_law(assignment).seconds(count) * factor
+        return total
+
+    def orchestrator_s(self, what: str, size: int) -> float:
+        if what == "decode_tensors":
+            return self._calibration.receive.seconds(size)
+        return self._calibration.orchestrator.get(NAMES.get(what, what), 0.0)
+
+
+def _link(fit: LinkFit, rate_bit_s: int, cpu_s: float = 0.0, update_cpu_s: float = 0.0) -> LinkCost:
+    return LinkCost(fit.latency_s, fit.stretch * 8 / rate_bit_s, cpu_s=cpu_s, update_cpu_s=update_cpu_s)

@@ -1,0 +1,102 @@
+"""What was measured on a real fleet, as a file: CPU seconds of work, time of links, of the server and the orchestrator.
+
+Everything but orchestrator and server stands by profile, since devices of one profile are alike; a profile that was not
+there gets the medians of those that were.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import CutCost
+from orchestrator.experiment import convert, load_yaml
+from orchestrator.simulation.reference import BatchLaw, SizeLaw
+
+VERSION = 1
+T = TypeVar("T")
+
+
+class LinkFit(msgspec.Struct, frozen=True):
+    """Seconds of a transfer: `latency_s` + `stretch` × bits ÷ declared rate."""
+
+    latency_s: float
+    stretch: float
+
+
+class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of device. Factors are measured CPU seconds ÷ the reference's."""
+
+    work: dict[str, float]  # factor by kind of work
+    other: float  # factor of work that was not seen
+    upload_cpu_s: float  # of the agent, for each upload, beside training and encoding
+    update_cpu_s: float  # the same for the update, and all else that a task costs it
+    decode_cpu_s: float  # of a task
+    build_cpu_s: float  # of the first task besides: the agent builds its model
+    uplink: LinkFit
+    downlink: LinkFit
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """The file. Reference laws are CPU seconds of one core of the host that calibrated."""
+
+    version: int = VERSION
+    runs: list[str]
+    dilation: float
+    device: dict[str, BatchLaw]  # reference, by kind of work
+    server: dict[str, BatchLaw]  # reference, by cut
+    server_factor: dict[str, float]  # measured seconds of a step ÷ the reference's, by cut
+    server_other: float
+    encode: dict[str, SizeLaw]  # reference, by codec
+    profiles: dict[str, ProfileCosts]
+    orchestrator: dict[str, float]  # seconds by what it does
+    receive: SizeLaw  # the orchestrator's, for n bytes that have arrived
+    cuts: dict[int, CutCost] = {}
+
+    def of(self, profile: str) -> ProfileCosts:
+        """A profile's costs, or those of a typical one."""
+        return self.profiles.get(profile) or _typical(list(self.profiles.values()))
+
+
+def _typical(known: list[ProfileCosts]) -> ProfileCosts:
+    keys = {key for each in known for key in each.work}
+    return ProfileCosts(
+        work={key: median(each.work[key] for each in known if key in each.work) for key in keys},
+        other=median(each.other for each in known),
+        upload_cpu_s=median(each.upload_cpu_s for each in known),
+        update_cpu_s=median(each.update_cpu_s for each in known),
+        decode_cpu_s=median(each.decode_cpu_s for each in known),
+        build_cpu_s=median(each.build_cpu_s for each in known),
+        uplink=_typical_link([each.uplink for each in known]),
+        downlink=_typical_link([each.downlink for each in known]),
+    )
+
+
+def _typical_link(known: list[LinkFit]) -> LinkFit:
+    return LinkFit(median(each.latency_s for each in known), median(each.stretch for each in known))
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    path.write_bytes(msgspec.yaml.encode(msgspec.to_builtins(_rounded(msgspec.to_builtins(calibration)))))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Raises UsageError where there is none, or of another version."""
+    data = load_yaml(path)
+    if data.get("version") != VERSION:
+        raise UsageError(f"{path}: a calibration of version {data.get('version')}", cure="calibrate again")
+    data["cuts"] = {int(cut): cost for cut, cost in data.get("cuts", {}).items()}
+    return convert(data, Calibration, path)
+
+
+def _rounded(value: object) -> object:
+    """Four digits are more than was measured, and can be read."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value

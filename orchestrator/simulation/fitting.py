@@ -1,0 +1,262 @@
+"""Records of real runs -> a calibration. Pure but for the reference laws, which are measured on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
+
+import msgspec
+
+from edgebed.datasets.shard import batch_bounds
+from edgebed.errors import UsageError
+from edgebed.methods.base import CutCost
+from edgebed.wire.messages import Assignment, Codec, Phase
+from orchestrator.fleet.profile import Limits
+from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
+from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
+from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
+from orchestrator.simulation.reference import Reference, SizeLaw, server_key, work_key
+
+STRETCH = 1.046
+"""Bytes on the wire per byte of payload in full Ethernet frames: what a link takes at least."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One device's work in one round, as it was measured."""
+
+    profile: str
+    assignment: Assignment
+    first: bool  # the agent had built no model yet
+    limits: Limits
+    batches: tuple[int, ...]
+    compute_cpu_s: float
+    other_cpu_s: float  # of all phases but decode, less that of the training thread
+    decode_cpu_s: float
+    uploads: int
+    upload_bytes: int
+    update_bytes: int
+    sent_bytes: int
+    down_s: float
+    up_s: float | None  # of the update, where nothing was before it on the link
+    received_s: float | None  # from the update's arrival until it was counted, where no server half was waited for
+
+
+def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
+    """Raises UsageError where the runs hold nothing to calibrate from, or are simulations themselves."""
+    for run in runs:
+        if run.enforcement == "simulated":
+            raise UsageError(f"{run.started.run} is a simulation", cure="calibrate from runs on a real fleet")
+    seen = [work for run in runs for work in _seen(run)]
+    if not seen:
+        raise UsageError("the runs hold no finished work", cure="calibrate from runs of three rounds at least")
+    profiles = sorted({work.profile for work in seen})
+    steps = _server_factors(runs, reference)
+    return Calibration(
+        runs=[run.started.run for run in runs],
+        dilation=runs[0].dilation,
+        profiles={name: _profile([w for w in seen if w.profile == name], seen, reference) for name in profiles},
+        server_factor=steps,
+        server_other=median(steps.values()) if steps else 1.0,
+        orchestrator=_orchestrator(runs),
+        receive=_line([(w.update_bytes, w.received_s) for w in seen if w.received_s is not None]),
+        cuts={c.cut: _cut_cost(c) for run in runs for stretch in run.stretches for c in stretch.cuts},
+        device=dict(reference.device_laws),
+        server=dict(reference.server_laws),
+        encode=dict(reference.encode_laws),
+    )
+
+
+# ---- what was seen ----
+
+
+def _seen(run: RunFacts) -> Iterable[Seen]:
+    begun: set[tuple[str, str]] = set()
+    for stretch, facts in run.rounds():
+        phases = _phases_by_task(stretch)
+        for device in sorted(facts.done):
+            work = _one(stretch, facts, device, phases, begun)
+            if work is not None:
+                yield work
+
+
+def _phases_by_task(stretch: Stretch) -> dict[str, list[Phase]]:
+    found: dict[str, list[Phase]] = {}
+    for device in stretch.devices.values():
+        for _, phase in device.phases:
+            if phase.task:
+                found.setdefault(phase.task, []).append(phase)
+    return found
+
+
+def _one(
+    stretch: Stretch,
+    facts: RoundFacts,
+    device: str,
+    by_task: dict[str, list[Phase]],
+    begun: set[tuple[str, str]],
+) -> Seen | None:
+    sent, delivered, update = facts.sent.get(device), facts.delivered.get(device), facts.updates.get(device)
+    limits = _limits_at(stretch, device, facts.start_ns)
+    if sent is None or delivered is None or update is None or limits is None:
+        return None
+    phases, report = by_task.get(sent.task, []), update.report
+    incarnation = next((i for i, p in reversed(stretch.devices[device].phases) if p.task == sent.task), "")
+    first = (device, incarnation) not in begun
+    begun.add((device, incarnation))
+    assignment = facts.started.assignments[device]
+    decode = sum(p.cpu_ns for p in phases if p.name == "decode") / 1e9
+    cpu = sum(p.cpu_ns for p in phases if p.name != "download") / 1e9
+    uploads = facts.uploads.get(device, [])
+    return Seen(
+        profile=limits.profile,
+        assignment=assignment,
+        first=first,
+        limits=Limits(limits.cpus, limits.uplink_bit_s, limits.downlink_bit_s, 0),
+        batches=_batches(assignment, report.samples, report.batches),
+        compute_cpu_s=report.compute_cpu_s,
+        other_cpu_s=max(0.0, cpu - decode - report.compute_cpu_s),
+        decode_cpu_s=decode,
+        uploads=len(uploads),
+        upload_bytes=sum(upload.bytes for upload in uploads),
+        update_bytes=update.bytes,
+        sent_bytes=sent.bytes,
+        down_s=_down_s(sent, delivered),
+        up_s=_up_s(stretch, device, update, phases, max((u.at_ns for u in uploads), default=0)),
+        received_s=None if uploads else (facts.done[device].at_ns - update.at_ns) / 1e9,
+    )
+
+
+def _limits_at(stretch: Stretch, device: str, at_ns: int) -> LimitsSet | None:
+    known = [each for each in stretch.limits if each.device == device and each.at_ns <= at_ns]
+    return known[-1] if known else None
+
+
+def _batches(assignment: Assignment, samples: int, count: int) -> tuple[int, ...]:
+    bounds = batch_bounds(samples, assignment.batch_size, assignment.max_batches)
+    sizes = [stop - start for start, stop in bounds]
+    return tuple(sizes[i % len(sizes)] for i in range(count))
+
+
+def _down_s(sent: TaskSent, delivered: TaskDelivered) -> float:
+    return (delivered.at_ns - sent.at_ns) / 1e9
+
+
+def _up_s(
+    stretch: Stretch, device: str, update: UpdateReceived, phases: Sequence[Phase], last_upload_ns: int
+) -> float | None:
+    """From the update's start on the device until it had come; None where an upload was still on its way."""
+    clock = next(reversed(stretch.devices[device].clocks.values()), None)
+    tails = [p.start_ns for p in phases if p.name == "upload_tail"]
+    if clock is None or not tails:
+        return None
+    start = clock.to_orchestrator(min(tails))
+    return (update.at_ns - start) / 1e9 if last_upload_ns < start < update.at_ns else None
+
+
+# ---- laws ----
+
+
+def _profile(own: Sequence[Seen], all_: Sequence[Seen], reference: Reference) -> ProfileCosts:
+    settled = [work for work in own if not work.first] or list(own)
+    work = _factors(settled, reference)
+    agent = _agent_law(settled, reference)
+    decode = median(each.decode_cpu_s for each in settled)
+    return ProfileCosts(
+        work=work,
+        other=median(work.values()),
+        upload_cpu_s=agent.byte_s,
+        update_cpu_s=agent.fixed_s,
+        decode_cpu_s=decode,
+        build_cpu_s=max(0.0, max((w.decode_cpu_s for w in own if w.first), default=0.0) - decode),
+        uplink=_link([(w.update_bytes, w.up_s, w.limits.uplink_bit_s) for w in settled if w.up_s is not None]),
+        downlink=_link([(w.sent_bytes, w.down_s, w.limits.downlink_bit_s) for w in settled]),
+    )
+
+
+def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
+    """Median of measured ÷ reference CPU seconds, by kind of work."""
+    ratios: dict[str, list[float]] = {}
+    for work in seen:
+        law = reference.device_law(work.assignment)
+        expected = sum(law.seconds(samples) for samples in work.batches)
+        if expected > 0 and work.compute_cpu_s > 0:
+            ratios.setdefault(work_key(work.assignment), []).append(work.compute_cpu_s / expected)
+    return {key: median(values) for key, values in ratios.items()}
+
+
+def _agent_law(seen: Sequence[Seen], reference: Reference) -> SizeLaw:
+    """CPU seconds of the agent for a task with n uploads: `fixed_s` + n × `byte_s`. Where all tasks have equally many,
+    the update costs what an upload does."""
+    points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in seen]
+    if len({count for count, _ in points}) > 1:
+        return _line(points)
+    each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
+    return SizeLaw(each, each)
+
+
+def _agent_cpu_s(work: Seen, reference: Reference) -> float:
+    """CPU seconds of the agent in a task beside training, encoding and decoding."""
+    encoding = reference.encode_law(Codec()).seconds(work.update_bytes)
+    if work.uploads:
+        raw = reference.upload_bytes(work.assignment, work.batches)
+        law = reference.encode_law(work.assignment.codec)
+        encoding += sum(law.seconds(size) for size in raw)
+    return work.other_cpu_s - encoding
+
+
+def _link(points: Sequence[tuple[int, float, int]]) -> LinkFit:
+    """Through (bytes, seconds, rate); with one size only, all that is over the wire's own time is latency."""
+    scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
+    if not scaled:
+        return LinkFit(0.0, STRETCH)
+    line = _line(scaled)
+    stretch = min(max(line.byte_s, STRETCH), 3.0)
+    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
+
+
+def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
+    """Least squares with neither part negative, over the medians of alike sizes."""
+    if not points:
+        return SizeLaw(0.0, 0.0)
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        groups.setdefault(round(x * 50) if x < 1000 else round(x / 200), []).append((x, y))
+    middles = [(median(x for x, _ in group), median(y for _, y in group)) for group in groups.values()]
+    x_mean, y_mean = mean(x for x, _ in middles), mean(y for _, y in middles)
+    spread = sum((x - x_mean) ** 2 for x, _ in middles)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in middles) / spread if spread > 0 else 0.0
+    slope = max(0.0, slope)
+    return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
+
+
+def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> dict[str, float]:
+    """Mean (what waits behind a step waits for the mean) of measured ÷ reference seconds, by cut. Steps of single
+    devices only: what a group costs is their sum."""
+    ratios: dict[str, list[float]] = {}
+    for run in runs:
+        for _, facts in run.rounds():
+            for step in facts.steps:
+                assignment = facts.started.assignments.get(step.devices[0])
+                if len(step.devices) == 1 and assignment is not None:
+                    law = reference.server_law(assignment)
+                    expected = law.seconds(assignment.batch_size)
+                    if expected > 0:
+                        seconds = (step.end_ns - step.start_ns) / 1e9
+                        ratios.setdefault(server_key(assignment), []).append(seconds / expected)
+    return {key: mean(values) for key, values in ratios.items()}
+
+
+def _orchestrator(runs: Sequence[RunFacts]) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        for _, facts in run.rounds():
+            for phase in facts.own:
+                seconds.setdefault(phase.name, []).append((phase.end_ns - phase.start_ns) / 1e9)
+                if phase.name == "plan" and facts.sent:
+                    first = min(sent.at_ns for sent in facts.sent.values())
+                    seconds.setdefault("dispatch", []).append(max(0.0, (first - phase.end_ns) / 1e9))
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def _cut_cost(record: object) -> CutCost:
+    return msgspec.convert({f: getattr(record, f) for f in CutCost.__struct_fields__}, CutCost)
