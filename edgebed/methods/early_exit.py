@@ -87,7 +87,9 @@ class EarlyExit(Method):
         self._nodes = list(nodes)
         self.cuts = exit_cuts(self.context.model, tree.depth, options.exits)
         self.rates = self._rates(tree)
-        self.weights = exit_weights(options.weighting, self.rates, exit_flops(self.context.model, self.cuts))
+        by_rate = options.weighting in ("equal", "serving_rate")  # and so needs no operations counted
+        flops = [1] * tree.depth if by_rate else exit_flops(self.context.model, self.cuts)
+        self.weights = exit_weights(options.weighting, self.rates, flops)
         self.chances = {node: exit_chances(largest, options.p) for node, largest in tree.exits.items()}
         self.tree = tree
         return tree

@@ -15,7 +15,6 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from edgebed.errors import UsageError
 from edgebed.methods.evaluation import Score
@@ -80,6 +79,8 @@ def exit_names(model: StagedModel, cut: int, start: int = 0) -> list[str]:
 
 def exit_flops(model: StagedModel, cuts: Sequence[int]) -> list[int]:
     """Operations of one sample from the input to the answer of each exit."""
+    from torch.utils.flop_counter import FlopCounterMode  # loads half of torch's compiler; devices never need it
+
     copied = copy.deepcopy(model).cpu().eval()
     found = []
     with torch.no_grad():

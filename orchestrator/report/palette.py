@@ -10,6 +10,7 @@ PHASES = {
     "blocked": "#c9541c",
     "upload_tail": "#eb9a34",
     "reply_wait": "#b06fc4",
+    "request_wait": "rgba(176,111,196,0.25)",
     "server_wait": "#7d4fa0",
     "dispatch": "#a9d6b6",
     "wait_for_others": "rgba(140,152,168,0.38)",
