@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edge_agent.outbox import SLOTS, Outbox
 from edge_agent.phases import PhaseLog
 from edge_agent.software import SoftwareThrottle
-from edge_agent.telemetry import ThreadCpu, Throttling
+from edge_agent.telemetry import ThreadCpu, Throttling, resident_mib
 from edge_agent.training import Cancelled, Result, Trainer
 from edgebed.link.transfer import Inbound
 from edgebed.wire.messages import Header, Report, Task
@@ -104,6 +104,7 @@ class TaskRun:
             upload_s=self.outbox.busy_s,
             blocked_s=self.outbox.blocked_s,
             reply_s=self._replies.waited_s,
+            memory_mib=resident_mib(),
         )
 
 

@@ -72,6 +72,12 @@ def _content(path: Path) -> bytes:
         return b""
 
 
+def resident_mib(statm: Path = Path("/proc/self/statm")) -> float:
+    """What of this process is in memory, with what it shares with others; 0 where the kernel does not say."""
+    fields = _content(statm).split()
+    return round(int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1) if len(fields) > 1 else 0.0
+
+
 class ThreadCpu:
     """Whether a thread has received CPU time since the last look: progress of a batch that takes minutes."""
 

@@ -248,8 +248,7 @@ def _update(state: State, record: t.UpdateReceived, offset: int) -> None:
         sent, took = record.bytes, (record.at_ns - record.first_ns) / 1e9
     if took > 0 and device.uplink_bit_s:
         device.uplink_share = sent / took * 8 * state.dilation / device.uplink_bit_s
-    memory = getattr(report, "memory_mib", 0.0)
-    device.memory_used_mib = memory or device.memory_used_mib
+    device.memory_used_mib = report.memory_mib or device.memory_used_mib
 
 
 def _add_bytes(state: State, name: str, up: int, down: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from edge_agent.telemetry import Throttling, parse_cpu_stat
+from edge_agent.telemetry import Throttling, parse_cpu_stat, resident_mib
 
 V1 = b"nr_periods 9\nnr_throttled 4\nthrottled_time 7000\n"
 V2 = b"usage_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 7\n"
@@ -45,3 +46,11 @@ def test_nothing_to_see(tmp_path: Path) -> None:
     nothing = Throttling(host(tmp_path, "0::/\n"))
     assert not nothing.visible
     assert nothing.read() == (0, 0)
+
+
+def test_memory_is_what_is_resident(tmp_path: Path) -> None:
+    statm = tmp_path / "statm"
+    statm.write_bytes(b"90000 2560 100 1 0 9 0\n")
+    assert resident_mib(statm) == pytest.approx(2560 * os.sysconf("SC_PAGE_SIZE") / 2**20, abs=0.1)
+    assert resident_mib(tmp_path / "none") == 0.0
+    assert resident_mib() > 5
