@@ -288,7 +288,8 @@ def _round_finished(state: State, record: t.RoundFinished, offset: int) -> None:
     state.stale.add(record.round)
     if len(state.open) > PATIENCE:
         _settle(state)
-        _close(state, min(state.open))
+        if len(state.open) > PATIENCE:
+            _close(state, min(state.open))
 
 
 def _evaluated(state: State, record: t.Evaluated, offset: int) -> None:

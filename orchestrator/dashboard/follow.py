@@ -137,8 +137,9 @@ class Follower:
 
 
 def refresh(folder: Path) -> None:
-    """Bring the index of a run up to date. Nothing to do, and no error, where there are no records."""
-    follower = Follower(folder)
-    if follower.step():
-        follower.catch_up()
-        follower.save()
+    """Bring the index of a run up to date. It only saves time, so whatever goes wrong here must not harm a run."""
+    with contextlib.suppress(Exception):
+        follower = Follower(folder)
+        if follower.step():
+            follower.catch_up()
+            follower.save()

@@ -1,7 +1,7 @@
 """CPU time that an agent spends on telling of itself: at most 1 % of its device's quota.
 
-Per batch: its phases (clock, CPU time, throttling counters read, twice as often as usual), and their part of a heartbeat.
-Per task: the memory read. The batch it is set against is the smallest in the project: 32 digits of 8 × 8 on the first
+Per batch: its phases (clock, CPU time, throttling counters; twice as many as usual), and their part of a heartbeat. Per
+task: the memory read. The batch it is set against is the smallest in the project: 32 digits of 8 × 8 on the first
 third of the small network. An idle agent sends a heartbeat every 5 s; the smallest quota in the papers is 0.1 CPU.
 """
 
@@ -33,7 +33,7 @@ def cpu_us(work: Callable[[], object], times: int) -> float:
 def batch_us() -> float:
     """CPU microseconds of one step of the smallest device half."""
     model = MODELS.create({"name": "resnet-tiny"}, "model").build((1, 8, 8), 10)
-    half = torch.nn.Sequential(*[model.stages[name] for name in list(model.stages)[:2]])
+    half = model.stages(0, model.cuts_with_head[0])
     x = torch.randn(32, 1, 8, 8)
 
     def step() -> None:

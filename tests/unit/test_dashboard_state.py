@@ -102,6 +102,13 @@ def test_a_round_whose_phases_never_come_is_given_up() -> None:
     assert len(state.tasks) < 70 * len(FLEET)
 
 
+def test_many_complete_rounds_at_once_are_all_settled() -> None:
+    state = folded(Synthetic(rounds=150, accuracy=0.001).records)
+    assert [row.why for row in state.rows] == ["cpu"] * 150
+    assert not state.open
+    assert not state.tasks
+
+
 def test_a_resumed_run_counts_rounds_as_done_last() -> None:
     first = Synthetic(rounds=5, finish=False).records
     second = Synthetic(rounds=3, first_round=3).records
