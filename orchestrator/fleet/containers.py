@@ -248,7 +248,15 @@ class DockerFleet:
             uplink_bytes=sent,
             downlink_bytes=received,
             alive=alive,
-            details={"uplink": up.text, "downlink": down.text, "shaped from": self._shaper.route, "read from": source},
+            details={
+                "uplink": up.text,
+                "downlink": down.text,
+                "shaped from": self._shaper.route,
+                "read from": source,
+                "cgroup": group.dump,
+                "uplink qdisc": up.dump,
+                "downlink qdisc": down.dump,
+            },
             uplink_latency_ms=up.latency_ms,
             downlink_latency_ms=down.latency_ms,
         )

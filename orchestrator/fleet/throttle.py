@@ -81,6 +81,7 @@ class Shaped(msgspec.Struct, frozen=True):
     drops: int
     text: str  # for the report
     latency_ms: float = 0.0
+    dump: str = ""  # what tc printed, on one line
 
 
 def parse_qdisc(output: str) -> Shaped:
@@ -98,7 +99,8 @@ def parse_qdisc(output: str) -> Shaped:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LimitError(f"tc printed something unknown: {output[:200]!r}", cure="install iproute2 >= 5.0") from None
     text = kinds if tbf is None else f"tbf rate {rate} bit/s burst {tbf.get('burst')} B; {drops} drops"
-    return Shaped(rate, total, drops, f"{text}; netem delay {latency_ms:g} ms" if delays else text, latency_ms)
+    text = f"{text}; netem delay {latency_ms:g} ms" if delays else text
+    return Shaped(rate, total, drops, text, latency_ms, json.dumps(qdiscs, separators=(",", ":")))
 
 
 # ---- CPU and memory --------------------------------------------------------------------------------------------------
@@ -174,6 +176,7 @@ class Group(msgspec.Struct, frozen=True):
     throttled_s: float
     throttled_periods: int
     memory_used_mib: float
+    dump: str = ""  # what the kernel's files held, on one line
 
 
 def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
@@ -195,7 +198,8 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
         raise LimitError(
             f"the cgroup's files cannot be read: {error!r}", cure="enable the cpu and memory controllers"
         ) from None
-    return Group(cpus, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20)
+    dump = "; ".join(f"{name}: {' '.join(text.split())}" for name, text in sorted(files.items()))
+    return Group(cpus, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20, dump)
 
 
 def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any]) -> Group:
