@@ -10,9 +10,9 @@ from pathlib import Path
 from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.reader import read
 from orchestrator.records.summary import Summing, load_summary, write_summary
-from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.timeline import timelines
 from orchestrator.report import charts
-from orchestrator.report.page import comparison_page, report_page
+from orchestrator.report.page import Collected, comparison_page, mean_phases, report_page
 from orchestrator.report.trace import TraceFile
 
 MOST_SEGMENTS = 60_000
@@ -37,16 +37,18 @@ def write_report(folder: Path) -> None:
 def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
     """One pass over the rounds: each is named once, then summed up, drawn and traced."""
     labels = _chosen(run)
-    drawn: list[tuple[str, RoundTimeline]] = []
+    collected = Collected(experiment=_text(folder / "experiment.yaml"))
     summing, trace = Summing(run), TraceFile(folder / "trace.json", run)
     for timeline in timelines(run):
         summing.add(timeline)
         trace.add(timeline)
         if timeline.facts.number in labels:
-            drawn.append((labels[timeline.facts.number], timeline))
+            collected.drawn.append((labels[timeline.facts.number], timeline))
+        if timeline.facts.finished is not None:
+            collected.phases.append((timeline.facts.number + 1, mean_phases(timeline)))
     trace.close()
     summary = summing.result()
-    _write(folder / "report.html", report_page(run, summary, drawn))
+    _write(folder / "report.html", report_page(run, summary, collected))
     return summary
 
 
@@ -74,6 +76,10 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import html
+from bisect import bisect_right
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from orchestrator.records.facts import RunFacts
+from orchestrator.records.inforce import changes
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report.palette import RUNS, colour, ordered
 
 LEGEND = 60
 """Pixels kept below every chart for its legend."""
+
+MOST_BARS, MOST_POINTS = 400, 4000
+"""Rounds in a chart of bars, and points in one of points: more cannot be told apart, and make the page heavy."""
 
 BY_DEVICE = {"autorange": "reversed", "type": "category", "ticksuffix": "  "}
 
@@ -32,34 +39,85 @@ def figure(data: list[dict[str, Any]], x: str, y: str, **layout: Any) -> Figure:
     return {"data": data, "layout": common | axes | layout}
 
 
-def accuracy(summaries: Sequence[Summary]) -> Figure:
-    """Accuracy on the test set over the seconds of all rounds, with the target, and where it was reached."""
+def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
+    """Accuracy on the test set over the seconds of all rounds, or their number, with the target."""
     data, target = [], summaries[-1]["target_accuracy"]
+    by_time = over == "elapsed_s"
+    where = "after %{x:.1f} s" if by_time else "after round %{x}"
     for index, summary in enumerate(summaries):
-        points = [p for p in zip(summary["elapsed_s"], summary["accuracy"], strict=True) if p[1] is not None]
+        xs = summary["elapsed_s"] if by_time else range(1, summary["rounds"] + 1)
+        points = [p for p in zip(xs, summary["accuracy"], strict=True) if p[1] is not None]
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers" if len(points) < 200 else "lines",
                 "name": summary["method"] if len({s["method"] for s in summaries}) > 1 else summary["run"],
-                "x": [x for x, _ in points],
+                "x": [round(x, 4) for x, _ in points],
                 "y": [y for _, y in points],
                 "line": {"color": RUNS[index % len(RUNS)]},
-                "hovertemplate": "%{y:.1%} after %{x:.1f} s<extra>%{fullData.name}</extra>",
+                "hovertemplate": f"%{{y:.1%}} {where}<extra>%{{fullData.name}}</extra>",
             }
         )
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
-    text = {"xref": "paper", "x": 1, "y": target, "text": f"target {target:.0%}", "showarrow": False, "yshift": 9}
+    text = {"xref": "paper", "x": 0, "y": target, "text": f"target {target:.0%}", "showarrow": False, "yshift": 9}
     return figure(
         data,
-        "seconds of training (rounds added up, evaluation excluded, divided by the dilation)",
+        "seconds of training (see below)" if by_time else "rounds that have ended",
         "test accuracy",
         xaxis={"rangemode": "tozero"},
         yaxis={"tickformat": ".0%", "range": [0, 1.05]},
         shapes=[line | {"line": {"dash": "dash", "width": 1, "color": "#888"}}],
-        annotations=[text | {"xanchor": "right"}],
+        annotations=[text | {"xanchor": "left"}],
         **_legend(len(summaries) > 1, 380),
     )
+
+
+def extra(summary: Summary) -> Figure | None:
+    """What the method measured besides (accuracy per exit); None where it measured nothing."""
+    data = [
+        {"type": "scatter", "mode": "lines+markers", "name": name, "x": summary["elapsed_s"], "y": values}
+        | {"line": {"color": RUNS[index % len(RUNS)]}, "hovertemplate": f"{name}: %{{y:.4g}} after %{{x:.1f}} s"}
+        for index, (name, values) in enumerate(summary["extra"].items())
+    ]
+    return figure(data, "seconds of training", "", xaxis={"rangemode": "tozero"}, height=380) if data else None
+
+
+def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
+    """What the mean device's time of each round was spent on; of a long run every n-th round."""
+    shown = phases[:: stride(len(phases), MOST_BARS)]
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [number for number, _ in shown],
+            "y": [round(sums.get(name, 0.0), 4) for _, sums in shown],
+            "marker": {"color": colour(name), "line": {"width": 0}},
+            "hovertemplate": f"round %{{x}}: {name} %{{y:.2f}} s<extra></extra>",
+        }
+        for name in ordered({name for _, sums in shown for name in sums})
+    ]
+    every = {"dtick": 1} if len(shown) <= 20 else {}
+    return figure(data, "round", "seconds of the mean device", xaxis=every, barmode="stack", bargap=0.15, height=440)
+
+
+def marks(run: RunFacts) -> list[tuple[int, str]]:
+    """Round numbers (from 1) with what happened in them: changed profiles, devices left and back, faults."""
+    found = []
+    for stretch in run.stretches:
+        starts = sorted((facts.start_ns, facts.number) for facts in stretch.rounds.values())
+        times = [start for start, _ in starts]
+        happened = [(c.at_ns, f"{c.device}: {c.before} → {c.after.profile}", 1) for c in changes(stretch)]
+        happened += [(e.at_ns, f"{e.device or 'orchestrator'}: {e.__struct_config__.tag}", 0) for e in stretch.events]
+        for at, what, ahead in happened:
+            index = bisect_right(times, at) - 1 + ahead  # a profile is put on before the round that it is for
+            if starts:
+                found.append((starts[min(max(0, index), len(starts) - 1)][1] + 1, what))
+    return found
+
+
+def stride(count: int, most: int) -> int:
+    """Every how manieth of `count` to show, so that no more than `most` are."""
+    return max(1, -(-count // most))
 
 
 def gantt(timeline: RoundTimeline) -> Figure:
@@ -121,57 +179,76 @@ def shares(summary: Summary) -> Figure:
     )
 
 
-def rounds(summary: Summary) -> Figure:
+def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure:
     """Seconds of every round, and how far the slowest device was behind the median one, by cause."""
-    numbers = list(range(1, summary["rounds"] + 1))
+    numbers = summary["number"]
     causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait"}
-    data: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "name": f"straggler gap: {cause}",
-            "x": [n for n, why in zip(numbers, summary["straggler_why"], strict=True) if why == cause],
-            "y": [
-                gap
-                for gap, why in zip(summary["straggler_gaps_s"], summary["straggler_why"], strict=True)
-                if why == cause
-            ],
-            "customdata": [
-                d for d, w in zip(summary["straggler"], summary["straggler_why"], strict=True) if w == cause
-            ],
-            "marker": {"color": colour(phase)},
-            "hovertemplate": f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause})<extra></extra>",
-        }
-        for cause, phase in causes.items()
-        if cause in summary["straggler_why"]
-    ]
-    line = {"type": "scatter", "mode": "lines+markers", "name": "round", "x": numbers, "y": summary["round_s"]}
+    rows = list(zip(numbers, summary["straggler_gaps_s"], summary["straggler"], summary["straggler_why"], strict=True))
+    data: list[dict[str, Any]] = []
+    for cause, phase in causes.items():
+        own = [row for row in rows if row[3] == cause]
+        if own:
+            bar = {"type": "bar", "name": f"straggler gap: {cause}", "marker": {"color": colour(phase)}}
+            hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause})<extra></extra>"
+            points: dict[str, Any] = {
+                "x": [r[0] for r in own],
+                "y": [r[1] for r in own],
+                "customdata": [r[2] for r in own],
+            }
+            data.append(bar | points | {"hovertemplate": hover})
+    order = sorted(range(len(numbers)), key=lambda index: numbers[index])
+    line = {"type": "scatter", "mode": "lines+markers" if len(numbers) < 200 else "lines", "name": "round"}
+    line |= {"x": [numbers[i] for i in order], "y": [summary["round_s"][i] for i in order]}
     data.append(line | {"line": {"color": "#888"}, "hovertemplate": "round %{x}: %{y:.2f} s<extra></extra>"})
+    if happened:
+        data.append(_marked(happened, max(summary["round_s"], default=1.0)))
     every = {"dtick": 1} if len(numbers) <= 20 else {}
-    return figure(data, "round", "seconds", xaxis=every, yaxis={"rangemode": "tozero"}, barmode="stack", height=360)
+    return figure(data, "round", "seconds", xaxis=every, yaxis={"rangemode": "tozero"}, barmode="stack", height=400)
+
+
+def _marked(happened: Sequence[tuple[int, str]], top: float) -> dict[str, Any]:
+    """A mark per round above the curve, with all that happened in it."""
+    by_round: dict[int, list[str]] = {}
+    for number, what in happened:
+        by_round.setdefault(number, []).append(what)
+    said = [what[:8] + ([f"… {len(what) - 8} more"] if len(what) > 8 else []) for what in by_round.values()]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "a fault, a device gone or back, a new profile",
+        "x": list(by_round),
+        "y": [top * 1.08] * len(by_round),
+        "customdata": ["<br>".join(html.escape(text) for text in what) for what in said],
+        "marker": {"symbol": "triangle-down", "size": 11, "color": "#c22532"},
+        "hovertemplate": "round %{x}<br>%{customdata}<extra></extra>",
+    }
 
 
 def cuts(summary: Summary) -> Figure:
-    """Which cut each device had in each round."""
+    """Which cut each device had in each round; of a long run every n-th round."""
     by_device: dict[str, list[int | None]] = summary["cut"]
+    step = stride(summary["rounds"], MOST_BARS)
     data = {
         "type": "heatmap",
-        "x": list(range(1, summary["rounds"] + 1)),
+        "x": summary["number"][::step],
         "y": list(by_device),
-        "z": list(by_device.values()),
+        "z": [values[::step] for values in by_device.values()],
         "colorscale": "Viridis",
         "colorbar": {"title": {"text": "stages on<br>the device"}, "dtick": 1},
-        "xgap": 1,
+        "xgap": 1 if summary["rounds"] <= 60 else 0,
         "ygap": 1,
         "hovertemplate": "round %{x}, %{y}: %{z} stages on the device<extra></extra>",
     }
-    return figure([data], "round", "", yaxis=BY_DEVICE, **_legend(False, _height(len(by_device))))
+    every = {"dtick": 1} if summary["rounds"] <= 12 else {}
+    return figure([data], "round", "", xaxis=every, yaxis=BY_DEVICE, **_legend(False, _height(len(by_device))))
 
 
 def predictions(summary: Summary) -> Figure | None:
     """Predicted against actual seconds per assignment; None for a method that predicts nothing."""
     data, most = [], 0.0
+    step = stride(summary["rounds"] * len(summary["predicted_s"]), MOST_POINTS)
     for index, (device, predicted) in enumerate(summary["predicted_s"].items()):
-        pairs = [(p, a) for p, a in zip(predicted, summary["actual_s"][device], strict=True) if p and a]
+        pairs = [(p, a) for p, a in zip(predicted, summary["actual_s"][device], strict=True) if p and a][::step]
         if not pairs:
             continue
         most = max(most, *(value for pair in pairs for value in pair))

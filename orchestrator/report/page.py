@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,11 @@ import msgspec
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from orchestrator.records import types as t
 from orchestrator.records.comparison import RESIDUAL_LIMIT, compare, percent, seconds, size
 from orchestrator.records.facts import RunFacts
-from orchestrator.records.summary import OWN_WORK
 from orchestrator.records.timeline import RoundTimeline
-from orchestrator.report import charts
+from orchestrator.report import charts, tables
 from orchestrator.report.charts import Figure, Summary
-
-MOST_ROWS = 400
-"""Rows of a table; what is beyond is counted and left to records.jsonl."""
 
 NOT_DILATED = (
     "Devices are slowed by the dilation and every second is divided by it. The server, the merge and the broker are "
@@ -35,34 +31,81 @@ RESIDUAL = (
     "one clock: then it shows lost, doubled and disordered reports, and nothing else."
 )
 
+WEAK = {
+    "software": "The agents limit themselves; no kernel holds them to it.",
+    "simulated": "No device ran: times come from a cost model on a virtual clock.",
+}
+"""Enforcements that prove nothing, and what to know of them."""
+
 Badge = tuple[str, str, str]
 """Text, kind (good, plain or bad), and what is shown when the pointer rests on it."""
 
 
-def report_page(run: RunFacts, summary: Summary, drawn: list[tuple[str, RoundTimeline]]) -> str:
-    """The page of one run. `drawn`: rounds whose Gantt can be chosen, with their labels."""
-    figures = {"accuracy": charts.accuracy([summary]), "shares": charts.shares(summary)}
-    if summary["rounds"]:
-        figures |= {"rounds": charts.rounds(summary), "cuts": charts.cuts(summary)}
-    if (predictions := charts.predictions(summary)) is not None:
-        figures["predictions"] = predictions
+class Collected(msgspec.Struct):
+    """What the page needs besides the summary.
+
+    Attributes:
+        drawn: rounds whose Gantt can be chosen, with their labels.
+        phases: per finished round its number and the mean device's seconds by name.
+        experiment: the resolved experiment file; empty where the run's folder holds none.
+    """
+
+    drawn: list[tuple[str, RoundTimeline]] = []
+    phases: list[tuple[int, dict[str, float]]] = []
+    experiment: str = ""
+
+
+def mean_phases(timeline: RoundTimeline) -> dict[str, float]:
+    """Seconds by name of the mean device in a round, divided by the dilation."""
+    sums: dict[str, int] = {}
+    for device in timeline.devices.values():
+        for name, length in device.sums.items():
+            sums[name] = sums.get(name, 0) + length
+    scale = 1e9 * timeline.facts.dilation * max(1, len(timeline.devices))
+    return {name: length / scale for name, length in sums.items()}
+
+
+def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
+    """The page of one run."""
+    changed = tables.change_rows(run)
     return _render(
         "report.html.j2",
         title=f"{summary['experiment']} · {summary['method']}",
-        figures=figures,
-        gantt=[{"label": label, "figure": charts.gantt(timeline)} for label, timeline in drawn],
+        figures=_figures(run, summary, collected),
+        gantt=[{"label": label, "figure": charts.gantt(timeline)} for label, timeline in collected.drawn],
         summary=summary,
-        started=run.started,
+        experiment=collected.experiment,
+        host=[["edgebed", version("edgebed")], *tables.host_rows(run)],
         badges=badges(summary),
-        tiles=_tiles(summary),
-        calibration=_first([_calibration_row(row) for row in run.stretches[-1].calibration]),
-        limits=_limits_rows(run),
-        devices=[_device_row(device, summary) for device in run.started.devices],
+        tiles=tables.tiles(summary),
+        answers=tables.answers(summary, changed) if summary["rounds"] else [],
+        rounds=tables.first(tables.round_rows(summary)),
+        lost=tables.first(tables.lost_rows(summary)),
+        savings=tables.first(tables.saving_rows(summary)),
+        changed=tables.first(changed),
+        calibration=tables.first([tables.calibration_row(row) for row in run.stretches[-1].calibration]),
+        limits=tables.limits_rows(run),
+        readouts=tables.readouts(run),
+        devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
         not_dilated=NOT_DILATED if summary["dilation"] != 1 else "",
-        throttled=_first(_throttled_rows(summary)),
-        events=_first(_events(run)),
+        lanes=run.has_lanes,
+        throttled=tables.first(tables.throttled_rows(summary)),
+        events=tables.first(tables.event_rows(run)),
         cut_costs=run.stretches[-1].cuts,
     )
+
+
+def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str, Figure]:
+    wanted = {"accuracy": charts.accuracy([summary]), "shares": charts.shares(summary)}
+    if summary["rounds"]:
+        wanted |= {
+            "accuracy_rounds": charts.accuracy([summary], over="number"),
+            "rounds": charts.rounds(summary, charts.marks(run)),
+            "stacked": charts.stacked(collected.phases),
+            "cuts": charts.cuts(summary),
+        }
+    optional = {"extra": charts.extra(summary), "predictions": charts.predictions(summary)}
+    return wanted | {name: figure for name, figure in optional.items() if figure is not None}
 
 
 def comparison_page(summaries: Sequence[Summary]) -> str:
@@ -85,7 +128,7 @@ def badges(summary: Summary) -> list[Badge]:
     """What must stay in sight beside every figure."""
     enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
     result = [
-        (f"limits held by: {enforcement}", "bad" if enforcement == "software" else "good", ""),
+        (f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")),
         (f"dilation {dilation:.3g}", "plain", NOT_DILATED if dilation != 1 else ""),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
@@ -106,124 +149,6 @@ def _common_badges(summaries: Sequence[Summary]) -> list[Badge]:
         if (text, kind, about) not in shared
     ]
     return shared + own
-
-
-def _tiles(summary: Summary) -> list[tuple[str, str]]:
-    """The figures that a reader looks for first."""
-    target, reached = f"{summary['target_accuracy']:.0%}", summary["time_to_target_s"] is not None
-    shown: list[tuple[str, Any, Any]] = [
-        (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
-        ("best accuracy", summary["best_accuracy"], percent),
-        ("rounds", summary["rounds"], str),
-        ("median round", summary["round_s_median"], seconds),
-        ("95th percentile", summary["round_s_p95"], seconds),
-        ("straggler gap", summary["straggler_gap_s"], seconds),
-        ("idle share", summary["idle_share_mean"], percent),
-        ("bytes up", summary["bytes_up_total"], size),
-        ("bytes down", summary["bytes_down_total"], size),
-    ]
-    return [(label, _text(value, show)) for label, value, show in shown]
-
-
-def _text(value: Any, show: Any) -> str:
-    return "–" if value is None else str(show(value))
-
-
-# ---- rows of tables ----
-
-
-def _calibration_row(row: t.Calibrated) -> dict[str, Any]:
-    verdict = "not judged" if not row.judged else ("passed" if row.passed else "FAILED")
-    return {
-        "cells": [
-            row.device,
-            row.quantity,
-            row.condition,
-            quantity(row.requested, row.unit),
-            quantity(row.measured, row.unit),
-            f"{row.error:+.1%}",
-            f"{verdict} {row.cause}".strip(),
-        ],
-        "bad": row.judged and not row.passed,
-    }
-
-
-def _limits_rows(run: RunFacts) -> dict[str, Any]:
-    self_held = run.stretches[-1].started.enforcement == "software"
-    return _first([_limits_row(row, self_held) for row in run.stretches[-1].limits])
-
-
-def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
-    """Requested / read back. What the agent holds itself cannot be read back, which is no fault."""
-    held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
-    asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
-    read = ["–", "–", "–"] if self_held else _limits(*held)
-    shown = [f"{a} / {h}" for a, h in zip(_limits(*asked), read, strict=True)]
-    return {"cells": [row.device, row.why, row.profile, *shown], "bad": None in held and not self_held}
-
-
-def _limits(cpus: float | None, up: float | None, down: float | None) -> list[str]:
-    rates = ["none" if rate is None else quantity(rate, "bit/s") for rate in (up, down)]
-    return ["none" if cpus is None else f"{cpus:.3g}", *rates]
-
-
-def _device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
-    name = device.name
-    return [
-        name,
-        device.profile,
-        f"{device.cpus:g}",
-        quantity(device.uplink_bit_s, "bit/s"),
-        quantity(device.downlink_bit_s, "bit/s"),
-        f"{device.memory_mib} MiB",
-        f"{device.samples}",
-        " ".join(str(count) for count in device.labels),
-        _text(summary["idle_share"].get(name), percent),
-        size(summary["bytes_up"].get(name, 0)),
-        size(summary["bytes_down"].get(name, 0)),
-    ]
-
-
-def _throttled_rows(summary: Summary) -> list[list[str]]:
-    """How long each device worked, and for what part of that its quota stopped it; nothing if no device reported it."""
-    shares: dict[str, float | None] = summary["throttled_share"]
-    if all(share is None for share in shares.values()):
-        return []
-    worked = {name: sum(phases.get(own, 0.0) for own in OWN_WORK) for name, phases in summary["phase_s"].items()}
-    return [[name, seconds(worked[name]), _text(share, percent)] for name, share in shares.items()]
-
-
-def _events(run: RunFacts) -> list[list[str]]:
-    """What went otherwise than planned, in the order of time; seconds count from the start of the orchestrator."""
-    rows = []
-    for stretch in run.stretches:
-        for event in stretch.events:
-            at = f"{(event.at_ns - stretch.started.at_ns) / 1e9 / stretch.started.dilation:.1f} s"
-            rows.append([at, event.device or "orchestrator", *_event(event)])
-    return rows
-
-
-def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> tuple[str, str]:
-    match event:
-        case t.DeviceOut():
-            return f"left out of round {event.round + 1}: {event.how}", event.why
-        case t.DeviceLeft():
-            return "left", event.why
-        case t.DeviceJoined():
-            return "came back", f"incarnation {event.incarnation[:8]}"
-        case t.Fault():
-            return "fault", event.what
-
-
-def quantity(value: float, unit: str) -> str:
-    """With a unit that keeps the figure short."""
-    if unit == "bit/s":
-        return f"{value / 1e6:.4g} Mbit/s"
-    return f"{value:.4g} {unit}"
-
-
-def _first(rows: list[Any]) -> dict[str, Any]:
-    return {"rows": rows[:MOST_ROWS], "more": max(0, len(rows) - MOST_ROWS)}
 
 
 # ---- rendering ----

@@ -1,0 +1,281 @@
+"""Rows of the report's tables. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.records import types as t
+from orchestrator.records.comparison import percent, seconds, size
+from orchestrator.records.facts import RunFacts, Stretch
+from orchestrator.records.inforce import changes
+from orchestrator.records.stragglers import CAUSES
+from orchestrator.records.summary import OWN_WORK
+
+Summary = dict[str, Any]
+
+MOST_ROWS = 2000
+"""Rows of a table; what is beyond is counted and left to records.jsonl."""
+
+
+def text(value: Any, show: Any) -> str:
+    return "–" if value is None else str(show(value))
+
+
+def first(rows: list[Any]) -> dict[str, Any]:
+    return {"rows": rows[:MOST_ROWS], "more": max(0, len(rows) - MOST_ROWS)}
+
+
+def tiles(summary: Summary) -> list[tuple[str, str]]:
+    """The figures that a reader looks for first."""
+    target, reached = f"{summary['target_accuracy']:.0%}", summary["time_to_target_s"] is not None
+    shown: list[tuple[str, Any, Any]] = [
+        (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
+        ("best accuracy", summary["best_accuracy"], percent),
+        ("rounds", summary["rounds"], str),
+        ("median round", summary["round_s_median"], seconds),
+        ("95th percentile", summary["round_s_p95"], seconds),
+        ("straggler gap", summary["straggler_gap_s"], seconds),
+        ("idle share", summary["idle_share_mean"], percent),
+        ("bytes up", summary["bytes_up_total"], size),
+        ("bytes down", summary["bytes_down_total"], size),
+    ]
+    return [(label, text(value, show)) for label, value, show in shown]
+
+
+def calibration_row(row: t.Calibrated) -> dict[str, Any]:
+    verdict = "not judged" if not row.judged else ("passed" if row.passed else "FAILED")
+    return {
+        "cells": [
+            row.device,
+            row.quantity,
+            row.condition,
+            quantity(row.requested, row.unit),
+            quantity(row.measured, row.unit),
+            f"{row.error:+.1%}",
+            f"{verdict} {row.cause}".strip(),
+        ],
+        "bad": row.judged and not row.passed,
+    }
+
+
+def limits_rows(run: RunFacts) -> dict[str, Any]:
+    self_held = run.stretches[-1].started.enforcement == "software"
+    return first([_limits_row(row, self_held) for row in run.stretches[-1].limits])
+
+
+def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
+    """Requested / read back. What the agent holds itself cannot be read back, which is no fault."""
+    held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
+    asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
+    read = ["–", "–", "–"] if self_held else _limits(*held)
+    shown = [f"{a} / {h}" for a, h in zip(_limits(*asked), read, strict=True)]
+    return {"cells": [row.device, row.why, row.profile, *shown], "bad": None in held and not self_held}
+
+
+def _limits(cpus: float | None, up: float | None, down: float | None) -> list[str]:
+    rates = ["none" if rate is None else quantity(rate, "bit/s") for rate in (up, down)]
+    return ["none" if cpus is None else f"{cpus:.3g}", *rates]
+
+
+def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
+    name = device.name
+    return [
+        name,
+        device.profile,
+        f"{device.cpus:g}",
+        quantity(device.uplink_bit_s, "bit/s"),
+        quantity(device.downlink_bit_s, "bit/s"),
+        f"{device.memory_mib} MiB",
+        f"{device.samples}",
+        " ".join(str(count) for count in device.labels),
+        text(summary["idle_share"].get(name), percent),
+        size(summary["bytes_up"].get(name, 0)),
+        size(summary["bytes_down"].get(name, 0)),
+    ]
+
+
+def throttled_rows(summary: Summary) -> list[list[str]]:
+    """How long each device worked, and for what part of that its quota stopped it; nothing if no device reported it."""
+    shares: dict[str, float | None] = summary["throttled_share"]
+    if all(share is None for share in shares.values()):
+        return []
+    worked = {name: sum(phases.get(own, 0.0) for own in OWN_WORK) for name, phases in summary["phase_s"].items()}
+    return [[name, seconds(worked[name]), text(share, percent)] for name, share in shares.items()]
+
+
+def event_rows(run: RunFacts) -> list[list[str]]:
+    """What went otherwise than planned, in the order of time; seconds count from the start of the orchestrator."""
+    rows = []
+    for stretch in run.stretches:
+        for event in stretch.events:
+            at = f"{(event.at_ns - stretch.started.at_ns) / 1e9 / stretch.started.dilation:.1f} s"
+            rows.append([at, event.device or "orchestrator", *_event(event)])
+    return rows
+
+
+def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> tuple[str, str]:
+    match event:
+        case t.DeviceOut():
+            return f"left out of round {event.round + 1}: {event.how}", event.why
+        case t.DeviceLeft():
+            return "left", event.why
+        case t.DeviceJoined():
+            return "came back", f"incarnation {event.incarnation[:8]}"
+        case t.Fault():
+            return "fault", event.what
+
+
+def quantity(value: float, unit: str) -> str:
+    """With a unit that keeps the figure short."""
+    if unit == "bit/s":
+        return f"{value / 1e6:.4g} Mbit/s"
+    return f"{value:.4g} {unit}"
+
+
+def _since(stretch: Stretch, at_ns: int) -> float:
+    """Seconds since the orchestrator started, divided by the dilation."""
+    return (at_ns - stretch.started.at_ns) / 1e9 / stretch.started.dilation
+
+
+def change_rows(run: RunFacts) -> list[list[str]]:
+    """Every change of a profile: when, on which device, from what to what, from which round on."""
+    return [
+        [
+            f"{_since(stretch, change.at_ns):.1f} s",
+            "–" if change.round is None else str(change.round + 1),
+            change.device,
+            change.before,
+            change.after.profile,
+            f"{change.after.cpus:.3g} CPUs, {quantity(change.after.uplink_bit_s, 'bit/s')} up, "
+            f"{quantity(change.after.downlink_bit_s, 'bit/s')} down",
+        ]
+        for stretch in run.stretches
+        for change in changes(stretch)
+    ]
+
+
+def round_rows(summary: Summary) -> list[list[str]]:
+    """One row per round: who was the straggler and why."""
+    return [_round_row(summary, index) for index in range(summary["rounds"])]
+
+
+def _round_row(summary: Summary, index: int) -> list[str]:
+    def of(name: str) -> Any:
+        return summary[name][index]
+
+    behind, slow = of("straggler_behind_s") or {}, of("straggler")
+    cut = summary["cut"][slow][index] if slow is not None else None
+    own = [str(of("number")), seconds(of("round_s")), text(slow, str), text(of("straggler_profile"), str)]
+    why = [text(cut, str), text(of("straggler_gaps_s"), seconds), text(of("straggler_why"), str)]
+    return [*own, *why, *(text(behind.get(cause), _signed) for cause in CAUSES), seconds(of("waited_s"))]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f} s"
+
+
+def lost_rows(summary: Summary) -> list[list[str]]:
+    """For whom rounds waited: rounds as the straggler, by cause, and device-seconds that others waited for it."""
+    rows = []
+    for device, (rounds, waited) in sorted(_lost(summary).items(), key=lambda item: -item[1][1]):
+        causes = [
+            sum(w == cause for d, w in zip(summary["straggler"], summary["straggler_why"], strict=True) if d == device)
+            for cause in CAUSES
+        ]
+        share = rounds / summary["rounds"]
+        profile = summary["profiles"].get(device, "–")
+        rows.append([device, profile, f"{rounds} ({share:.0%})", *(str(count) for count in causes), seconds(waited)])
+    return rows
+
+
+def _lost(summary: Summary) -> dict[str, tuple[int, float]]:
+    """By device: rounds in which it was the straggler, and seconds that all others together waited for it."""
+    found: dict[str, tuple[int, float]] = {}
+    for slow, last, waited in zip(summary["straggler"], summary["waited_for"], summary["waited_s"], strict=True):
+        for device, more in ((slow, (1, 0.0)), (last, (0, waited))):
+            if device is not None:
+                rounds, total = found.get(device, (0, 0.0))
+                found[device] = rounds + more[0], total + more[1]
+    return found
+
+
+def saving_rows(summary: Summary) -> list[list[str]]:
+    """What would have been saved, the most first."""
+    whole = summary["what_if"]["rounds_s"]
+    return [
+        [_whose(saving, summary), seconds(saving["saved_s"]), percent(saving["saved_s"] / whole) if whole else "–"]
+        for saving in summary["what_if"]["savings"]
+    ]
+
+
+def _whose(saving: dict[str, Any], summary: Summary) -> str:
+    thing = "link, both ways" if saving["what"] == "link" else "CPU"
+    if saving["whose"] == "all":
+        return f"every device's {thing}"
+    if saving["whose"] == "slowest":
+        return f"the slowest {thing}: {names(summary['what_if']['slowest_links'])}"
+    return f"{saving['whose']}: {thing}"
+
+
+def names(devices: list[str], most: int = 4) -> str:
+    """Some names, and how many more there are."""
+    more = f" and {len(devices) - most} more" if len(devices) > most else ""
+    return ", ".join(devices[:most]) + more
+
+
+def readouts(run: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the kernel said when limits were read back last, by device."""
+    last: dict[str, t.LimitsSet] = {row.device: row for row in run.stretches[-1].limits}
+    return [(f"{row.device}: {row.profile} ({row.why})", list(row.details.items())) for row in last.values()]
+
+
+def host_rows(run: RunFacts) -> list[list[str]]:
+    """The host and its software; stretches that differ are told apart."""
+    rows: dict[str, list[str]] = {}
+    for stretch in run.stretches:
+        for key, value in stretch.started.host.items():
+            known = rows.setdefault(key, [])
+            if value and value not in known:
+                known.append(value)
+    return [[key, ", then ".join(values) or "–"] for key, values in rows.items()]
+
+
+def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
+    """The questions that a reader comes with, answered in a sentence each."""
+    return [sentence for sentence in (_who(summary), _slowest_link(summary), _changed(changed)) if sentence]
+
+
+def _who(summary: Summary) -> str:
+    rows = lost_rows(summary)
+    if not rows:
+        return ""
+    top = max(rows, key=lambda row: int(row[2].split()[0]))
+    by_cause = dict(zip(CAUSES, map(int, top[3:7]), strict=True))
+    why = max(by_cause, key=lambda cause: by_cause[cause])
+    where = {"cpu": "computing", "uplink": "its uplink", "downlink": "its downlink", "server": "the server"}[why]
+    return (
+        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {summary['rounds']} rounds, mostly because of {where}; "
+        f"the others together waited {top[7]} for it."
+    )
+
+
+def _slowest_link(summary: Summary) -> str:
+    savings = {(row["what"], row["whose"]): row["saved_s"] for row in summary["what_if"]["savings"]}
+    saved, whole = savings.get(("link", "slowest")), summary["what_if"]["rounds_s"]
+    if saved is None or not whole:
+        return ""
+    whose = names(summary["what_if"]["slowest_links"])
+    cpu = savings.get(("cpu", "all"), 0.0)
+    return (
+        f"Were the slowest link ({whose}) twice as fast, the rounds would have taken {seconds(saved)} less of "
+        f"{seconds(whole)} ({percent(saved / whole)}); every CPU twice as fast: {seconds(cpu)} less "
+        f"({percent(cpu / whole)})."
+    )
+
+
+def _changed(rows: list[list[str]]) -> str:
+    if not rows:
+        return "No profile changed during the run."
+    at, number, device, before, after, _ = rows[0]
+    some = f"{device} went from {before} to {after} at {at} (round {number})"
+    return f"{len(rows)} changes of a profile; the first: {some}."
