@@ -34,7 +34,7 @@ from edgebed.methods.base import (
     draw_share,
     trained_names,
 )
-from edgebed.methods.fitting import Fitted, Powers, checked_levels, fit, largest_within
+from edgebed.methods.fitting import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
 from edgebed.methods.halves import Half, output_half
 from edgebed.methods.merging import Aggregate, merge_by_name
 from edgebed.methods.stage_costs import partial_costs
@@ -131,13 +131,8 @@ class FedPmt(Method):
         )
 
     def _offer(self) -> Masks:
-        """Option II: all masks with the CPUs each asks for, from the levels; else so that by declared CPUs nobody takes
-        longer than the slowest device with the narrowest mask, or the fastest with the widest."""
-        every = self.powers.cpus.values()
-        if self.levels:
-            return Masks(self.masks, tuple(level * max(every) for level in self.levels))
-        bound = max(self.costs[0] / min(every), self.costs[-1] / max(every))
-        return Masks(self.masks, tuple(cost / bound for cost in self.costs))
+        """Option II: all masks, with the CPUs each asks for by what the fleet declares."""
+        return Masks(self.masks, tuple(asked_cpus(self.costs, self.levels, self.powers.cpus.values())))
 
     def update_names(self, assignment: Assignment, notes: Mapping[str, float]) -> list[str]:
         """The stages that were trained: as planned, or as the device says (option II)."""

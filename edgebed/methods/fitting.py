@@ -11,7 +11,7 @@ size, a device gets the largest size whose level its CPUs reach, as a share of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import mean, median
 
 import msgspec
@@ -97,7 +97,8 @@ def fit(
     seconds = {device.name: [powers.round_s(device, schedule, cost) for cost in costs] for device in devices}
     measured = bool(powers.cpu_s)
     if levels:
-        sizes = {device.name: reached(device.cpus / max(powers.cpus.values()), levels) for device in devices}
+        asked = asked_cpus(costs, levels, powers.cpus.values())
+        sizes = {device.name: largest_within(device.cpus, asked) for device in devices}
         return Fitted(sizes, seconds, None, measured)
     bound = max(max(each[0] for each in seconds.values()), min(each[-1] for each in seconds.values()))
     if deadline_s is not None and measured:
@@ -105,14 +106,23 @@ def fit(
     return Fitted({name: largest_within(bound, each) for name, each in seconds.items()}, seconds, bound, measured)
 
 
+def asked_cpus(costs: Sequence[float], levels: Sequence[float], fleet: Collection[float]) -> list[float]:
+    """CPUs that each size asks of a device, by what all devices declare; a device gets the largest that it has.
+
+    From the levels; without, so that the rule above is kept by devices whose seconds are cost / CPUs.
+
+    Args:
+        fleet: CPUs of all devices met, one at least.
+    """
+    if levels:
+        return [level * max(fleet) for level in levels]
+    bound = max(costs[0] / min(fleet), costs[-1] / max(fleet))
+    return [cost / bound for cost in costs]
+
+
 def largest_within(bound: float, needs: Sequence[float]) -> int:
     """The last place whose need is within the bound; the first where none is."""
     return max((place for place, need in enumerate(needs) if need <= bound * SLACK), default=0)
-
-
-def reached(level: float, levels: Sequence[float]) -> int:
-    """The last place whose level is reached; the first where none is."""
-    return largest_within(level, levels)
 
 
 def checked_levels(levels: Sequence[float], sizes: int) -> tuple[float, ...]:

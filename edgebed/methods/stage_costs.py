@@ -1,12 +1,11 @@
 """What the stages of a model cost, as a method plans with it: operations of each, and ratios to the whole. Pure.
 
-Forward operations are counted on torch's meta device; backward is taken as twice forward, as FedPMT has it (§V-A).
-Only ratios of these numbers are used. `edgebed models` prints a finer count.
+Forward operations are counted on one sample; backward is taken as twice forward, as FedPMT has it (§V-A). Only ratios
+of these numbers are used. `edgebed models` prints a finer count.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,18 +13,20 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgebed.models.staged import StagedModel
+from edgebed.models.width import Groups, narrow_model, ordered_keep
 
 
 def stage_flops(model: StagedModel) -> list[int]:
     """Forward operations of each stage for one sample; 1 where nothing that is counted happens."""
-    found = []
+    found, was = [], model.training
+    model.eval()
     with torch.no_grad():
-        meta = copy.deepcopy(model).to("meta").eval()
-        x = torch.zeros(1, *model.input_shape, device="meta")
+        x = torch.zeros(1, *model.input_shape)
         for name in model.stage_names:
             with FlopCounterMode(display=False) as counter:
-                x = meta.get_submodule(name)(x)
+                x = model.get_submodule(name)(x)
             found.append(max(1, int(counter.get_total_flops())))
+    model.train(was)
     return found
 
 
@@ -41,3 +42,10 @@ def partial_costs(model: StagedModel, train_from: Sequence[int]) -> list[float]:
     """
     flops = stage_flops(model)
     return [(sum(flops) + 2 * sum(flops[first:])) / (3 * sum(flops)) for first in train_from]
+
+
+def width_costs(model: StagedModel, groups: Groups, fractions: Sequence[float]) -> list[float]:
+    """Cost of a batch on the narrow model that keeps each of `fractions` of every group, relative to the full one."""
+    full = sum(stage_flops(model))
+    narrow = [narrow_model(model, ordered_keep(groups, fraction)) for fraction in fractions if fraction < 1]
+    return [sum(stage_flops(each)) / full for each in narrow] + [1.0 for fraction in fractions if fraction >= 1]

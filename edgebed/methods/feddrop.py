@@ -1,0 +1,62 @@
+"""FedDrop: every device trains a random sub-model that fits it (Wen, Jeon and Huang 2022; methods.md §3). Pure.
+
+Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer and
+of the filters of every convolution, and cuts the sub-model out; the updates are averaged per coordinate over the
+devices that had it. The fraction is such that its cost matches the device (`edgebed.methods.fitting`): the FedPMT paper
+compares both methods at the same cost per device (table II), but drops fully connected layers alone.
+
+Nothing is scaled for what was dropped, neither on the device nor in the full model **[ours]**. A device drops the same
+channels in all batches of a round, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import torch
+
+from edgebed.methods.base import DeviceView, Outcome, Schedule
+from edgebed.methods.fitting import Powers, fit
+from edgebed.methods.merging import Aggregate
+from edgebed.methods.submodels import Share, SubModels
+from edgebed.models.staged import Weights
+from edgebed.models.width import Keep, random_keep
+from edgebed.wire.messages import Assignment
+
+TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
+
+
+class FedDrop(SubModels):
+    name = "feddrop"
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        """`widths`: fractions to choose from; `levels`: the share of the fastest device's CPUs that each asks for;
+        `deadline_s`: what fractions are picked to keep."""
+
+        widths: tuple[Share, ...] = TENTHS
+        levels: tuple[Share, ...] = ()
+        deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+        aggregate: Aggregate = "samples"
+
+    options: Options
+
+    def fit_widths(self, devices: Sequence[DeviceView], schedule: Schedule) -> tuple[dict[str, int], dict[str, float]]:
+        fitted = fit(devices, schedule, self.costs, self.powers, levels=self.levels, deadline_s=self.options.deadline_s)
+        self._places = fitted.sizes
+        return fitted.sizes, fitted.predicted_s()
+
+    def keep(self, width: float, round: int, assignment: Assignment) -> Keep:
+        """Drawn by the assignment's seed, so anew for each device and round."""
+        return random_keep(self.groups, width, torch.Generator().manual_seed(assignment.seed))
+
+    def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
+        self.powers.observe(outcomes, lambda outcome: self.costs[self._places[outcome.device]])
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = msgspec.to_builtins(self.powers)
+        return state
+
+    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
+        self.powers = msgspec.convert(state, Powers)
