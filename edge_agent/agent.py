@@ -90,7 +90,7 @@ class Agent:
         self._topics = Topics(settings.fleet)
         self._control, self._data = control, data
         self._throttling = Throttling()
-        self.phases = PhaseLog(time.monotonic_ns, time.process_time_ns, self._throttling.read)
+        self.phases = PhaseLog(time.monotonic_ns, time.process_time_ns, self._throttling.recent)
         self._shard = read_shard(settings.shard)
         self._trainer = Trainer(self._shard, self.phases)
         self._machine = m.AgentMachine()

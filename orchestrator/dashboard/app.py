@@ -36,7 +36,7 @@ TICK_S = 0.25
 LIST_S = 2.0
 """The list of runs is looked through so often."""
 
-SHARE = 0.05
+SHARE = 0.02
 """Of one core, for the Gantt of the round in progress."""
 
 GANTT_LIMIT = 24 << 20
@@ -176,10 +176,10 @@ class Desk:
         yield _event("bye", b"{}")
 
     async def round(self, request: Request) -> Response:
-        """The Gantt of one round."""
+        """The Gantt of one round; rounds are counted from 1 here."""
         run = await self.fresh(request.path_params["run"])
         number = request.path_params["number"]
-        made = None if run is None else await run.within(lambda: run.gantt(number))
+        made = None if run is None else await run.within(lambda: run.gantt(number - 1))
         return _json(made)
 
     async def device(self, request: Request) -> Response:

@@ -42,7 +42,7 @@ def _run_started(state: State, record: t.RunStarted, offset: int) -> None:
     for info in record.devices:
         _device(state, info)
     if again:
-        _mark(state, record.at_ns, "resumed", "", f"taken up again from round {record.resumed_from}")
+        _mark(state, record.at_ns, "resumed", "", f"taken up again from round {record.resumed_from + 1}")
 
 
 def _take_back(state: State, first: int) -> None:
@@ -188,7 +188,12 @@ def _account_of(state: State, task: str) -> tuple[int, Account | None]:
 
 def _round_started(state: State, record: t.RoundStarted, offset: int) -> None:
     state.last_ns = record.at_ns
-    row = Row(record.round, offset, len(state.lives) - 1, record.at_ns, state.elapsed_s, len(record.devices))
+    life = state.life
+    if not life.begin_ns:
+        life.begin_ns, life.before_s = record.at_ns, state.elapsed_s
+    life.lanes = life.lanes or bool(record.lane)
+    start_s = _wall(state, record.at_ns) if life.lanes else state.elapsed_s
+    row = Row(record.round, offset, len(state.lives) - 1, record.at_ns, start_s, len(record.devices))
     row.rev = state.rev
     state.open[record.round] = Open(len(state.rows), devices={name: Account() for name in record.devices})
     state.rows.append(row)
@@ -269,7 +274,9 @@ def _done(state: State, record: t.DeviceDone, offset: int) -> None:
 
 
 def _out(state: State, record: t.DeviceOut, offset: int) -> None:
-    _mark(state, record.at_ns, "out", record.device, f"left out of round {record.round} ({record.how}): {record.why}")
+    _mark(
+        state, record.at_ns, "out", record.device, f"left out of round {record.round + 1} ({record.how}): {record.why}"
+    )
     if (account := _account(state, record)) is not None:
         account.out = record.how
         row = state.rows[state.open[record.round].row]
@@ -283,7 +290,7 @@ def _round_finished(state: State, record: t.RoundFinished, offset: int) -> None:
         return
     row = state.rows[opened.row]
     row.seconds, row.merged, row.rev = record.seconds / state.dilation, len(record.merged), state.rev
-    state.elapsed_s = row.axis_s + row.seconds
+    state.elapsed_s = max(state.elapsed_s, row.axis_s + row.seconds)
     opened.finished = True
     state.stale.add(record.round)
     if len(state.open) > PATIENCE:
@@ -294,7 +301,7 @@ def _round_finished(state: State, record: t.RoundFinished, offset: int) -> None:
 
 def _evaluated(state: State, record: t.Evaluated, offset: int) -> None:
     state.last_ns = record.at_ns
-    row = next((row for row in reversed(state.rows[-8:]) if row.number == record.round), None)
+    row = next((row for row in reversed(state.rows[-PATIENCE:]) if row.number == record.round), None)
     if row is not None:
         loss = record.loss
         row.accuracy, row.loss, row.rev = record.accuracy, loss if math.isfinite(loss) else None, state.rev
@@ -367,9 +374,16 @@ def axis(state: State, at_ns: int) -> float:
     row = state.current
     if row is None or row.life != len(state.lives) - 1:
         return state.elapsed_s
+    if state.life.lanes:
+        return _wall(state, at_ns)
     if row.seconds is not None:
         return row.axis_s + min(row.seconds, max(0.0, (at_ns - row.start_ns) / 1e9 / state.dilation))
     return row.axis_s + max(0.0, (at_ns - row.start_ns) / 1e9 / state.dilation)
+
+
+def _wall(state: State, at_ns: int) -> float:
+    life = state.life
+    return life.before_s + max(0.0, (at_ns - life.begin_ns) / 1e9 / state.dilation)
 
 
 def _mark(state: State, at_ns: int, kind: str, device: str, text: str) -> Mark:

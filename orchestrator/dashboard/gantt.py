@@ -57,7 +57,7 @@ def gantt(records: Iterable[t.Record], life: Life, row: Row) -> dict[str, Any] |
         }
     slow = straggler(timeline)
     return {
-        "round": row.number,
+        "round": row.number + 1,
         "live": live,
         "length_s": round((end_ns - row.start_ns) / scale, 4),
         "devices": devices,

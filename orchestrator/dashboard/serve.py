@@ -18,7 +18,7 @@ from orchestrator.dashboard.app import Desk, make_app
 from orchestrator.dashboard.guard import Guard, is_loopback
 from orchestrator.dashboard.shelf import Shelf, Wanted
 
-NICENESS = 10
+NICENESS = 19
 """The devices of a run may share this host, and must not notice the page."""
 
 
@@ -39,13 +39,19 @@ def serve(wanted: Wanted, place: Place, say: Callable[[str], None], *, until_eof
     Raises:
         UsageError: the port cannot be opened.
     """
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    _stand_back()
     sock = _open(place.host, place.port)
     port = sock.getsockname()[1]
     token = place.token or ("" if is_loopback(place.host) else secrets.token_urlsafe(16))
     say(address(place.host, port, token))
     asyncio.run(_serve(Shelf(wanted), sock, place.host, port, token, until_eof))
+
+
+def _stand_back() -> None:
+    """Take the processor only when others leave it, and never from one who works."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICENESS)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def address(host: str, port: int, token: str) -> str:

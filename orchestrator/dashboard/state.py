@@ -2,7 +2,8 @@
 
 A round that is over is one row; of a device there is what is true now, and its history as columns (one entry per
 round). Times `*_ns` are the orchestrator's clock; all others are seconds divided by the dilation. The time axis is that
-of `summary.json`: it adds up the rounds, so evaluations and checkpoints are not in it.
+of `summary.json`: it adds up the rounds, so evaluations and checkpoints are not in it; where rounds overlap it is the
+wall clock. Rounds are numbered as in the records, from 0; what is shown to people counts from 1.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.facts import Clock
 
-VERSION = 1
+VERSION = 2
 """Of the structs below: a state of another version is folded again."""
 
 
@@ -23,6 +24,9 @@ class Life(msgspec.Struct):
     presence: dict[str, list[tuple[int, str]]] = {}  # by device: (ns, incarnation when it joined, "" when it left)
     clocks: dict[str, dict[str, Clock]] = {}  # by device and incarnation
     finished: str = ""  # why it ended
+    begin_ns: int = 0  # when its first round began
+    before_s: float = 0.0  # on the time axis when it began
+    lanes: bool = False  # its rounds overlap (an asynchronous method): then the axis is the wall clock
 
     def incarnation(self, device: str) -> str:
         return next((i for _, i in reversed(self.presence.get(device, [])) if i), "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.dashboard.state import Device, Row, State
+from orchestrator.dashboard.state import Device, Mark, Row, State
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -39,7 +39,7 @@ def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
         "rows_from": first,
         "rows": [_row(row) for row in state.rows[first:]],
         "marks_from": cursor.marks,
-        "marks": state.marks[cursor.marks :],
+        "marks": [_mark(mark) for mark in state.marks[cursor.marks :]],
     }
     if whole:
         result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
@@ -71,7 +71,7 @@ def head(state: State) -> dict[str, Any]:
         "method": started.method,
         "seed": started.seed,
         "backend": started.backend,
-        "enforcement": "software" if "software" in kinds else kinds[-1],
+        "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
         "dilation": max(life.started.dilation for life in state.lives),
         "calibrated": all(life.started.calibrated for life in state.lives),
         "checks": len(judged),
@@ -91,7 +91,7 @@ def _row(row: Row) -> list[Any]:
     behind = [_short(value) for value in row.behind_s]
     numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
     return [
-        row.number,
+        row.number + 1,
         *numbers,
         row.drawn,
         row.merged,
@@ -101,6 +101,11 @@ def _row(row: Row) -> list[Any]:
         row.why,
         behind,
     ]
+
+
+def _mark(mark: Mark) -> list[Any]:
+    """Place on the axis, round, kind, device, text."""
+    return [_short(mark.axis_s), mark.round + 1, mark.kind, mark.device, mark.text]
 
 
 def _device(state: State, device: Device) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def _device(state: State, device: Device) -> dict[str, Any]:
         "downlink_bit_s": device.downlink_bit_s,
         "memory_mib": device.memory_mib,
         "held": device.held,
-        "reprofiled": device.reprofiled,
+        "reprofiled": None if device.reprofiled is None else device.reprofiled + 1,
         "cpu_share": _short(device.cpu_share),
         "throttled_share": _short(device.throttled_share),
         "uplink_share": _short(device.uplink_share),
@@ -133,13 +138,10 @@ def _device(state: State, device: Device) -> dict[str, Any]:
 
 def doing(state: State, name: str) -> str:
     """What a device that is present does in the round in progress."""
-    row = state.current
-    if state.life.finished or row is None:
+    going = [] if state.life.finished else [opened for opened in state.open.values() if not opened.finished]
+    if not going:
         return "present"
-    opened = state.open.get(row.number)
-    if opened is None or opened.finished:
-        return "present"
-    account = opened.devices.get(name)
+    account = next((opened.devices[name] for opened in reversed(going) if name in opened.devices), None)
     if account is None:
         return "not drawn"
     if account.out:
@@ -156,17 +158,17 @@ def history(state: State, name: str) -> dict[str, Any] | None:
         return None
     return {
         "name": name,
-        "rounds": [row.number for row in state.rows],
+        "rounds": [row.number + 1 for row in state.rows],
         "cuts": device.cuts,
         "predicted_s": [_short(value) for value in device.predicted_s],
         "actual_s": [_short(value) for value in device.actual_s],
-        "marks": [mark for mark in state.marks if mark.device == name],
+        "marks": [_mark(mark) for mark in state.marks if mark.device == name],
     }
 
 
 def summary(state: State) -> dict[str, Any]:
     """The figures of a run that a comparison shows, as far as they are known from the state; see docs/records.md."""
-    done = [row for row in state.rows if row.seconds is not None]
+    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
     seconds = sorted(row.seconds for row in done if row.seconds is not None)
     gaps = [row.gap_s for row in done if row.gap_s is not None]
     known = [row for row in done if row.accuracy is not None]
@@ -176,7 +178,7 @@ def summary(state: State) -> dict[str, Any]:
         "ended": top["ended"] or "not yet, or killed",
         "target_accuracy": target,
         "rounds": len(done),
-        "time_to_target_s": None if reached is None else reached.axis_s + (reached.seconds or 0.0),
+        "time_to_target_s": None if reached is None else _end_s(reached),
         "total_s": state.elapsed_s,
         "final_accuracy": known[-1].accuracy if known else None,
         "best_accuracy": max((row.accuracy or 0.0 for row in known), default=None),
@@ -192,10 +194,15 @@ def summary(state: State) -> dict[str, Any]:
 
 def curve(state: State, points: int = 1000) -> list[list[float | None]]:
     """(seconds on the axis, accuracy, gap, round) of at most about `points` rounds, the last one among them."""
-    done = [row for row in state.rows if row.seconds is not None]
+    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
     every = max(1, len(done) // points)
     kept = [row for i, row in enumerate(done) if i % every == 0 or i == len(done) - 1]
-    return [[_short(r.axis_s + (r.seconds or 0)), _short(r.accuracy), _short(r.gap_s), float(r.number)] for r in kept]
+    return [[_short(_end_s(r)), _short(r.accuracy), _short(r.gap_s), r.number + 1] for r in kept]
+
+
+def _end_s(row: Row) -> float:
+    """On the time axis. Rounds that overlap may end in another order than they began."""
+    return row.axis_s + (row.seconds or 0.0)
 
 
 def _last(values: list[Any]) -> Any:

@@ -46,7 +46,7 @@ def batch_us() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     throttling = Throttling()
-    log = PhaseLog(time.monotonic_ns, time.process_time_ns, throttling.read)
+    log = PhaseLog(time.monotonic_ns, time.process_time_ns, throttling.recent)
     names = iter(["compute", "encode"] * 1_000_000)
     change = cpu_us(lambda: log.enter(next(names), "run/1/dev"), 20_000)
     log.seen(10**9)

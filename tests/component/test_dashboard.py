@@ -75,17 +75,17 @@ def test_a_late_page_has_the_whole_history_and_then_what_is_new(tmp_path: Path) 
         assert [card["id"] for card in stream.next("runs")] == ["one"]
         state = stream.next("state")
         assert state["whole"]
-        assert [row[0] for row in state["rows"]] == [0, 1, 2, 3]
+        assert [row[0] for row in state["rows"]] == [1, 2, 3, 4]
         assert state["head"]["enforcement"] == "kernel"
         record(tmp_path / "runs" / "one", records[cut:])
         rows: dict[int, Any] = {}
-        while 5 not in rows or rows[5][2] is None or not state["head"]["ended"]:
+        while 6 not in rows or rows[6][2] is None or not state["head"]["ended"]:
             state = stream.next("state")
             assert not state["whole"]
             assert state["rows_from"] >= 3, "only what is new is sent"
             rows |= {row[0]: row for row in state["rows"]}
-        assert rows[4][8] == "weak"
-        assert rows[4][10] == "cpu"
+        assert rows[5][8] == "weak"
+        assert rows[5][10] == "cpu"
 
 
 def test_a_run_that_begins_later_appears(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
         found = httpx.get(f"{address}api/runs/one/rounds/1").json()
         assert found["straggler"] == "weak"
         assert set(found["devices"]) == {"weak", "middle", "strong"}
-        assert httpx.get(f"{address}api/runs/one/devices/weak").json()["rounds"] == [0, 1, 2]
+        assert httpx.get(f"{address}api/runs/one/devices/weak").json()["rounds"] == [1, 2, 3]
         table = httpx.get(f"{address}api/compare", params={"runs": "one,two,none"}).json()
         assert [row["method"] for row in table["texts"]] == ["dtfl", "fedavg"]
         assert len(table["curves"][0]["points"]) == 3

@@ -134,7 +134,7 @@ def test_a_changed_profile_is_a_mark_before_the_round_that_has_it() -> None:
     assert mark.axis_s == pytest.approx(state.rows[1].axis_s + (state.rows[1].seconds or 0))
     assert mark.text == "profile profile-middle → slow: 0.2 CPU, 10 Mbit/s up, 20 Mbit/s down"
     assert state.devices["middle"].reprofiled == 2
-    assert history(state, "middle")["marks"] == [mark]  # type: ignore[index]
+    assert [m[1:4] for m in history(state, "middle")["marks"]] == [[3, "profile", "middle"]]  # type: ignore[index]
 
 
 def test_state_from_before_the_run_is_no_event() -> None:
@@ -188,7 +188,7 @@ def test_a_page_gets_everything_once_and_then_what_changed() -> None:
 
 def test_a_curve_keeps_its_last_point() -> None:
     state = folded(Synthetic(rounds=7, accuracy=0.1).records)
-    assert [point[3] for point in curve(state, 3)] == [0, 2, 4, 6]
+    assert [point[3] for point in curve(state, 3)] == [1, 3, 5, 7]
     assert curve(state)[-1][1] == pytest.approx(0.7)
 
 
@@ -246,3 +246,16 @@ def test_a_round_that_is_not_there_has_no_gantt() -> None:
     run = Synthetic(rounds=2)
     state = folded(run.records)
     assert gantt([], state.lives[0], state.rows[1]) is None
+
+
+def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:
+    run = Synthetic(rounds=4, drawn={i: (("weak",), ("strong",))[i % 2] for i in range(4)}, dilation=2.0)
+    lanes = [
+        msgspec.structs.replace(r, lane=("slow", "quick")[r.round % 2]) if isinstance(r, t.RoundStarted) else r
+        for r in run.records
+    ]
+    expected, state = summarise(lanes), folded(lanes)
+    ends = [row.axis_s + (row.seconds or 0) for row in state.rows]
+    assert ends == pytest.approx(expected["elapsed_s"], abs=0.01)
+    assert [point[0] for point in curve(state)] == pytest.approx(expected["elapsed_s"], abs=0.01)
+    assert summary(state)["total_s"] == pytest.approx(expected["total_s"], abs=0.01)

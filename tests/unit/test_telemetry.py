@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.telemetry import Throttling, parse_cpu_stat, resident_mib
+from edge_agent.telemetry import RECENT_NS, Throttling, parse_cpu_stat, resident_mib
 
 V1 = b"nr_periods 9\nnr_throttled 4\nthrottled_time 7000\n"
 V2 = b"usage_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 7\n"
@@ -54,3 +54,14 @@ def test_memory_is_what_is_resident(tmp_path: Path) -> None:
     assert resident_mib(statm) == pytest.approx(2560 * os.sysconf("SC_PAGE_SIZE") / 2**20, abs=0.1)
     assert resident_mib(tmp_path / "none") == 0.0
     assert resident_mib() > 5
+
+
+def test_counters_read_a_moment_ago_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr("edge_agent.telemetry.time.monotonic_ns", lambda: now)
+    counters = Throttling(host(tmp_path, "0::/edgebed/d1\n", edgebed__d1=V2))
+    assert counters.recent() == (7000, 4)
+    (tmp_path / "sys/fs/cgroup/edgebed/d1/cpu.stat").write_bytes(V2.replace(b"usec 7", b"usec 9"))
+    assert counters.recent() == (7000, 4)
+    now += RECENT_NS + 1
+    assert counters.recent() == (9000, 4)

@@ -25,7 +25,7 @@ export class RunView {
     this.gantt = new Gantt((name) => this.pickDevice(name));
     this.roundTitle = h("h2", {id: "h-round"}, "Round");
     this.why = h("p.why", {id: "why"});
-    this.field = h("input", {type: "number", min: 0, id: "round", onchange: () => this.pickRound(this.field.valueAsNumber)});
+    this.field = h("input", {type: "number", min: 1, id: "round", onchange: () => this.pickRound(this.field.valueAsNumber)});
     this.follow = h("button", {type: "button", onclick: () => this.pickRound(null)}, "Follow the newest");
     const step = (by) => () => this.pickRound((this.round ?? this.newest()) + by);
     const picker = h("div.tools", {}, h("button", {type: "button", onclick: step(-1), "aria-label": "Round before"}, "◀"),
@@ -94,7 +94,7 @@ export class RunView {
     if (this.round === null) this.drawRound();
   }
 
-  newest() { return this.rows.length ? this.rows.at(-1)[R.number] : 0; }
+  newest() { return this.rows.length ? this.rows.at(-1)[R.number] : 1; }
 
   row(number) { return this.rows.findLast((row) => row[R.number] === number); }
 
@@ -144,7 +144,10 @@ export class RunView {
     this.drawnAt = done;
   }
 
-  finished() { return this.rows.filter((row) => row[R.seconds] !== null); }
+  /** Rounds that are over, in the order of their ends: those of an asynchronous method overlap. */
+  finished() {
+    return this.rows.filter((row) => row[R.seconds] !== null).sort((a, b) => a[R.axis] + a[R.seconds] - b[R.axis] - b[R.seconds]);
+  }
 
   drawFigures() {
     const {head} = this, done = this.finished(), known = done.filter((row) => row[R.accuracy] !== null);
@@ -208,14 +211,14 @@ export class RunView {
     this.gap.draw({
       series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
         `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${NAMES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, pad: 0.5, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, pad: 0.5, xMin: 0.5,
       x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
       rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), row[R.why] || "–"]),
       empty: "nobody was behind yet",
     });
     this.lengths.draw({
       series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}, ${row[R.merged]} of ${row[R.drawn]} merged`, row[R.number], row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
-      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: done.length ? done[0][R.number] - 0.5 : 0,
+      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
       x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
       rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out]]),
     });
