@@ -28,7 +28,7 @@ from orchestrator.rounds.clock import now_ns
 from orchestrator.rounds.driver import Driver
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
-from orchestrator.simulation.halves import Start
+from orchestrator.simulation.pool import HalfPool
 
 HEARD_SHARE = 1 / 3
 """A device that works is heard of after this share of the time in which silence would count as loss."""
@@ -47,7 +47,7 @@ class SimulatedFleet:
         spec: FleetSpec,
         shards: Mapping[str, Shard],
         costs: CostModel,
-        start: Start,
+        halves: HalfPool,
         record: Callable[[Record], None],
         *,
         dilation: float,
@@ -56,7 +56,7 @@ class SimulatedFleet:
         resolve: Callable[[str], ProfileSpec],
     ) -> None:
         self._spec, self._shards, self._record, self._dilation = spec, shards, record, dilation
-        self._resolve, self._faults = resolve, faults
+        self._resolve, self._faults, self._halves = resolve, faults, halves
         self.driver: Driver | None = None
         self.profiles: dict[str, ProfileSpec] = {}
         self.limits: dict[str, Limits] = {}
@@ -73,7 +73,7 @@ class SimulatedFleet:
                 lambda name=name: self.who(name),  # type: ignore[misc]
                 shards[name],
                 costs,
-                start,
+                halves.start,
                 self,
                 lambda phases, name=name: self._phases(name, phases),  # type: ignore[misc]
                 now_ns,
@@ -130,6 +130,8 @@ class SimulatedFleet:
     async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent:
         """As `Port.send`: returns when the device has it. Raises TransferError when the device is forgotten."""
         begun = now_ns()
+        if isinstance(header, Task):
+            self._halves.expect(header.assignment, body)
         if peer in self._away:
             await asyncio.Event().wait()  # an absent receiver is waited for without limit
         receiving = asyncio.ensure_future(self.devices[peer].receive(header, body))
@@ -148,6 +150,7 @@ class SimulatedFleet:
     def control(self, peer: str, message: Control) -> None:
         if isinstance(message, Cancel):
             self.devices[peer].cancel(message.task)
+            self._halves.forget(peer)
 
     def forget(self, peer: str) -> None:
         for sending in tuple(self._sends[peer]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,8 +36,8 @@ from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.fleet import SimulatedFleet
-from orchestrator.simulation.halves import Execution, Unbatched
 from orchestrator.simulation.models import cost_model
+from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import SimulatedTrainer
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
@@ -153,7 +152,10 @@ class _Play:
         self._stage, self._method, self._options, self._loop = stage, method, options, loop
         self._experiment = stage.experiment
         self._model = stage.build()
-        self._begun = time.monotonic()
+        simulation = self._experiment.simulation
+        self._halves = HalfPool(
+            self._model, stage.shards, stage.accelerator, batched=simulation.batched, say=stage.watch.say
+        )
 
     async def run(self) -> Path:
         stage, training = self._stage, self._experiment.training
@@ -164,7 +166,7 @@ class _Play:
             stage.spec,
             stage.shards,
             stage.costs,
-            self._start_half,
+            self._halves,
             recorder.record,
             dilation=stage.dilation,
             liveness_s=training.liveness_s,
@@ -182,6 +184,7 @@ class _Play:
             recorder.record(RunFinished(now_ns(), why))
             recorder.close()
             write_results(folder.path)
+        stage.watch.say(f"halves: {self._halves.together} trained together, {self._halves.alone} alone")
         return folder.path
 
     async def _rounds(self, folder: RunFolder, recorder: Recorder, fleet: SimulatedFleet) -> str:
@@ -232,9 +235,6 @@ class _Play:
             for trainer in trainers:
                 await trainer.close()
 
-    def _start_half(self, device: str, assignment: Assignment, weights: dict[str, torch.Tensor]) -> Execution:
-        return Unbatched(self._model, assignment, self._stage.shards[device], weights)
-
     def _charge(self, call: Callable[..., Any], args: tuple[Any, ...]) -> float:
         size = len(args[0]) if args and isinstance(args[0], bytes | bytearray | memoryview) else 0
         return self._stage.costs.orchestrator_s(getattr(call, "__name__", ""), size)
@@ -273,7 +273,11 @@ class _Play:
                 calibrated=stage.costs.kind.startswith("calibrated"),
                 resumed_from=0,
                 target_accuracy=training.target_accuracy,
-                host={"costs": stage.costs.kind, "accelerator": str(stage.accelerator)},
+                host={
+                    "costs": stage.costs.kind,
+                    "accelerator": str(stage.accelerator),
+                    "halves": "batched" if self._experiment.simulation.batched else "one by one",
+                },
                 devices=fleet.infos(),
             )
         )

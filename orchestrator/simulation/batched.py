@@ -1,0 +1,188 @@
+"""Devices whose halves are alike train together: one stacked network, as many rows as devices (torch.func).
+
+Rows do not meet: a row's loss has no gradient in another, torch's optimizers work element by element, and batch norm
+keeps running statistics per row. So each row is what its device would have trained alone, within float tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from edgebed.datasets.shard import Shard, batch_bounds
+from edgebed.errors import DivergedError
+from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
+from edgebed.methods.halves import make_optimizer
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment, Privacy
+from orchestrator.simulation.halves import Moment, batches_of
+
+ALIKE = ("head", "output")
+"""Objectives that can be stacked: what they do is known here, and they wait for no reply."""
+
+BUDGET_BYTES = 1 << 30
+"""About what the features, weights and activations of the devices that train together may hold."""
+
+MOST = 64
+"""Devices that train together: beyond this nothing is gained."""
+
+
+def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
+    """What devices must have in common to train together; None for a half that trains alone."""
+    hidden = assignment.privacy.dcor_alpha or assignment.privacy.patch_shuffle
+    plain = not assignment.keep and not assignment.options and not hidden
+    if assignment.objective not in ALIKE or not plain or assignment.arrivals is not None:
+        return None
+    bounds = batch_bounds(shard.samples, assignment.batch_size, assignment.max_batches)
+    sizes = [stop - start for start, stop in bounds]
+    bare = msgspec.structs.replace(assignment, device="", seed=0, cpus=0.0, privacy=Privacy())
+    return msgspec.msgpack.encode((bare, sizes))
+
+
+def fits(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
+    """How many such devices may train at once."""
+    per_sample = math.prod(model.feature_shape(assignment.stages)) * 4
+    weights = sum(value.numel() for value in model.weights().values()) * 4
+    kept = shard.samples * (assignment.epochs or 1) * per_sample if "features" in assignment.uploads else 0
+    active = assignment.batch_size * max(per_sample, math.prod(model.input_shape) * 4) * 8 * assignment.stages
+    return max(1, min(MOST, BUDGET_BYTES // (kept + 6 * weights + active)))
+
+
+class Row:
+    """One device's part of what was trained together, handed out moment by moment."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment | DivergedError] = deque()
+
+    def add(self, moment: Moment | DivergedError) -> None:
+        self._moments.append(moment)
+
+    def next(self, reply: Weights | None) -> Moment:
+        moment = self._moments.popleft()
+        if isinstance(moment, DivergedError):
+            raise moment
+        return moment
+
+
+class _Half(nn.Module):
+    """The device's stages and head as one module, so that it can be called with other weights."""
+
+    def __init__(self, model: StagedModel, assignment: Assignment) -> None:
+        super().__init__()
+        self.model = model
+        self._frozen = model.stages(0, assignment.train_from).eval()
+        self._stages = model.stages(assignment.train_from, assignment.stages).train()
+        self._head = model.head(assignment.stages).train() if trains_head(assignment) else None
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and mean loss of one device's batch."""
+        with torch.no_grad():
+            x = self._frozen(x)
+        z = self._stages(x)
+        logits = z if self._head is None else self._head(z)
+        return z, functional.cross_entropy(logits, y)
+
+
+class Together:
+    """Trains some devices of one kind from their weights to their ends.
+
+    Args:
+        model: one that may be put into training mode; its own weights are not changed.
+        assignments, shards, weights: by row.
+    """
+
+    def __init__(
+        self,
+        model: StagedModel,
+        assignments: Sequence[Assignment],
+        shards: Sequence[Shard],
+        weights: Sequence[Weights],
+        accelerator: torch.device,
+    ) -> None:
+        self._model, self._assignments, self._accelerator = model, assignments, accelerator
+        self._batches = [batches_of(shard, each) for shard, each in zip(shards, assignments, strict=True)]
+        self.rows = [Row() for _ in assignments]
+        first = assignments[0]
+        self._half = _Half(model, first).to(accelerator)
+        self._names = trained_names(model, first)
+        self._stack(weights)
+        self._optimizer = make_optimizer([p for p in self._parameters.values() if p.requires_grad], first.optimizer)
+        self._loss = torch.zeros(len(self.rows), dtype=torch.float64)
+        self._samples = self._steps = 0
+        self._drawn: list[int] = []
+        self._gone: set[int] = set()
+
+    def _stack(self, weights: Sequence[Weights]) -> None:
+        learnt = {name for name, _ in self._model.named_parameters()}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._buffers: dict[str, Tensor] = {}
+        for name in weights[0]:
+            rows = torch.stack([each[name] for each in weights]).to(self._accelerator)
+            if name in learnt:
+                self._parameters[name] = nn.Parameter(rows, requires_grad=name in set(self._names))
+            else:
+                self._buffers[name] = rows.clone()
+
+    def _all(self) -> dict[str, Tensor]:
+        return {**self._parameters, **self._buffers}
+
+    def train(self) -> list[Row]:
+        """All batches of all rows; what each device uploads and ends with is in its row."""
+        uploads = "features" in self._assignments[0].uploads
+        while batch := [next(each, None) for each in self._batches]:
+            if batch[0] is None:
+                break
+            self._step([each for each in batch if each is not None], uploads)
+        self._end(uploads)
+        return self.rows
+
+    def _step(self, batch: Sequence[Batch], uploads: bool) -> None:
+        x = torch.stack([x for x, _ in batch]).to(self._accelerator)
+        y = torch.stack([y for _, y in batch]).to(self._accelerator)
+        count = y.shape[1]
+        weights = {f"model.{name}": value for name, value in self._all().items()}
+        z, losses = vmap(self._call)(weights, x, y)
+        self._optimizer.zero_grad()
+        torch.autograd.backward(losses.sum())
+        self._optimizer.step()
+        values = losses.detach().cpu().double()
+        features = z.detach().cpu() if uploads else None
+        self._hand_out(batch, values, features, count)
+
+    def _call(self, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = functional_call(self._half, weights, (x, y))
+        return out
+
+    def _hand_out(self, batch: Sequence[Batch], losses: Tensor, features: Tensor | None, count: int) -> None:
+        """A row whose loss is not finite ends there, as its device would; its features had left already."""
+        for index, row in enumerate(self.rows):
+            if index in self._gone:
+                continue
+            if features is not None:
+                tensors = {"features": features[index], "labels": batch[index][1]}
+                row.add(Moment((count,), out=Outgoing(tensors, samples=count)))
+            if not math.isfinite(losses[index]):
+                where = f"batch {self._steps} on device {self._assignments[index].device!r}"
+                text = f"training diverged: the loss of {where} is {float(losses[index])}"
+                row.add(DivergedError(text, cure="lower optimizer.lr"))
+                self._gone.add(index)
+        self._loss += losses * count
+        self._samples += count
+        self._steps += 1
+        self._drawn.append(count)
+
+    def _end(self, uploads: bool) -> None:
+        whole = {name: value.detach().cpu() for name, value in self._all().items()}
+        drawn = () if uploads else tuple(self._drawn)
+        for index, row in enumerate(self.rows):
+            weights = {name: whole[name][index].clone() for name in self._names}
+            loss = float(self._loss[index]) / max(1, self._samples)
+            if index not in self._gone:
+                row.add(Moment(drawn, end=Trained(weights, loss=loss, batches=self._steps)))
