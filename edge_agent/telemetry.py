@@ -34,7 +34,7 @@ class Throttling:
     def __init__(self, root: Path = Path("/")) -> None:
         path = _cpu_stat(root)
         self._file = None if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._at, self._last = -RECENT_NS, (0, 0)
+        self._at, self._last = -2 * RECENT_NS, (0, 0)
 
     @property
     def visible(self) -> bool:

@@ -30,7 +30,7 @@ from orchestrator.records.comparison import compare
 
 STATIC = Path(__file__).parent / "static"
 
-TICK_S = 0.25
+TICK_S = 0.5
 """A page hears of changes at most so often."""
 
 LIST_S = 2.0

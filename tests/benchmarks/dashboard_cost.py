@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
+import psutil
 
 from orchestrator import session
 from orchestrator.calibration import Calibration
@@ -94,10 +96,15 @@ async def one_run(folder: Path, kind: str) -> dict[bool, list[float]]:
     prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
     request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
     said: list[str] = []
+    children = set(psutil.Process().children())
     with page_beside(folder / "runs", "cost", Place(), said.append), viewer(kind) as process:
         watch = Looker(said[0].removeprefix("Live page: "), process)
+        (server,) = set(psutil.Process().children()) - children - {psutil.Process(process.pid)}
         async with session.standing_fleet(spec, shards=prepared.shards) as standing:
+            before, start = server.cpu_times(), time.monotonic()
             await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+            used = sum(server.cpu_times()[:2]) - sum(before[:2])
+            figure(f"CPUs that the page's server used, open half the time ({kind})", used / (time.monotonic() - start))
     return watch.seconds
 
 

@@ -18,10 +18,10 @@ export class Events {
   }
 
   draw(marks) {
-    const changed = this.marks !== marks || this.drawn !== marks.length;
+    const changed = this.drawn !== marks.length || this.first !== marks[0]?.[4];
     this.marks = marks;
     if (changed) this.redraw();
-    this.drawn = marks.length;
+    [this.drawn, this.first] = [marks.length, marks[0]?.[4]];
   }
 
   redraw() {

@@ -91,7 +91,7 @@ export class RunView {
 
   takeGantt(data) {
     this.live = data;
-    if (this.round === null) this.drawRound();
+    if (this.round === null && !document.hidden) this.drawRound();
   }
 
   newest() { return this.rows.length ? this.rows.at(-1)[R.number] : 1; }
@@ -135,13 +135,15 @@ export class RunView {
     put(this.title, `${head.experiment}: ${head.method}`);
     this.drawFigures();
     this.fleet.draw(this.devices, head);
-    this.drawCharts();
     this.events.draw(this.marks);
     this.drawChecks();
-    this.drawRound();
-    const done = this.rows.filter((row) => row[R.seconds] !== null).length;
-    if (this.device && done !== this.drawnAt) this.loadDevice();
-    this.drawnAt = done;
+    this.explainRound();
+    // Curves change when a round ends or something happens, not with every batch: drawing them costs the host time.
+    const key = JSON.stringify([this.id, this.marks.length, this.rows.slice(-130).map((row) => row.slice(2, 11)), this.rows.length]);
+    if (key === this.drawnAt) return;
+    this.drawnAt = key;
+    this.drawCharts();
+    if (this.device) this.loadDevice();
   }
 
   /** Rounds that are over, in the order of their ends: those of an asynchronous method overlap. */
@@ -181,7 +183,13 @@ export class RunView {
     this.field.max = this.newest();
     this.follow.disabled = this.round === null;
     if (data && data.round === number) this.gantt.draw(data);
-    this.why.replaceChildren(...this.explain(this.row(number), data?.live));
+    this.explainRound();
+  }
+
+  explainRound() {
+    const data = this.round === null ? this.live : this.picked, number = this.round ?? data?.round ?? this.newest();
+    const parts = this.explain(this.row(number), data?.live), text = parts.map((part) => part.textContent ?? part).join("");
+    if (this.why.textContent !== text) this.why.replaceChildren(...parts);
   }
 
   /** Who was the straggler of a round, and why. */
