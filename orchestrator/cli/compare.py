@@ -1,20 +1,31 @@
-"""`edgebed compare`: several runs side by side."""
+"""`edgebed compare`: several runs side by side, runs of one method with different seeds taken together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import find_run
-from orchestrator.records.comparison import Comparison, compare
+from orchestrator.records import tabulate
+from orchestrator.cli.sim_error import as_plain, print_sim_error, sim_error_of
+from orchestrator.records.comparison import Comparison, compare, percent, seconds
+from orchestrator.records.groups import Group, ProfileRow, group, profiles
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
+
+MOST_COLUMNS = 6
+"""Runs that fit side by side into a terminal; of more only the groups are printed."""
+
+Summary = dict[str, Any]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,31 +35,68 @@ def register(app: typer.Typer) -> None:
 def command(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under EDGEBED_RUNS (./runs).")],
     baseline: Annotated[
-        str | None, typer.Option(help="Run that speed-ups refer to; the last one if not given.")
+        str | None, typer.Option(help="Method or run that speed-ups refer to; the last run if not given.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves of all runs to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write one line per run to this file.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write a table of the methods for a paper to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted."""
-    folders = [find_run(run) for run in runs]
-    if baseline is not None:
-        base = find_run(baseline)
-        folders = [folder for folder in folders if folder.resolve() != base.resolve()] + [base]
-    print_comparison(folders, as_json=as_json)
+    """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
+
+    Runs of one method with different seeds are taken together, with 95 % confidence intervals (Student's t)."""
+    folders = _baseline_last([find_run(run) for run in runs], baseline)
+    with log.status("reading records"):
+        summaries = [load_summary(folder) for folder in folders]
+    _print_all(summaries, as_json)
     if html is not None:
         with log.status("writing the page"):
             write_comparison(folders, html)
         log.print(f"Page: {html}", soft_wrap=True, highlight=False)
+    if csv is not None:
+        _save(csv, tabulate.to_csv(compare(summaries).rows))
+    if latex is not None:
+        _save(latex, tabulate.to_latex(group(summaries), summaries[-1]["method"], compare(summaries).notes))
+
+
+def _baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
+    """The runs with those of the baseline at the end. Raises UsageError where there is no such method or run."""
+    if baseline is None:
+        return folders
+    methods = {folder: load_summary(folder)["method"] for folder in folders}
+    own = [folder for folder in folders if methods[folder] == baseline]
+    if not own:
+        try:
+            own = [find_run(baseline)]
+        except UsageError:
+            known = ", ".join(sorted(set(methods.values())))
+            raise UsageError(
+                f"{baseline!r} is neither a method of these runs nor a run", cure=f"methods: {known}"
+            ) from None
+    kept = {folder.resolve() for folder in own}
+    return [folder for folder in folders if folder.resolve() not in kept] + own
 
 
 def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
-    """The table of some runs on stdout. Speed-ups refer to the last run."""
+    """The tables of some runs on stdout. Speed-ups refer to the last run."""
     with log.status("reading records"):
-        comparison = compare([load_summary(folder) for folder in folders])
+        summaries = [load_summary(folder) for folder in folders]
+    _print_all(summaries, as_json)
+
+
+def _print_all(summaries: list[Summary], as_json: bool) -> None:
+    comparison, groups, stragglers = compare(summaries), group(summaries), profiles(summaries)
     if as_json:
-        print_json({"rows": comparison.rows, "notes": comparison.notes})
+        more = {"groups": msgspec.to_builtins(groups), "profiles": msgspec.to_builtins(stragglers)}
+        print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
         return
-    _print(comparison)
+    if len(summaries) <= MOST_COLUMNS:
+        _print(comparison)
+    if len(groups) < len(summaries):
+        _print_groups(groups, summaries[-1]["method"])
+    _print_profiles(stragglers)
+    for note in comparison.notes:
+        console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _print(comparison: Comparison) -> None:
@@ -61,5 +109,34 @@ def _print(comparison: Comparison) -> None:
         if key != "method":
             table.add_row(label, *(escape(row[key]) for row in comparison.texts))
     console.print(table)
-    for note in comparison.notes:
-        console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _print_groups(groups: list[Group], baseline: str) -> None:
+    """Methods are columns, as runs are."""
+    table = Table(title=f"Means over seeds with 95 % intervals (Student's t); speed-up over {escape(baseline)}")
+    table.add_column("")
+    for one in groups:
+        table.add_column(escape(one.method), justify="right")
+    for label, show in tabulate.COLUMNS[1:]:
+        table.add_row(label, *(escape(show(one)) for one in groups))
+    console.print(table)
+
+
+def _print_profiles(rows: list[ProfileRow]) -> None:
+    table = Table(box=SIMPLE_HEAD, title="Stragglers by profile of device")
+    for name in ("method", "profile"):
+        table.add_column(name)
+    for name in ("straggler in rounds", "others waited, per run"):
+        table.add_column(name, justify="right")
+    table.add_column("why")
+    for row in rows:
+        why = ", ".join(f"{cause} {count}" for cause, count in sorted(row.why.items(), key=lambda item: -item[1]))
+        cells = (row.method, row.profile, f"{row.rounds} ({percent(row.share)})", seconds(row.waited_s), why)
+        table.add_row(*(escape(cell) for cell in cells))
+    if rows:
+        console.print(table)
+
+
+def _save(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    log.print(f"Written: {path}", soft_wrap=True, highlight=False)

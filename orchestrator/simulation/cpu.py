@@ -19,11 +19,16 @@ MARGIN_S = 1e-6
 """A sleep to the next period ends surely within it."""
 
 
+URGENT_S = 0.0005
+"""How often a thread looks whether a more urgent one is done."""
+
+
 class Cpu(Protocol):
     """Where a device's threads get their CPU time."""
 
-    async def use(self, seconds: float) -> None:
-        """Returns when so many CPU seconds have been had."""
+    async def use(self, seconds: float, *, urgent: bool = False) -> None:
+        """Returns when so many CPU seconds have been had. `urgent` goes first: a thread that mostly sleeps gets the CPU
+        as soon as it wakes."""
 
 
 class PlainCpu:
@@ -32,7 +37,7 @@ class PlainCpu:
     def __init__(self, cpus: Callable[[], float]) -> None:
         self._cpus = cpus
 
-    async def use(self, seconds: float) -> None:
+    async def use(self, seconds: float, *, urgent: bool = False) -> None:
         await asyncio.sleep(seconds / self._cpus())
 
 
@@ -52,14 +57,24 @@ class QuotaCpu:
         self, cpus: Callable[[], float], threads: Callable[[], int], now_s: Callable[[], float], phase: float
     ) -> None:
         self._cpus, self._threads, self._now_s, self._phase = cpus, threads, now_s, phase * PERIOD_S
-        self._balance_s, self._period = 0.0, -1
+        self._balance_s, self._period, self._urgent = 0.0, -1, 0
 
-    async def use(self, seconds: float) -> None:
+    async def use(self, seconds: float, *, urgent: bool = False) -> None:
+        self._urgent += urgent
+        try:
+            await self._use(seconds, urgent)
+        finally:
+            self._urgent -= urgent
+
+    async def _use(self, seconds: float, urgent: bool) -> None:
         left = seconds
         while left > 1e-12:
             self._refill()
             if self._balance_s <= 0:
                 await asyncio.sleep(self._until_next())
+                continue
+            if self._urgent and not urgent:
+                await asyncio.sleep(URGENT_S)
                 continue
             burst = min(left, self._slice())
             self._balance_s -= burst

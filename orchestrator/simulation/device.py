@@ -222,7 +222,7 @@ class SimulatedDevice:
         if header.task in self._cancelled:
             raise Cancelled("the task was cancelled")
         cost = self._costs.uplink(self._who())
-        await self._cpu.use(cost.cpu_s if isinstance(header, Upload) else cost.update_cpu_s)
+        await self._cpu.use(cost.cpu_s if isinstance(header, Upload) else cost.update_cpu_s, urgent=True)
         self._receiver.admit(self.name, header, len(body))
         arrival = await self._up.carry(size)
         async with self._delivering:  # one after the other, in the order they were sent

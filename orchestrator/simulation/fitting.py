@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True):
     sent_bytes: int
     down_s: float
     up_s: float | None  # of the update, where nothing was before it on the link
-    received_s: float | None  # from the update's arrival until it was counted, where no server half was waited for
+    received: list[tuple[int, float]]  # bytes, and seconds from their arrival until they were used, nobody in between
 
 
 def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
@@ -58,7 +58,7 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
         server_factor=steps,
         server_other=median(steps.values()) if steps else 1.0,
         orchestrator=_orchestrator(runs),
-        receive=_line([(w.update_bytes, w.received_s) for w in seen if w.received_s is not None]),
+        receive=_line([point for work in seen for point in work.received]),
         cuts={c.cut: _cut_cost(c) for run in runs for stretch in run.stretches for c in stretch.cuts},
         device=dict(reference.device_laws),
         server=dict(reference.server_laws),
@@ -122,7 +122,7 @@ def _one(
         sent_bytes=sent.bytes,
         down_s=_down_s(sent, delivered),
         up_s=_up_s(stretch, device, update, phases, max((u.at_ns for u in uploads), default=0)),
-        received_s=None if uploads else (facts.done[device].at_ns - update.at_ns) / 1e9,
+        received=_received(facts, device, update),
     )
 
 
@@ -139,6 +139,20 @@ def _batches(assignment: Assignment, samples: int, count: int) -> tuple[int, ...
 
 def _down_s(sent: TaskSent, delivered: TaskDelivered) -> float:
     return (delivered.at_ns - sent.at_ns) / 1e9
+
+
+def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
+    """The update, where no server half was waited for; and the uploads that met an idle server."""
+    uploads = facts.uploads.get(device)
+    if not uploads:
+        return [(update.bytes, (facts.done[device].at_ns - update.at_ns) / 1e9)]
+    starts = {step.batch: step.start_ns for step in facts.steps if step.devices == (device,)}
+    busy = [(step.start_ns, step.end_ns) for step in facts.steps]
+    return [
+        (u.bytes, (starts[u.batch] - u.at_ns) / 1e9)
+        for u in uploads
+        if u.batch in starts and not any(start < starts[u.batch] and end > u.at_ns for start, end in busy)
+    ]
 
 
 def _up_s(
