@@ -15,10 +15,11 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import find_run
-from orchestrator.records import tabulate
 from orchestrator.cli.sim_error import as_plain, print_sim_error, sim_error_of
+from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare, percent, seconds
 from orchestrator.records.groups import Group, ProfileRow, group, profiles
+from orchestrator.records.sim_error import SimError
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
 
@@ -48,7 +49,8 @@ def command(
     folders = _baseline_last([find_run(run) for run in runs], baseline)
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-    _print_all(summaries, as_json)
+        error = sim_error_of(folders)
+    _print_all(summaries, as_json, error)
     if html is not None:
         with log.status("writing the page"):
             write_comparison(folders, html)
@@ -81,13 +83,16 @@ def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
     """The tables of some runs on stdout. Speed-ups refer to the last run."""
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-    _print_all(summaries, as_json)
+        error = sim_error_of(folders)
+    _print_all(summaries, as_json, error)
 
 
-def _print_all(summaries: list[Summary], as_json: bool) -> None:
+def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) -> None:
     comparison, groups, stragglers = compare(summaries), group(summaries), profiles(summaries)
     if as_json:
-        more = {"groups": msgspec.to_builtins(groups), "profiles": msgspec.to_builtins(stragglers)}
+        more: dict[str, Any] = {"groups": msgspec.to_builtins(groups), "profiles": msgspec.to_builtins(stragglers)}
+        if error is not None:
+            more["sim_error"] = as_plain(error)
         print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
         return
     if len(summaries) <= MOST_COLUMNS:
@@ -95,6 +100,8 @@ def _print_all(summaries: list[Summary], as_json: bool) -> None:
     if len(groups) < len(summaries):
         _print_groups(groups, summaries[-1]["method"])
     _print_profiles(stragglers)
+    if error is not None:
+        print_sim_error(error)
     for note in comparison.notes:
         console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
