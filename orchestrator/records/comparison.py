@@ -58,6 +58,7 @@ def size(value: float) -> str:
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "method": ("method", str),
     "run": ("run", str),
+    "seed": ("seed", str),
     "ended": ("ended", str),
     "rounds": ("rounds", str),
     "target_accuracy": ("target accuracy", percent),
@@ -89,6 +90,8 @@ def _notes(rows: list[Summary]) -> list[str]:
     for row in rows:
         if row["enforcement"] == "software":
             notes.append(f"{row['run']}: limits were held by the agents themselves, not by the kernel")
+        if row["enforcement"] == "simulated":
+            notes.append(f"{row['run']}: simulated; no device ran, times come from a cost model")
         if not row["calibrated"]:
             notes.append(f"{row['run']}: the limits were not shown to hold (uncalibrated)")
         residual = row["timeline_residual_max"]

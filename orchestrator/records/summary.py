@@ -325,7 +325,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
             summary: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            return summary
+            if "what_if" in summary:  # else an older version wrote it, which knew less
+                return summary
     except (OSError, msgspec.DecodeError):
         pass  # none yet, or a torn one: the records say the same
     if not records.is_file():

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.records.facts import RunFacts
+from orchestrator.records.groups import Group
 from orchestrator.records.inforce import changes
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report.palette import RUNS, colour, ordered
@@ -43,6 +44,8 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
     """Accuracy on the test set over the seconds of all rounds, or their number, with the target."""
     data, target = [], summaries[-1]["target_accuracy"]
     by_time = over == "elapsed_s"
+    several = len({summary["method"] for summary in summaries}) > 1
+    methods = list(dict.fromkeys(s["method"] for s in summaries)) if several else list(range(len(summaries)))
     where = "after %{x:.1f} s" if by_time else "after round %{x}"
     for index, summary in enumerate(summaries):
         xs = summary["elapsed_s"] if by_time else range(1, summary["rounds"] + 1)
@@ -51,10 +54,10 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines+markers" if len(points) < 200 else "lines",
-                "name": summary["method"] if len({s["method"] for s in summaries}) > 1 else summary["run"],
+                "name": _name(summary, summaries),
                 "x": [round(x, 4) for x, _ in points],
                 "y": [y for _, y in points],
-                "line": {"color": RUNS[index % len(RUNS)]},
+                "line": {"color": RUNS[methods.index(summary["method"] if several else index) % len(RUNS)]},
                 "hovertemplate": f"%{{y:.1%}} {where}<extra>%{{fullData.name}}</extra>",
             }
         )
@@ -70,6 +73,35 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
         annotations=[text | {"xanchor": "left"}],
         **_legend(len(summaries) > 1, 380),
     )
+
+
+def _name(summary: Summary, summaries: Sequence[Summary]) -> str:
+    """As short as tells a run from the others: its method, that with the seed, or its id."""
+    alike = [other for other in summaries if other["method"] == summary["method"]]
+    if len(alike) == 1 and len(summaries) > 1:
+        return str(summary["method"])
+    if len({other["seed"] for other in alike}) == len(alike) > 1:
+        return f"{summary['method']}, seed {summary['seed']}"
+    return str(summary["run"])
+
+
+def times(groups: Sequence[Group]) -> Figure:
+    """Time to target of every method, with its interval over the seeds."""
+    shown = [(f"{g.method} ({g.reached} of {g.runs})", g.time_to_target_s) for g in groups]
+    data = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [name for name, _ in shown],
+        "x": [value.mean for _, value in shown],
+        "marker": {"color": [RUNS[index % len(RUNS)] for index in range(len(shown))]},
+        "error_x": {
+            "array": [(v.high - v.mean) if v.high is not None and v.mean is not None else 0 for _, v in shown],
+            "color": "#888",
+        },
+        "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>",
+    }
+    layout = {"yaxis": BY_DEVICE, "bargap": 0.4, **_legend(False, _height(len(groups)))}
+    return figure([data], "seconds to the target accuracy (reached by how many runs)", "", **layout)
 
 
 def extra(summary: Summary) -> Figure | None:
@@ -188,7 +220,7 @@ def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure
     for cause, phase in causes.items():
         own = [row for row in rows if row[3] == cause]
         if own:
-            bar = {"type": "bar", "name": f"straggler gap: {cause}", "marker": {"color": colour(phase)}}
+            bar: dict[str, Any] = {"type": "bar", "name": f"straggler gap: {cause}", "marker": {"color": colour(phase)}}
             hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause})<extra></extra>"
             points: dict[str, Any] = {
                 "x": [r[0] for r in own],
@@ -197,7 +229,11 @@ def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure
             }
             data.append(bar | points | {"hovertemplate": hover})
     order = sorted(range(len(numbers)), key=lambda index: numbers[index])
-    line = {"type": "scatter", "mode": "lines+markers" if len(numbers) < 200 else "lines", "name": "round"}
+    line: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines+markers" if len(numbers) < 200 else "lines",
+        "name": "round",
+    }
     line |= {"x": [numbers[i] for i in order], "y": [summary["round_s"][i] for i in order]}
     data.append(line | {"line": {"color": "#888"}, "hovertemplate": "round %{x}: %{y:.2f} s<extra></extra>"})
     if happened:

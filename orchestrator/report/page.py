@@ -12,8 +12,10 @@ import msgspec
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from orchestrator.records import tabulate
 from orchestrator.records.comparison import RESIDUAL_LIMIT, compare, percent, seconds, size
 from orchestrator.records.facts import RunFacts
+from orchestrator.records.groups import group, profiles
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import charts, tables
 from orchestrator.report.charts import Figure, Summary
@@ -110,17 +112,21 @@ def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str,
 
 def comparison_page(summaries: Sequence[Summary]) -> str:
     """The page of several runs: their curves, and the table of `edgebed compare`."""
-    comparison = compare(summaries)
+    comparison, groups = compare(summaries), group(summaries)
     return _render(
         "comparison.html.j2",
         title=" · ".join(summary["method"] for summary in summaries),
-        figures={"accuracy": charts.accuracy(summaries)}
+        figures={"accuracy": charts.accuracy(summaries), "times": charts.times(groups)}
         | {f"shares{index}": charts.shares(summary) for index, summary in enumerate(summaries)},
         gantt=[],
         summaries=summaries,
         not_dilated=NOT_DILATED if any(summary["dilation"] != 1 for summary in summaries) else "",
         badges=_common_badges(summaries),
         comparison=comparison,
+        baseline=summaries[-1]["method"],
+        labels=[label for label, _ in tabulate.COLUMNS],
+        groups=[[show(one) for _, show in tabulate.COLUMNS] for one in groups],
+        profiles=tables.profile_rows(profiles(summaries)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.records import types as t
 from orchestrator.records.comparison import percent, seconds, size
 from orchestrator.records.facts import RunFacts, Stretch
+from orchestrator.records.groups import ProfileRow
 from orchestrator.records.inforce import changes
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.summary import OWN_WORK
@@ -171,7 +172,21 @@ def _round_row(summary: Summary, index: int) -> list[str]:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f} s"
+    return f"{value:+.2f} s" if abs(value) >= 0.005 else "0"
+
+
+def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:
+    """Stragglers by profile, of every method."""
+    return [
+        [
+            row.method,
+            row.profile,
+            f"{row.rounds} ({percent(row.share)})",
+            seconds(row.waited_s),
+            ", ".join(f"{cause} {count}" for cause, count in sorted(row.why.items(), key=lambda item: -item[1])),
+        ]
+        for row in rows
+    ]
 
 
 def lost_rows(summary: Summary) -> list[list[str]]:

@@ -46,6 +46,17 @@ def test_the_baseline_can_be_named(runs: Path, app: typer.Typer) -> None:
     assert [(row["method"], row["speed_up"]) for row in rows] == [("fedavg", pytest.approx(1 / 3)), ("dtfl", 1.0)]
 
 
+def test_a_method_can_be_the_baseline_and_files_are_written(runs: Path, app: typer.Typer) -> None:
+    files = ["--csv", str(runs / "all.csv"), "--latex", str(runs / "all.tex")]
+    result = CliRunner().invoke(app, ["compare", "demo-dtfl", "demo-fedavg", "--baseline", "dtfl", "--json", *files])
+    assert json.loads(result.stdout)["groups"][1]["method"] == "dtfl"
+    assert (runs / "all.csv").read_text().count("\n") == 3
+    assert "\\toprule" in (runs / "all.tex").read_text()
+    refused = CliRunner().invoke(app, ["compare", "demo-dtfl", "--baseline", "nobody"])
+    assert isinstance(refused.exception, UsageError)
+    assert "dtfl" in refused.exception.cure
+
+
 def test_compare_prints_a_table_and_writes_a_page(runs: Path, app: typer.Typer) -> None:
     page = runs / "all.html"
     result = CliRunner().invoke(app, ["compare", "demo-dtfl", "demo-fedavg", "--html", str(page)])

@@ -1,0 +1,155 @@
+"""Runs of the same method with different seeds, taken together: means with confidence intervals, stragglers by profile.
+
+Intervals are 95 %, by Student's t over the seeds; those of a speed-up on the logarithms of the ratios between runs of
+the same seed (so they are of the geometric mean). A run that did not reach its target has no time to it: it is counted,
+said, and not part of the mean, which therefore flatters a method that sometimes fails. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import msgspec
+from scipy.stats import t as student
+
+from orchestrator.records.ratios import CONFIDENCE, interval
+
+Summary = dict[str, Any]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A mean over `count` runs and its interval; None where there is none (no run, one run)."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    count: int = 0
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Runs of one method in one experiment. `reached` of `runs` reached the target."""
+
+    experiment: str
+    method: str
+    enforcement: str
+    runs: int
+    seeds: tuple[int, ...]
+    reached: int
+    time_to_target_s: Estimate
+    speed_up: Estimate
+    best_accuracy: Estimate
+    round_s: Estimate
+    straggler_gap_s: Estimate
+    idle_share: Estimate
+    bytes_total: Estimate
+
+
+class ProfileRow(msgspec.Struct, frozen=True):
+    """One class of device in one group: of its rounds, in what share it had the straggler, and what that cost."""
+
+    experiment: str
+    method: str
+    profile: str
+    rounds: int  # in which the straggler had this profile, over all runs
+    share: float
+    waited_s: float  # device-seconds that all others waited in those rounds, mean over the runs
+    why: dict[str, int]  # rounds by cause
+
+
+def key(summary: Summary) -> tuple[str, str, str]:
+    """What runs of one group share."""
+    return summary["experiment"], summary["method"], summary["enforcement"]
+
+
+def named(summary: Summary) -> str:
+    """The method, and whether it was only simulated."""
+    return f"{summary['method']} (simulated)" if summary["enforcement"] == "simulated" else str(summary["method"])
+
+
+def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:
+    """Groups in the order of their first runs; speed-ups refer to the group of `baseline` (the last run's, if none)."""
+    if not summaries:
+        return []
+    by_key = _by_key(summaries)
+    base = by_key[key(summaries[-1] if baseline is None else baseline)]
+    return [_group(runs, base) for runs in by_key.values()]
+
+
+def profiles(summaries: Sequence[Summary]) -> list[ProfileRow]:
+    """Stragglers by profile, the most often first within each group."""
+    return [row for runs in _by_key(summaries).values() for row in _profiles(runs)]
+
+
+def _by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summary]]:
+    groups: dict[tuple[str, str, str], list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(key(summary), []).append(summary)
+    return groups
+
+
+def _group(runs: list[Summary], base: list[Summary]) -> Group:
+    def over(measure: Callable[[Summary], float | None]) -> Estimate:
+        return estimate([value for run in runs if (value := measure(run)) is not None])
+
+    experiment, method, enforcement = runs[0]["experiment"], named(runs[0]), runs[0]["enforcement"]
+    return Group(
+        experiment,
+        method,
+        enforcement,
+        len(runs),
+        tuple(run["seed"] for run in runs),
+        sum(run["time_to_target_s"] is not None for run in runs),
+        time_to_target_s=over(lambda run: run["time_to_target_s"]),
+        speed_up=Estimate(1.0, count=len(runs)) if runs is base else speed_up(runs, base),
+        best_accuracy=over(lambda run: run["best_accuracy"]),
+        round_s=over(lambda run: run["round_s_median"]),
+        straggler_gap_s=over(lambda run: run["straggler_gap_s"]),
+        idle_share=over(lambda run: run["idle_share_mean"]),
+        bytes_total=over(lambda run: run["bytes_up_total"] + run["bytes_down_total"]),
+    )
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and t interval of some values."""
+    if not values:
+        return Estimate(None)
+    mean = fmean(values)
+    if len(values) < 2:
+        return Estimate(mean, count=1)
+    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return Estimate(mean, mean - reach, mean + reach, len(values))
+
+
+def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
+    """Baseline's time to target ÷ the runs', over pairs of the same seed; of the means where no seed is shared."""
+    own, other = ({run["seed"]: run["time_to_target_s"] for run in side} for side in (runs, base))
+    pairs = [other[seed] / time for seed, time in own.items() if time and other.get(seed)]
+    if pairs:
+        mean, low, high = interval(pairs)
+        return Estimate(mean, low, high, len(pairs))
+    times, base_times = ([t for t in side.values() if t] for side in (own, other))
+    return Estimate(fmean(base_times) / fmean(times)) if times and base_times else Estimate(None)
+
+
+def _profiles(runs: list[Summary]) -> list[ProfileRow]:
+    rounds: dict[str, int] = {}
+    waited: dict[str, float] = {}
+    why: dict[str, dict[str, int]] = {}
+    for run in runs:
+        columns = (run["straggler_profile"], run["straggler_why"], run["waited_s"])
+        for profile, cause, seconds in zip(*columns, strict=True):
+            if profile is not None:
+                rounds[profile] = rounds.get(profile, 0) + 1
+                waited[profile] = waited.get(profile, 0.0) + seconds
+                causes = why.setdefault(profile, {})
+                causes[cause] = causes.get(cause, 0) + 1
+    total = sum(rounds.values())
+    experiment, method = runs[0]["experiment"], named(runs[0])
+    found = [
+        ProfileRow(experiment, method, name, count, count / total, waited[name] / len(runs), why[name])
+        for name, count in rounds.items()
+    ]
+    return sorted(found, key=lambda row: -row.rounds)

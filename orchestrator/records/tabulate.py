@@ -1,0 +1,87 @@
+"""A comparison as CSV and LaTeX, for programs and papers. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orchestrator.records.comparison import percent, seconds, size
+from orchestrator.records.groups import Estimate, Group
+
+Column = tuple[str, Callable[[Group], str]]
+
+
+def with_interval(value: Estimate, show: Callable[[float], str]) -> str:
+    """The mean, and its interval where there is one."""
+    if value.mean is None:
+        return "–"
+    if value.low is None or value.high is None:
+        return show(value.mean)
+    return f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]"
+
+
+def times(value: float) -> str:
+    return f"{value:.2f} ×"
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("method", lambda g: g.method),
+    ("runs", lambda g: str(g.runs)),
+    ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
+    ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
+    ("speed-up", lambda g: with_interval(g.speed_up, times)),
+    ("best accuracy", lambda g: with_interval(g.best_accuracy, percent)),
+    ("round, median", lambda g: with_interval(g.round_s, seconds)),
+    ("idle share", lambda g: with_interval(g.idle_share, percent)),
+    ("bytes", lambda g: with_interval(g.bytes_total, size)),
+)
+"""What is shown of a group, to people."""
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per run; names as in summary.json, None empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str]) -> str:
+    """A table for the package booktabs; what must be known to read it follows as comments."""
+    columns = [column for column in COLUMNS if column[0] not in ("round, median", "bytes")]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"% Means over seeds, 95% intervals (Student's t); speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        *(f"% {_plain(note)}" for note in notes),
+        f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        "\\toprule",
+        " & ".join(_escaped(name) for name, _ in columns) + " \\\\",
+        "\\midrule",
+        *(" & ".join(_escaped(show(group)) for _, show in columns) + " \\\\" for group in groups),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Nothing in it can end a comment."""
+    return " ".join(text.split())
+
+
+_SPECIAL = {character: f"\\{character}" for character in "%&#_$"} | {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "×": "$\\times$",
+    "–": "--",
+}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_SPECIAL.get(character, character) for character in text)

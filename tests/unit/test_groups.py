@@ -1,0 +1,105 @@
+"""Runs of one method with different seeds: intervals, speed-ups, stragglers by profile, tables for papers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.records import types as t
+from orchestrator.records.comparison import compare
+from orchestrator.records.groups import Estimate, estimate, group, profiles, speed_up
+from orchestrator.records.summary import summarise
+from orchestrator.records.tabulate import to_csv, to_latex, with_interval
+from tests.synthetic import FLEET, Synthetic
+
+
+def run(method: str, seed: int, time: float | None) -> dict[str, Any]:
+    records = [
+        msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
+        for r in Synthetic(method=method).records
+    ]
+    return summarise(records) | {"time_to_target_s": time}
+
+
+QUICK = [run("dtfl", seed, time) for seed, time in ((1, 10.0), (2, 12.0), (3, 14.0))]
+SLOW = [run("fedavg", seed, time) for seed, time in ((1, 30.0), (2, 24.0), (3, 28.0))]
+
+
+def test_the_interval_is_students() -> None:
+    found = estimate([10.0, 12.0, 14.0])  # mean 12, s 2, t(0.975, 2) = 4.30265
+    assert found.mean == 12
+    assert (found.low, found.high) == pytest.approx((12 - 4.30265 * 2 / 3**0.5, 12 + 4.30265 * 2 / 3**0.5), rel=1e-5)
+    assert estimate([5.0]) == Estimate(5.0, count=1)
+    assert estimate([]) == Estimate(None)
+
+
+def test_runs_of_one_method_are_one_group() -> None:
+    groups = group([QUICK[0], *SLOW, *QUICK[1:]], SLOW[0])
+    assert [(g.method, g.runs, g.seeds) for g in groups] == [("dtfl", 3, (1, 2, 3)), ("fedavg", 3, (1, 2, 3))]
+    assert groups[0].time_to_target_s.mean == 12
+
+
+def test_simulated_runs_are_never_averaged_with_real_ones() -> None:
+    assert len(group([QUICK[0], QUICK[1] | {"enforcement": "simulated"}])) == 2
+
+
+def test_a_speed_up_is_of_pairs_of_one_seed() -> None:
+    found = speed_up(QUICK, SLOW)
+    assert found.mean == pytest.approx((3.0 * 2.0 * 2.0) ** (1 / 3))
+    assert found.count == 3
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 2.0 < 3.0 < found.high
+    other = speed_up(QUICK[:1], SLOW[1:])  # no seed in common: of the means, without an interval
+    assert (other.mean, other.low) == (26.0 / 10.0, None)
+
+
+def test_runs_that_did_not_reach_the_target_are_counted_and_left_out_of_the_mean() -> None:
+    (found,) = group([*QUICK[:2], run("dtfl", 3, None)])
+    assert (found.reached, found.runs, found.time_to_target_s.count) == (2, 3, 2)
+    assert found.time_to_target_s.mean == 11
+    (never,) = group([run("dtfl", 1, None)])
+    assert never.time_to_target_s == Estimate(None)
+
+
+def test_stragglers_are_told_by_profile() -> None:
+    (row,) = profiles(QUICK)
+    assert (row.profile, row.rounds, row.share, row.why) == ("profile-weak", 12, 1.0, {"cpu": 12})
+    each = sum(1470 - 30 - sum_of(name) for name in ("middle", "strong")) / 1e3
+    assert row.waited_s == pytest.approx(4 * each, abs=0.3)
+    assert row.waited_s == pytest.approx(sum(QUICK[0]["waited_s"]))
+
+
+def sum_of(name: str) -> int:
+    speed = FLEET[name]
+    return speed.download + speed.decode + 3 * (speed.compute + speed.encode) + speed.blocked + speed.tail
+
+
+def test_csv_has_a_line_per_run() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(compare([*QUICK, run("dtfl", 4, None)]).rows))))
+    assert [row["seed"] for row in rows] == ["1", "2", "3", "4"]
+    assert rows[0]["time_to_target_s"] == "10.0"
+    assert rows[3]["time_to_target_s"] == ""
+
+
+def test_latex_escapes_and_says_how_it_was_made() -> None:
+    odd = [summary | {"method": "a_b & c%"} for summary in QUICK]
+    text = to_latex(group([*odd, *SLOW]), "fedavg", ["care\n\\end{x}"])
+    assert "a\\_b \\& c\\%" in text
+    assert "Student's t" in text
+    assert "3 of 3" in text
+    assert text.count("\\\\") == 3  # head and two methods
+    assert all(line.startswith("%") for line in text.splitlines() if "care" in line)
+    widths = {line.count(" & ") for line in text.splitlines() if re.search(r" \\\\$", line)}
+    assert len(widths) == 1
+
+
+def test_an_interval_is_shown_only_where_there_is_one() -> None:
+    assert with_interval(Estimate(None), str) == "–"
+    assert with_interval(Estimate(2.0, count=1), str) == "2.0"
+    assert with_interval(Estimate(2.0, 1.0, 3.0, 2), str) == "2.0 [1.0, 3.0]"
