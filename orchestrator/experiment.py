@@ -86,12 +86,25 @@ class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     away_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
+class AsIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Times and bytes of a larger network and data set (`orchestrator.simulation.as_if`): its model, the shape of its
+    samples, its classes, how many training samples it has in all, and its batch size."""
+
+    model: dict[str, Any]
+    input_shape: list[Positive] = msgspec.field(default_factory=lambda: [3, 32, 32])
+    classes: Positive = 10
+    train_samples: Positive = 50_000
+    batch_size: Positive = 100
+
+
 class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How `edgebed simulate` runs the experiment (docs/simulator.md).
 
     `cost`: `reference` (DTFL eq. 5: cuts measured on this host ÷ CPUs, bytes ÷ rate), `flops` (S²FL eq. 1),
     `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`). `flops` are those of one CPU and of
-    the server, for the two models that count. `dilation`: None takes the calibration's, else 1.
+    the server, for the two models that count. `as_if`: the times and bytes of a larger experiment; with `reference` its
+    server is as much faster than a CPU as `server_flops` are more than `device_flops`.
+    `dilation`: None takes the calibration's, else 1.
     """
 
     cost: Literal["reference", "flops", "operations", "calibrated"] = "reference"
@@ -101,6 +114,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     server_slots: Positive = 1
     dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
     batched: bool = True
+    as_if: AsIf | None = None
     faults: list[SimulatedFault] = []
 
 
