@@ -38,7 +38,8 @@ export class Gantt {
       this.legend.replaceChildren();
       return;
     }
-    const names = Object.keys(data.devices);
+    const names = Object.keys(data.devices), done = (name) => data.devices[name].done_s ?? -1;
+    if (!data.live && names.length > 15) names.sort((a, b) => done(b) - done(a)); // the straggler must be in sight
     const left = Math.min(190, 30 + 7.4 * Math.max(12, ...names.map((name) => name.length)));
     const row = names.length > 40 ? 16 : names.length > 15 ? 20 : 26;
     const rows = [...names.map((name) => this.device(name)), {label: "server halves", bars: data.server}, {label: "orchestrator", bars: data.own}];
