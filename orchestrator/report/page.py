@@ -115,7 +115,7 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
     comparison, groups = compare(summaries), group(summaries)
     return _render(
         "comparison.html.j2",
-        title=" · ".join(summary["method"] for summary in summaries),
+        title=" · ".join(dict.fromkeys(summary["method"] for summary in summaries)),
         figures={"accuracy": charts.accuracy(summaries), "times": charts.times(groups)}
         | {f"shares{index}": charts.shares(summary) for index, summary in enumerate(summaries)},
         gantt=[],

@@ -1,0 +1,57 @@
+"""`edgebed export`: the records of a run in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgebed.errors import UsageError
+from orchestrator.cli.console import console, log
+from orchestrator.cli.folders import find_run
+from orchestrator.export.columns import write_csv, write_parquet
+from orchestrator.export.spans import write_spans
+from orchestrator.export.tensorboard import write_tensorboard
+from orchestrator.records.facts import sort
+from orchestrator.records.metrics import exposition
+from orchestrator.records.reader import read
+from orchestrator.records.summary import load_summary
+
+
+def register(app: typer.Typer) -> None:
+    app.command("export")(command)
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under EDGEBED_RUNS (./runs).")],
+    csv: Annotated[Path | None, typer.Option(help="Folder for one CSV file per type of record.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per type of record.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event file.")] = None,
+    prometheus: Annotated[Path | None, typer.Option(help="File for metrics in Prometheus' text format.")] = None,
+    otlp: Annotated[
+        str | None, typer.Option(help="OpenTelemetry spans: a collector's http://…/v1/traces, or a file.")
+    ] = None,
+) -> None:
+    """Write the records of RUN for other tools; several formats at once, if wanted. trace.json is for Perfetto."""
+    folder = find_run(run)
+    if not any((csv, parquet, tensorboard, prometheus, otlp)):
+        raise UsageError("no format", cure="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
+    with log.status("reading records"):
+        records = read(folder / "records.jsonl")
+    if csv is not None:
+        _say(csv, f"{len(write_csv(records, csv))} CSV files")
+    if parquet is not None:
+        _say(parquet, f"{len(write_parquet(records, parquet))} Parquet files")
+    if tensorboard is not None:
+        write_tensorboard(load_summary(folder), tensorboard)
+        _say(tensorboard, "tensorboard --logdir")
+    if prometheus is not None:
+        prometheus.write_text(exposition([load_summary(folder)]), encoding="utf-8")
+        _say(prometheus, "metrics")
+    if otlp is not None:
+        _say(otlp, f"{write_spans(sort(records), otlp)} spans")
+
+
+def _say(where: Path | str, what: str) -> None:
+    console.print(f"{where}: {what}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,122 @@
+"""A run as OpenTelemetry spans: run, rounds, tasks of the devices, phases; into a file, or to a collector over OTLP.
+
+Spans begin at the wall-clock time of the run's start; within the run times are divided by the dilation, as in every
+output. A span of a device says which, of a round which number; every span says the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edgebed.errors import UsageError
+from orchestrator.export.extras import load
+from orchestrator.records.facts import RunFacts, Stretch
+from orchestrator.records.timeline import RoundTimeline, timelines
+
+AT_ONCE = 512
+"""Spans per request to a collector."""
+
+OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
+
+
+def write_spans(run: RunFacts, target: str) -> int:
+    """Send all spans to the collector at `target` (http:// or https://, the full address of its traces), or write them
+    to the file of that name, one JSON object per line. Returns how many.
+
+    Raises:
+        UsageError: opentelemetry-sdk is not installed, or the collector refuses.
+    """
+    sdk = load("opentelemetry.sdk.trace", "OpenTelemetry")
+    export = load("opentelemetry.sdk.trace.export", "OpenTelemetry")
+    if not target.startswith(("http://", "https://")):
+        with Path(target).open("w", encoding="utf-8") as file:
+            line: Callable[[Any], str] = lambda span: span.to_json(indent=None) + "\n"  # noqa: E731
+            return _Spans(sdk, export.ConsoleSpanExporter(out=file, formatter=line), target).write(run)
+    otlp = load("opentelemetry.exporter.otlp.proto.http.trace_exporter", "OTLP")
+    return _Spans(sdk, otlp.OTLPSpanExporter(endpoint=target, timeout=10), target).write(run)
+
+
+class _Spans:
+    """Builds spans with times of their own, and hands them on in requests of AT_ONCE."""
+
+    def __init__(self, sdk: Any, exporter: Any, target: str) -> None:
+        self._sdk, self._exporter, self._target = sdk, exporter, target
+        self._waiting: list[Any] = []
+        self.count = 0
+
+    def write(self, run: RunFacts) -> int:
+        resources = load("opentelemetry.sdk.resources", "OpenTelemetry")
+        started = run.started
+        about: dict[str, Any] = {"service.name": "edgebed", "edgebed.run": started.run, "edgebed.method": started.method}
+        about |= {"edgebed.enforcement": run.enforcement, "edgebed.dilation": run.dilation}
+        provider = self._sdk.TracerProvider(resource=resources.Resource.create(about), shutdown_on_exit=False)
+        tracer = provider.get_tracer("edgebed")
+        set_span = load("opentelemetry.trace", "OpenTelemetry").set_span_in_context
+        parents: dict[int, tuple[Any, Callable[[int], int]]] = {}
+        for stretch in run.stretches:
+            clock = _clock(stretch)
+            span = tracer.start_span(f"run {stretch.started.run}", start_time=clock(stretch.started.at_ns))
+            parents[id(stretch)] = set_span(span), clock
+            self._end(span, clock(max(stretch.end_ns, stretch.started.at_ns)))
+        owner = {id(facts): stretch for stretch, facts in run.rounds()}
+        for timeline in timelines(run):
+            context, clock = parents[id(owner[id(timeline.facts)])]
+            self._round(timeline, _Maker(tracer, set_span, clock, self._end), context)
+        self._send()
+        self._exporter.shutdown()
+        return self.count
+
+    def _round(self, timeline: RoundTimeline, maker: _Maker, context: Any) -> None:
+        facts = timeline.facts
+        about: dict[str, Any] = {"round": facts.number + 1, "lane": facts.lane}
+        inside = maker.make(f"round {facts.number + 1}", facts.start_ns, facts.end_ns, context, about)
+        for own in facts.own:
+            maker.make(own.name, own.start_ns, own.end_ns, inside, about)
+        for name, device in timeline.devices.items():
+            of_task = [s for s in device.segments if s.name in OF_A_TASK]
+            said = about | {"device": name}
+            task = inside
+            if of_task:
+                task = maker.make(f"task {name}", of_task[0].start_ns, of_task[-1].end_ns, inside, said)
+            for s in device.segments:
+                more = {"for": s.detail} if s.detail else {}
+                maker.make(s.name, s.start_ns, s.end_ns, task if s.name in OF_A_TASK else inside, said | more)
+
+    def _end(self, span: Any, at: int) -> None:
+        span.end(end_time=at)
+        self._waiting.append(span)
+        self.count += 1
+        if len(self._waiting) >= AT_ONCE:
+            self._send()
+
+    def _send(self) -> None:
+        spans, self._waiting = self._waiting, []
+        if spans and self._exporter.export(spans).name != "SUCCESS":
+            raise UsageError(
+                f"{self._target} did not take the spans",
+                cure="give the address of a collector: http://host:4318/v1/traces",
+            )
+
+
+class _Maker:
+    """Makes a span that has begun and ended, and the context that makes others its children."""
+
+    def __init__(
+        self, tracer: Any, set_span: Callable[[Any], Any], clock: Callable[[int], int], end: Callable[[Any, int], None]
+    ) -> None:
+        self._tracer, self._set_span, self._clock, self._end = tracer, set_span, clock, end
+
+    def make(self, name: str, start_ns: int, end_ns: int, context: Any, about: dict[str, Any]) -> Any:
+        span = self._tracer.start_span(name, context=context, start_time=self._clock(start_ns), attributes=about)
+        self._end(span, self._clock(end_ns))
+        return self._set_span(span)
+
+
+def _clock(stretch: Stretch) -> Callable[[int], int]:
+    """The orchestrator's monotonic ns -> ns since 1970, from the start of the stretch on divided by its dilation."""
+    began, dilation = stretch.started.at_ns, stretch.started.dilation
+    epoch = int(datetime.fromisoformat(stretch.started.wall).timestamp()) * 1_000_000_000
+    return lambda at_ns: epoch + int((at_ns - began) / dilation)

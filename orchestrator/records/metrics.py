@@ -1,0 +1,135 @@
+"""Summaries of runs -> metrics in Prometheus' text format, as they stand now. Pure.
+
+Every metric has the labels `run` and `method`; those of devices `device` too. Seconds are divided by the dilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Summary = dict[str, Any]
+
+OF_A_RUN: tuple[tuple[str, str, str], ...] = (
+    ("elapsed_seconds", "total_s", "End of the time axis."),
+    ("test_accuracy", "final_accuracy", "Accuracy at the last evaluation."),
+    ("test_accuracy_best", "best_accuracy", "Best accuracy of any evaluation."),
+    ("target_accuracy", "target_accuracy", "What the run is to reach."),
+    ("time_to_target_seconds", "time_to_target_s", "Missing until the target is reached."),
+    ("round_seconds_median", "round_s_median", "Median length of a round."),
+    ("straggler_gap_seconds_median", "straggler_gap_s", "Slowest minus median device, median over rounds."),
+    ("idle_share_mean", "idle_share_mean", "Mean share of rounds in which a device had nothing to do."),
+    ("timeline_residual_worst", "timeline_residual_max", "Worst share of a round without a name."),
+    ("dilation", "dilation", "By what every limit and every second is divided."),
+    ("calibrated", "calibrated", "1 where the limits were shown to hold."),
+)
+OF_THE_LAST_ROUND: tuple[tuple[str, str, str], ...] = (
+    ("round_seconds", "round_s", "Length of the last round."),
+    ("straggler_gap_seconds", "straggler_gaps_s", "Slowest minus median device of the last round."),
+    ("test_loss", "loss", "Loss at the last evaluation."),
+)
+OF_A_DEVICE: tuple[tuple[str, str, str], ...] = (
+    ("idle_share", "idle_share", "Share of the rounds in which the device had nothing to do."),
+    ("throttled_share", "throttled_share", "Share of its own work for which its CPU quota stopped it."),
+)
+
+
+def exposition(summaries: Sequence[Summary]) -> str:
+    """All metrics of some runs, as text for a scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(summaries))
+    return generate_latest(registry).decode()
+
+
+class _Collector:
+    def __init__(self, summaries: Sequence[Summary]) -> None:
+        self._summaries = summaries
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._info()
+        yield from (self._of_runs(*row) for row in OF_A_RUN)
+        yield from (self._of_rounds(*row) for row in OF_THE_LAST_ROUND)
+        yield from (self._of_devices(*row) for row in OF_A_DEVICE)
+        yield from self._counters()
+        yield self._cuts()
+
+    def _info(self) -> Metric:
+        labels = ("experiment", "seed", "backend", "enforcement", "ended")
+        metric = GaugeMetricFamily("edgebed_run_info", "What runs; always 1.", labels=["run", "method", *labels])
+        for s in self._summaries:
+            metric.add_metric([*_names(s), *(str(s[label]) for label in labels)], 1)
+        return metric
+
+    def _of_runs(self, name: str, key: str, about: str) -> Metric:
+        metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
+        for s in self._summaries:
+            if s[key] is not None:
+                metric.add_metric(_names(s), float(s[key]))
+        return metric
+
+    def _of_rounds(self, name: str, key: str, about: str) -> Metric:
+        metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
+        for s in self._summaries:
+            known = [value for value in s[key] if value is not None]
+            if known:
+                metric.add_metric(_names(s), known[-1])
+        return metric
+
+    def _of_devices(self, name: str, key: str, about: str) -> Metric:
+        metric = GaugeMetricFamily(f"edgebed_device_{name}", about, labels=["run", "method", "device", "profile"])
+        for s in self._summaries:
+            for device, value in s[key].items():
+                if value is not None:
+                    metric.add_metric([*_names(s), device, s["profiles"].get(device, "")], value)
+        return metric
+
+    def _counters(self) -> Iterator[Metric]:
+        rounds = CounterMetricFamily("edgebed_rounds", "Rounds that have ended.", labels=["run", "method"])
+        events = CounterMetricFamily(
+            "edgebed_events", "Faults, devices gone, back, left out.", labels=["run", "method"]
+        )
+        size = CounterMetricFamily("edgebed_bytes", "Payload.", labels=["run", "method", "device", "direction"])
+        spent = CounterMetricFamily(
+            "edgebed_phase_seconds", "A device's time by name.", labels=["run", "method", "device", "phase"]
+        )
+        slow = CounterMetricFamily(
+            "edgebed_straggler_rounds", "Rounds with this straggler.", labels=["run", "method", "device", "why"]
+        )
+        for s in self._summaries:
+            own = _names(s)
+            rounds.add_metric(own, s["rounds"])
+            events.add_metric(own, s["events"])
+            for way in ("up", "down"):
+                for device, count in s[f"bytes_{way}"].items():
+                    size.add_metric([*own, device, way], count)
+            for device, phases in s["phase_s"].items():
+                for phase, seconds in phases.items():
+                    spent.add_metric([*own, device, phase], seconds)
+            for (device, why), count in _stragglers(s).items():
+                slow.add_metric([*own, device, why], count)
+        yield from (rounds, events, size, spent, slow)
+
+    def _cuts(self) -> Metric:
+        metric = GaugeMetricFamily(
+            "edgebed_device_cut", "Stages on the device, last round.", labels=["run", "method", "device"]
+        )
+        for s in self._summaries:
+            for device, cuts in s["cut"].items():
+                if cuts and cuts[-1] is not None:
+                    metric.add_metric([*_names(s), device], cuts[-1])
+        return metric
+
+
+def _names(summary: Summary) -> list[str]:
+    return [summary["run"], summary["method"]]
+
+
+def _stragglers(summary: Summary) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for device, why in zip(summary["straggler"], summary["straggler_why"], strict=True):
+        if device is not None:
+            counts[device, why] = counts.get((device, why), 0) + 1
+    return counts
