@@ -27,11 +27,16 @@ class TimeTable(msgspec.Struct):
     def add(self, device: str, cut: int, seconds: float) -> None:
         self.means.setdefault(device, {}).setdefault(cut, Mean()).add(seconds)
 
+    def measured(self, device: str, cut: int) -> float | None:
+        mean = self.means.get(device, {}).get(cut)
+        return None if mean is None else mean.value
+
     def row(self, device: str, costs: Mapping[int, float]) -> dict[int, float]:
         """t[k][s] of a device at every cut of `costs`; {} for one that was never measured.
 
-        A cut that it has not had is filled from the nearest one it had, scaled by the ratio of the device-side costs
-        **[ours]**; of two as near from the shallower one.
+        A cut that it has not had is filled from the nearest one it had, of two as near from the shallower one, scaled
+        by the ratio of rounds at both cuts, as the median device that had both has it; as long as none had, by the
+        ratio of the device-side costs **[ours]**. (That is a poor guess where the link takes most of the time.)
 
         Args:
             costs: device-side cost by candidate cut, increasing cuts.
@@ -40,11 +45,16 @@ class TimeTable(msgspec.Struct):
         known = [place for place, cut in enumerate(cuts) if cut in had]
         if not known:
             return {}
-        nearest = [cuts[min(known, key=lambda other: (abs(other - place), other))] for place in range(len(cuts))]
-        return {
-            cut: had[cut].value if near == cut else had[near].value * costs[cut] / costs[near]
-            for cut, near in zip(cuts, nearest, strict=True)
-        }
+        row = {}
+        for place, cut in enumerate(cuts):
+            near = cuts[min(known, key=lambda other: (abs(other - place), other))]
+            row[cut] = had[near].value * (1.0 if near == cut else self._ratio(near, cut, costs))
+        return row
+
+    def _ratio(self, near: int, cut: int, costs: Mapping[int, float]) -> float:
+        """How many times as long a round at `cut` takes as one at `near`."""
+        both = [had[cut].value / had[near].value for had in self.means.values() if cut in had and near in had]
+        return median(both) if both else costs[cut] / costs[near]
 
 
 def median_rule(rows: Mapping[str, Mapping[int, float]]) -> tuple[float, dict[str, int]]:

@@ -75,7 +75,7 @@ def test_a_device_met_after_the_warm_up_begins_shallow_and_is_scaled_from_there(
     assert "b" not in made.predicted_s
     learn(method, made, {"a": 3.0, "b": 1.0}, 3)
     row = plan(method, 4, "ab").notes["times_s"]["b"]  # type: ignore[index]
-    assert row == {"1": 1.0, "2": 2.0, "3": pytest.approx(3.0)}  # as the measured device-side costs
+    assert row == {"1": 1.0, "2": 2.5, "3": 3.0}  # as a's rounds were: 1, (2 + 3) / 2, 3
 
 
 def test_without_measured_costs_operations_are_counted() -> None:
@@ -92,6 +92,18 @@ def test_the_paper_warms_up_on_all_devices() -> None:
     for warm_up, expected in (("drawn", [3, 3, 3, 3]), ("all", [10, 10, 10, 3])):
         method = ready(warm_up=warm_up)
         assert [len(method.draw(round, devices, 0.3, 1)) for round in range(4)] == expected
+
+
+def test_own_work_leaves_the_wait_for_others_out() -> None:
+    """0.2 s of link, 100 B of gradients back at 1 MB/s, 0.5 s of compute, 0.1 s of server; the round took 9 s."""
+    method = ready(times="own", sliding=False)
+    method.memory.labels = {"a": [5, 0, 0, 0], "b": [0, 5, 0, 0]}
+    made = plan(method, 0)
+    assert made.predicted_s == {}
+    learn(method, made, {"a": 9.0})
+    assert method.memory.table.measured("a", 3) == pytest.approx(0.8001)
+    method.memory.table.add("b", 3, 2.0)
+    assert plan(method, 1).predicted_s == {"a": 2.0, "b": 2.0}  # one group: both wait for b
 
 
 def test_candidate_cuts() -> None:

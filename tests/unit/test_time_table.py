@@ -25,8 +25,20 @@ def test_a_cut_without_measurement_is_scaled_from_the_nearest_by_the_ratio_of_co
     assert table.row("a", COSTS) == {1: 3.0, 2: 6.0, 4: 12.0}
     table.add("a", 4, 8.0)  # 2 lies between both: the shallower one counts
     assert table.row("a", COSTS) == {1: 3.0, 2: 6.0, 4: 8.0}
-    table.add("b", 4, 8.0)
-    assert table.row("b", COSTS) == {1: 2.0, 2: 4.0, 4: 8.0}
+    alone = TimeTable()
+    alone.add("b", 4, 8.0)
+    assert alone.row("b", COSTS) == {1: 2.0, 2: 4.0, 4: 8.0}
+
+
+def test_a_cut_is_scaled_as_rounds_of_others_were_once_one_had_both() -> None:
+    """b and c took 0.5 and 1.5 times as long at cut 2 as at cut 1, d twice: median 1.5; nobody had cuts 1 and 4."""
+    table = TimeTable()
+    table.add("a", 1, 3.0)
+    for device, first, second in (("b", 2.0, 1.0), ("c", 2.0, 3.0), ("d", 1.0, 2.0)):
+        table.add(device, 1, first)
+        table.add(device, 2, second)
+    assert table.row("a", COSTS) == {1: 3.0, 2: 4.5, 4: 12.0}
+    assert table.row("b", COSTS)[4] == 2.0  # from cut 2
 
 
 def test_a_device_that_was_never_measured_has_no_row() -> None:
