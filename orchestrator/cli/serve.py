@@ -91,13 +91,11 @@ def headline(summary: dict[str, Any]) -> list[str]:
 
 
 def _exits(summary: dict[str, Any]) -> Table:
-    table = Table(
-        "exit", "cut", "share", "wanted", "expected", "accuracy", "p50", "p99", "bytes/request", title="Exits"
-    )
+    table = Table(title="Exits: share served, wanted, expected; latency; bytes per request")
+    _columns(table, "exit", "share", "wanted", "exp.", "accuracy", "p50", "p99", "bytes")
     for each in summary["exits"]:
         table.add_row(
-            str(each["exit"]),
-            str(each["cut"]),
+            f"{each['exit']} (cut {each['cut']})",
             _percent(each["share"]),
             _percent(each["share_wanted"]),
             _percent(each["share_expected"]),
@@ -110,7 +108,8 @@ def _exits(summary: dict[str, Any]) -> Table:
 
 
 def _nodes(summary: dict[str, Any]) -> Table:
-    table = Table("node", "parent", "took", "answered", "wait p50", "p99", "work p50", "most waiting", title="Nodes")
+    table = Table(title="Nodes: requests; wait before work, work; longest queue")
+    _columns(table, "node", "parent", "took", "answered", "wait p50", "wait p99", "work", "queue")
     for each in summary["nodes"]:
         table.add_row(
             each["node"],
@@ -126,11 +125,17 @@ def _nodes(summary: dict[str, Any]) -> Table:
 
 
 def _links(summary: dict[str, Any]) -> Table:
-    table = Table("node", "link", "Mbit/s", "transfers", "bytes", title="Links")
+    table = Table(title="Links")
+    _columns(table, "node", "link", "Mbit/s", "transfers", "bytes")
     for each in summary["links"]:
         rate = f"{each['rate_bit_s'] / 1e6:g}"
         table.add_row(each["node"], each["direction"], rate, str(each["transfers"]), f"{each['bytes']:,}")
     return table
+
+
+def _columns(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="left" if name in ("exit", "node", "parent", "link") else "right", no_wrap=True)
 
 
 def _percent(value: float | None) -> str:
