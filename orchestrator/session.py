@@ -157,6 +157,9 @@ class Watch:
     def run(self, method: str, folder: Path, rounds: int) -> None:
         self.say(f"run {folder.name}: {method}")
 
+    def record(self, record: Record) -> None:
+        """Every record, as it is written. Must return at once: the run waits for it."""
+
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         self.say(
             f"{method} round {result.round + 1:3d}: {seconds / dilation:7.2f} s, "
@@ -253,6 +256,7 @@ class _Run:
         self._accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.folder = RunFolder(request.resume) if request.resume else self._new_folder()
         self._recorder = Recorder(self.folder.records)
+        self._recorder.subscribe(watch.record)
 
     def _new_folder(self) -> RunFolder:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from edgebed.errors import UsageError
 from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.cli.live import LiveWatch
 from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
 from orchestrator.experiment import Experiment, load
+from orchestrator.records.loglines import LogLines
+from orchestrator.records.types import Record
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +45,9 @@ def run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Append a line per event, with run, round and device as key=value.")
+    ] = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Serve the live page; its address is printed.")
     ] = False,
@@ -64,7 +70,7 @@ def run(
         loaded = load(experiment, set_)
         request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
     page = page_beside(runs_folder(), request.experiment.name, Place(dashboard_host, dashboard_port), _say)
-    with page if dashboard else contextlib.nullcontext(), _watching(quiet) as watch:
+    with page if dashboard else contextlib.nullcontext(), _watching(quiet, log_file) as watch:
         folders = asyncio.run(until_signal(session.run_experiment(request, watch)))
     if dashboard:
         again = " ".join(folder.name for folder in folders)
@@ -103,28 +109,31 @@ async def until_signal(work: Any) -> Any:
         raise KeyboardInterrupt from None
 
 
-class _Bar(session.Watch):
-    """One line per round, and a bar for the run in hand."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(lambda line: progress.console.print(escape(line), highlight=False, soft_wrap=True))
-        self._progress = progress
-        self._task = progress.add_task("starting", total=None)
-
-    def run(self, method: str, folder: Path, rounds: int) -> None:
-        super().run(method, folder, rounds)
-        self._progress.reset(self._task, total=rounds, description=method)
-
-    def round(self, method: str, progress: Any, *rest: Any) -> None:
-        super().round(method, progress, *rest)
-        self._progress.update(self._task, completed=progress.round, description=f"{method} {progress.accuracy:.1%}")
-
-
 @contextlib.contextmanager
-def _watching(quiet: bool) -> Iterator[session.Watch]:
-    if quiet:
-        yield session.Watch(session.quiet)
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log, transient=True) as progress:
-        yield _Bar(progress)
+def _watching(quiet: bool, log_file: Path | None = None) -> Iterator[session.Watch]:
+    """A live view on a terminal, plain lines without one, nothing where quiet; log lines besides, where wanted."""
+    with contextlib.ExitStack() as stack:
+        watch = session.Watch(session.quiet if quiet else _line)
+        if not quiet and log.is_terminal:
+            watch = stack.enter_context(LiveWatch(log))
+        if log_file is not None:
+            tell = _both(watch.record, stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1)))
+            setattr(watch, "record", tell)  # noqa: B010
+        yield watch
+
+
+def _line(line: str) -> None:
+    log.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _both(record: Callable[[Record], None], file: TextIO) -> Callable[[Record], None]:
+    """Tells `record`, and writes a line with the time into the file."""
+    lines = LogLines()
+
+    def tell(one: Record) -> None:
+        record(one)
+        text = lines.line(one)
+        if text is not None:
+            file.write(f"time={datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n")
+
+    return tell

@@ -1,0 +1,112 @@
+"""The terminal's view during a run, and log lines that carry run, round and device."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from edgebed.errors import UsageError
+from orchestrator.cli.live import MOST_DEVICES, State, view
+from orchestrator.records import types as t
+from orchestrator.records.loglines import LogLines
+from tests.synthetic import MS, Speed, Synthetic
+
+LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
+
+
+def shown(records: list[t.Record], now_ns: int = 0) -> tuple[State, str]:
+    state = State()
+    state.rounds = 4
+    for record in records:
+        state.add(record)
+    console = Console(file=io.StringIO(), width=110, force_terminal=False)
+    console.print(view(state, now_ns))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return state, text
+
+
+def until(kind: type[t.Record], device: str = "", number: int = 0) -> list[t.Record]:
+    records = sorted(LOST, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+    for index, record in enumerate(records):
+        if (
+            isinstance(record, kind)
+            and getattr(record, "device", "") == device
+            and getattr(record, "round", 0) == number
+        ):
+            return records[: index + 1]
+    raise UsageError("no such record", cure="")
+
+
+def test_before_the_first_record_nothing_breaks() -> None:
+    assert "round 0 of 4" in shown([])[1]
+
+
+def test_a_round_shows_who_works_and_for_whom_is_waited() -> None:
+    records = until(t.DeviceDone, "strong", 0)
+    state, text = shown(records, records[-1].at_ns)  # type: ignore[union-attr]
+    assert state.devices["strong"].state == "done"
+    assert state.devices["weak"].state == "computing"
+    assert state.devices["weak"].cut == 2
+    assert "Waiting for weak" in text
+    assert "limits held by kernel, D = 2.5" in text
+
+
+def test_a_lost_device_is_away_and_the_straggler_is_named() -> None:
+    records = until(t.DeviceLeft, "middle", 0)
+    state, text = shown(records)
+    assert state.devices["middle"].state == "away"
+    assert "straggler: weak" in text
+    end, text = shown(LOST)
+    assert end.accuracy == pytest.approx(0.8)
+    assert "rounds done" in text
+
+
+def test_bars_follow_how_long_the_last_task_took() -> None:
+    records = until(t.TaskSent, "weak", 2)
+    state, _ = shown(records)
+    weak = state.devices["weak"]
+    assert weak.share(weak.since_ns + weak.last_ns // 2) == pytest.approx(0.5)
+    assert weak.share(weak.since_ns + 10 * weak.last_ns) == 0.99
+
+
+def test_a_large_fleet_is_cut_with_those_at_work_first() -> None:
+    fleet = {f"d{i:03d}": Speed(compute=10 + i) for i in range(MOST_DEVICES + 10)}
+    records = Synthetic(fleet, 1).records
+    cut = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceDone) and r.device == "d020")
+    text = shown(records[: cut + 1])[1]
+    assert "and 10 more devices" in text
+
+
+def test_log_lines_carry_run_round_and_device() -> None:
+    lines = LogLines()
+    text = [line for record in LOST if (line := lines.line(record)) is not None]
+    assert all(line.startswith("run=synthetic-dtfl event=") for line in text)
+    assert sum("event=round_started" in line for line in text) == 4
+    (out,) = [line for line in text if "event=device_out" in line]
+    assert "round=2 device=middle how=lost" in out
+    assert 'why="its process ended: signal 9"' in out
+    assert any("event=device_done round=1 device=weak seconds=" in line for line in text)
+
+
+def test_a_log_line_is_one_line_whatever_is_in_it() -> None:
+    lines = LogLines()
+    line = lines.line(t.Fault(0, "a b", 'odd\n"thing"=\x1b[31m'))
+    assert line is not None
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert msgspec.json.decode(line.partition("what=")[2]) == 'odd\n"thing"=\x1b[31m'
+
+
+def test_folding_a_record_takes_next_to_nothing() -> None:
+    """A run records some hundreds of facts a second at most."""
+    import time
+
+    records = Synthetic({f"d{i}": Speed() for i in range(50)}, 10).records
+    state, start = State(), time.process_time()
+    for record in records:
+        state.add(record)
+    assert (time.process_time() - start) / len(records) < 50e-6
+    assert state.seconds(MS) > 0
