@@ -85,7 +85,7 @@ class QuotaCpu:
         """What may be used before the account is looked at again: up to the tick after it is empty, or to the end of
         the period."""
         threads = self._threads()
-        until_empty = math.ceil(self._balance_s / threads / TICK_S - 1e-9) * TICK_S
+        until_empty = max(1, math.ceil(self._balance_s / threads / TICK_S - 1e-9)) * TICK_S
         return min(until_empty, max(TICK_S, self._until_next())) * threads
 
     def _refill(self) -> None:

@@ -15,7 +15,7 @@ from edgebed.methods.halves import UpperHalf
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Privacy
+from edgebed.wire.messages import Assignment, Codec
 
 REPEATS = 5
 LEAST = 4
@@ -53,7 +53,7 @@ def work_key(assignment: Assignment) -> str:
         parts.append("keep " + " ".join(f"{group}={len(kept)}" for group, kept in sorted(assignment.keep.items())))
     if assignment.options:
         parts.append(msgspec.json.encode(assignment.options, order="sorted").decode()[:80])
-    if assignment.privacy != Privacy():
+    if assignment.privacy.dcor_alpha or assignment.privacy.patch_shuffle:
         parts.append(f"alpha {assignment.privacy.dcor_alpha:g} patches {assignment.privacy.patch_shuffle}")
     return " · ".join(parts)
 
@@ -64,6 +64,14 @@ def server_key(assignment: Assignment) -> str:
 
 def codec_key(codec: Codec) -> str:
     return f"{codec.dtype}{' zstd' if codec.zstd else ''}"
+
+
+def _plain_key(laws: Mapping[str, BatchLaw]) -> tuple[str, int] | None:
+    """Objective and cut of the dearest kind of work that any model can do again."""
+    found = [(law.seconds(LEAST), key.split(" · cut ")) for key, law in laws.items()]
+    plain = [(seconds, parts[0], parts[1]) for seconds, parts in found if parts[0] in ("head", "output")]
+    best = max((each for each in plain if each[2].isdigit()), default=None)
+    return None if best is None else (best[1], int(best[2]))
 
 
 class Reference:
@@ -87,14 +95,24 @@ class Reference:
         self.device_laws: dict[str, BatchLaw] = dict(device or {})
         self.server_laws: dict[str, BatchLaw] = dict(server or {})
         self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
-        self.measured: list[str] = []
+        self._anchor = _plain_key(self.device_laws)
 
     def device_law(self, assignment: Assignment) -> BatchLaw:
         key = work_key(assignment)
         if key not in self.device_laws:
-            self.device_laws[key] = self._measure_device(assignment)
-            self.measured.append(key)
+            law, pace = self._measure_device(assignment), self._pace(assignment)
+            self.device_laws[key] = BatchLaw(law.fixed_s * pace, law.sample_s * pace, law.forward)
         return self.device_laws[key]
+
+    def _pace(self, assignment: Assignment) -> float:
+        """Known seconds ÷ seconds now of a law that was read from a file: the host may be busier now, or another."""
+        if self._anchor is None:
+            return 1.0
+        objective, stages = self._anchor
+        plain = {"train_from": 0, "keep": {}, "options": {}, "steps": 0, "uploads": ("weights",)}
+        known = msgspec.structs.replace(assignment, objective=objective, stages=stages, **plain)
+        full = len(self._batch[1])
+        return self.device_laws[work_key(known)].seconds(full) / self._measure_device(known).seconds(full)
 
     def server_law(self, assignment: Assignment) -> BatchLaw:
         """One step of a copy of the upper stages with the upload of one device."""
