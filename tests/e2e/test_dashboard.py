@@ -107,7 +107,7 @@ async def test_a_real_run_is_seen_while_it_goes_on_and_after(tmp_path: Path) -> 
     async with browser(library, "") as page:
         await page.go()
         await page.says("#view-runs", "There is no run yet")
-        async with rig(tmp_path, experiment(environment, rounds=8)) as run:
+        async with rig(tmp_path, experiment(environment, rounds=8, max_batches=12)) as run:
             await page.says("#h-run", "rig: dtfl")
             await page.says("#h-round", "in progress")
             await run.expect(UploadReceived, lambda r: r.device == "dev-2" and r.round == 1)
