@@ -52,11 +52,11 @@ class FedDrop(SubModels):
         return random_keep(self.groups, width, torch.Generator().manual_seed(assignment.seed))
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        self.powers.observe(outcomes, lambda outcome: self.costs[self._places[outcome.device]])
+        self.powers.observe(outcomes, lambda outcome: self._places[outcome.device])
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.powers)
+        state: dict[str, Any] = msgspec.to_builtins(self.powers, str_keys=True)
         return state
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.powers = msgspec.convert(state, Powers)
+        self.powers = msgspec.convert(state, Powers, strict=False)

@@ -153,20 +153,19 @@ class FedPmt(Method):
     # ---- what it learns ----
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        self.powers.observe(outcomes, self._cost)
+        self.powers.observe(outcomes, self._size)
 
-    def _cost(self, outcome: Outcome) -> float:
+    def _size(self, outcome: Outcome) -> int:
         assignment = outcome.assignment
         chosen = "masks" in assignment.options  # by the device; `update_names` has looked at it
-        used = int(outcome.report.notes["train_from"]) if chosen else assignment.train_from
-        return self.costs[self.masks.index(used)]
+        return self.masks.index(int(outcome.report.notes["train_from"]) if chosen else assignment.train_from)
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.powers)
+        state: dict[str, Any] = msgspec.to_builtins(self.powers, str_keys=True)
         return state
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.powers = msgspec.convert(state, Powers)
+        self.powers = msgspec.convert(state, Powers, strict=False)
 
 
 def masks_of(model: StagedModel, widths: int | None) -> tuple[int, ...]:

@@ -1,12 +1,15 @@
 """Work that fits a device: of several sizes of a model, the largest that does not hold the round up. Pure.
 
 Shared by the methods that give slow devices less of the model (FedPMT, FedDrop, HeteroFL). A size is known by its cost,
-relative to the full model; a device by the CPU seconds that a batch of the full model takes it.
+relative to the full model: counted operations, until devices have shown what sizes really cost. A small part of a small
+model takes far longer than its operations say, since much of a batch's time does not depend on its size; so seconds are
+taken to be a + b · operations, with a and b fitted to what was measured **[ours]**.
 
 The paper of FedPMT assigns widths to compute levels by hand (§V-B) and names no rule. Here **[ours]**: nobody may take
 longer than the slowest device with the smallest size, or the fastest with the full model, whichever is later; within
-that, every device gets the largest size that fits. Given a deadline, that is the bound instead. Given `levels`, one per
-size, a device gets the largest size whose level its CPUs reach, as a share of the fastest device's.
+that, every device gets the largest size that fits. Less than a twentieth of the round is not worth a smaller size.
+Given a deadline, that is the bound instead. Given `levels`, one per size, a device gets the largest size whose level
+its CPUs reach, as a share of the fastest device's.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from edgebed.methods.base import DeviceView, Outcome, Schedule
 from edgebed.methods.speed import NEWEST
 from edgebed.methods.tiers import count_batches
 
-SLACK = 1 + 1e-9
+ROUNDING = 1 + 1e-9
 """Rounding must not cost a device its size."""
+
+WORTH = 1.05
+"""How far a device may go beyond the bound (not a deadline), rather than have a smaller size."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -39,43 +45,74 @@ class Fitted(msgspec.Struct, frozen=True):
         return {name: self.seconds[name][size] for name, size in self.sizes.items()} if self.measured else {}
 
 
+class Measured(msgspec.Struct):
+    """What one device has shown: CPU seconds (seconds × CPUs) of a batch, moving average by place of the size."""
+
+    cpu_s: dict[int, float] = {}
+    last: int = -1  # the size it had last; that one speaks for the device
+    communication_s: float = 0.0  # of a round
+
+
 class Powers(msgspec.Struct):
     """What is known of the devices. Mutable plain data, saved with every checkpoint."""
 
     cpus: dict[str, float] = {}  # of every device met
-    cpu_s: dict[str, float] = {}  # of a batch of the full model: measured seconds × CPUs, moving average
-    communication_s: dict[str, float] = {}  # of a round
+    measured: dict[str, Measured] = {}
 
     def meet(self, devices: Sequence[DeviceView]) -> None:
         self.cpus |= {device.name: device.cpus for device in devices}
 
-    def observe(self, outcomes: Sequence[Outcome], cost: Callable[[Outcome], float]) -> None:
-        """Add a round's measurements. `cost` is that of the size a device had, relative to the full model."""
+    def observe(self, outcomes: Sequence[Outcome], size: Callable[[Outcome], int]) -> None:
+        """Add a round's measurements. `size` is the place of the size that a device had."""
         for outcome in outcomes:
             report, device = outcome.report, outcome.device
             if report.batches > 0 and report.compute_s > 0 and device in self.cpus:
-                seconds = report.compute_s / report.batches / cost(outcome)
-                _mix(self.cpu_s, device, seconds * self.cpus[device])
-                _mix(self.communication_s, device, outcome.communication_s)
+                known = self.measured.setdefault(device, Measured())
+                seconds = report.compute_s / report.batches * self.cpus[device]
+                fresh = known.last < 0
+                known.last = size(outcome)
+                known.cpu_s[known.last] = _mix(known.cpu_s.get(known.last), seconds)
+                known.communication_s = _mix(None if fresh else known.communication_s, outcome.communication_s)
 
-    def batch_s(self, device: DeviceView) -> float:
-        """Seconds of a batch of the full model. A device that was not measured is taken to be as fast as its CPUs say;
-        while none was, the unit is arbitrary."""
-        work = self.cpu_s.get(device.name)
-        if work is None:
-            work = median(self.cpu_s.values()) if self.cpu_s else 1.0
-        return work / device.cpus
+    def shown_costs(self, costs: Sequence[float]) -> list[float]:
+        """Costs of the sizes relative to the largest, as measured: a + b · cost over all devices and sizes, a and b not
+        negative; `costs` as they are until two different sizes were measured."""
+        points = [(costs[place], seconds) for each in self.measured.values() for place, seconds in each.cpu_s.items()]
+        a, b = fit_line(points)
+        whole = a + b * costs[-1]
+        return [(a + b * cost) / whole for cost in costs] if whole > 0 else list(costs)
 
-    def round_s(self, device: DeviceView, schedule: Schedule, cost: float) -> float:
-        """Seconds of a round at a size of this cost."""
-        link = self.communication_s.get(device.name)
-        if link is None:
-            link = mean(self.communication_s.values()) if self.communication_s else 0.0
-        return link + count_batches(device.samples, schedule) * cost * self.batch_s(device)
+    def seconds(self, device: DeviceView, schedule: Schedule, costs: Sequence[float]) -> list[float]:
+        """Seconds of a round at every size. A device that was not measured is taken to be as fast as its CPUs say;
+        while none was, the unit is arbitrary.
+
+        Args:
+            costs: as `shown_costs` gives them.
+        """
+        batches = count_batches(device.samples, schedule)
+        everybody = [each.cpu_s[each.last] / costs[each.last] for each in self.measured.values()]
+        known = self.measured.get(device.name)
+        if known is not None:
+            link, work = known.communication_s, known.cpu_s[known.last] / costs[known.last]
+        else:
+            link = median(each.communication_s for each in self.measured.values()) if everybody else 0.0
+            work = median(everybody) if everybody else 1.0
+        return [link + batches * cost * work / device.cpus for cost in costs]
 
 
-def _mix(means: dict[str, float], device: str, value: float) -> None:
-    means[device] = (1 - NEWEST) * means[device] + NEWEST * value if device in means else value
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """a and b of y = a + b·x by least squares, neither negative; (0, 1) where all x are one."""
+    if len({x for x, _ in points}) < 2:
+        return 0.0, 1.0
+    x, y = mean(x for x, _ in points), mean(y for _, y in points)
+    b = max(0.0, sum((u - x) * (v - y) for u, v in points) / sum((u - x) ** 2 for u, _ in points))
+    a = y - b * x
+    # through the origin where the line would start below it
+    return (a, b) if a >= 0 else (0.0, sum(u * v for u, v in points) / sum(u * u for u, _ in points))
+
+
+def _mix(before: float | None, value: float) -> float:
+    return value if before is None else (1 - NEWEST) * before + NEWEST * value
 
 
 def fit(
@@ -94,16 +131,18 @@ def fit(
         levels: share of the fastest device's CPUs that each size asks for; () goes by seconds.
         deadline_s: seconds that a round may take; it counts once something was measured.
     """
-    seconds = {device.name: [powers.round_s(device, schedule, cost) for cost in costs] for device in devices}
-    measured = bool(powers.cpu_s)
+    shown = powers.shown_costs(costs)
+    seconds = {device.name: powers.seconds(device, schedule, shown) for device in devices}
+    measured = bool(powers.measured)
     if levels:
         asked = asked_cpus(costs, levels, powers.cpus.values())
         sizes = {device.name: largest_within(device.cpus, asked) for device in devices}
         return Fitted(sizes, seconds, None, measured)
     bound = max(max(each[0] for each in seconds.values()), min(each[-1] for each in seconds.values()))
+    limit = bound * WORTH
     if deadline_s is not None and measured:
-        bound = deadline_s
-    return Fitted({name: largest_within(bound, each) for name, each in seconds.items()}, seconds, bound, measured)
+        bound = limit = deadline_s
+    return Fitted({name: largest_within(limit, each) for name, each in seconds.items()}, seconds, bound, measured)
 
 
 def asked_cpus(costs: Sequence[float], levels: Sequence[float], fleet: Collection[float]) -> list[float]:
@@ -122,7 +161,7 @@ def asked_cpus(costs: Sequence[float], levels: Sequence[float], fleet: Collectio
 
 def largest_within(bound: float, needs: Sequence[float]) -> int:
     """The last place whose need is within the bound; the first where none is."""
-    return max((place for place, need in enumerate(needs) if need <= bound * SLACK), default=0)
+    return max((place for place, need in enumerate(needs) if need <= bound * ROUNDING), default=0)
 
 
 def checked_levels(levels: Sequence[float], sizes: int) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import torch
 from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Contribution, Plan, find_half
 from edgebed.methods.fedpmt import FedPmt, Masks, masks_of
+from edgebed.methods.fitting import Measured
 from edgebed.methods.stage_costs import partial_costs
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
@@ -80,7 +81,8 @@ def test_option_1_gives_every_device_the_widest_mask_that_does_not_hold_the_roun
 def test_a_deadline_widens_the_masks() -> None:
     """Table III: 26.5 s, 10 s for the full model at full speed; .8759 · 10 / .33 = 26.54 s."""
     method = ready(costs=(*PAPER[:3], 1.0), deadline_s=26.55)
-    method.powers.cpu_s = {f"d{number}": 10 / 3 for number in range(5)}  # 10 s over three batches, at 1 CPU
+    shown = Measured({3: 10 / 3}, last=3)  # 10 s over three batches, at 1 CPU
+    method.powers.measured = {f"d{number}": shown for number in range(5)}
     made = plan(method, LEVELS)
     assert masks(made) == [3, 2, 1, 0, 0]
     seconds = [cost * 10 / level for cost, level in zip((*PAPER[:3], 1.0, 1.0), LEVELS, strict=True)]
@@ -137,9 +139,9 @@ async def test_option_2_plays() -> None:
     method = ready(chooser="device")
     after = await play(method, before, {"a": 10, "b": 5}, range(2))
     assert stages_of([name for name in before if not torch.equal(before[name], after[name])]) == {"md4"}
-    assert method.powers.cpu_s == pytest.approx(
-        {d: 0.5 / n / method.costs[0] for d, n in (("a", 3), ("b", 2))}  # as measured at the mask it took
-    )
+    assert {d: each.cpu_s for d, each in method.powers.measured.items()} == {
+        d: {0: pytest.approx(0.5 / batches)} for d, batches in (("a", 3), ("b", 2))
+    }  # at the mask they took
 
 
 # ---- eq. 7 ----

@@ -9,7 +9,7 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import DeviceView, Outcome
-from edgebed.methods.fitting import Powers, checked_levels, fit, largest_within
+from edgebed.methods.fitting import Powers, checked_levels, fit, fit_line, largest_within
 from edgebed.wire.messages import Assignment, Report
 from tests.contract.rounds import BATCH, SCHEDULE, view
 
@@ -48,34 +48,64 @@ def test_the_fastest_device_always_has_the_full_model() -> None:
 
 
 def test_measurements_count_more_than_declared_cpus() -> None:
-    """Both say 1 CPU. a took 1 s per batch at half the model, so 2 s at the full one; b 0.5 s at the full one. Bound
-    max(0.25·4 + 1, 1 + 0) = 2: a gets a quarter (2 s; half would be 3 s), b everything."""
+    """Both say 1 CPU. a took 2 s per batch, b 0.5 s, both at the full model. Bound max(0.25·4 + 1, 1 + 0) = 2: a gets a
+    quarter (2 s; half would be 3 s), b everything."""
     powers = Powers()
     fleet = devices(a=1, b=1)
     powers.meet(fleet)
-    powers.observe([outcome("a", 1.0, communication_s=1.0)], lambda _: 0.5)
-    powers.observe([outcome("b", 0.5)], lambda _: 1.0)
+    powers.observe([outcome("a", 2.0, communication_s=1.0), outcome("b", 0.5)], lambda _: 2)
     fitted = fit(fleet, SCHEDULE, COSTS, powers)
     assert fitted.seconds == {"a": [2.0, 3.0, 5.0], "b": [0.25, 0.5, 1.0]}
     assert fitted.sizes == {"a": 0, "b": 2}
     assert fitted.predicted_s() == {"a": 2.0, "b": 1.0}
 
 
+def test_what_a_size_costs_is_learned() -> None:
+    """0.3 + 0.7·cost seconds at 1 CPU, shown by two devices of different speed at two sizes."""
+    powers = Powers()
+    powers.meet(devices(a=1, b=0.5))
+    powers.observe([outcome("a", 0.3 + 0.7), outcome("b", 2 * (0.3 + 0.7))], lambda _: 2)
+    assert powers.shown_costs(COSTS) == list(COSTS)
+    powers.observe([outcome("b", 2 * (0.3 + 0.7 * 0.25))], lambda _: 0)
+    assert powers.shown_costs(COSTS) == pytest.approx([0.3 + 0.7 * cost for cost in COSTS])
+    assert powers.seconds(view("b", EIGHT, 0.5), SCHEDULE, powers.shown_costs(COSTS)) == pytest.approx(
+        [2 * 2 * (0.3 + 0.7 * cost) for cost in COSTS]
+    )
+
+
+def test_where_a_smaller_size_saves_nothing_everybody_has_the_full_model() -> None:
+    powers = Powers()
+    fleet = devices(a=1, b=0.1)
+    powers.meet(fleet)
+    powers.observe([outcome("a", 1.0)], lambda _: 2)
+    powers.observe([outcome("b", 10.0)], lambda _: 0)
+    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    assert fitted.sizes == {"a": 2, "b": 2}
+    assert fitted.predicted_s()["b"] == pytest.approx(20)
+
+
+def test_a_line_through_points() -> None:
+    assert fit_line([(1.0, 5.0), (2.0, 7.0), (3.0, 9.0)]) == pytest.approx((3, 2))
+    assert fit_line([(1.0, 3.0), (2.0, 1.0)]) == (2.0, 0.0)  # falling: flat
+    assert fit_line([(1.0, 1.0), (2.0, 4.0)]) == pytest.approx((0, 9 / 5))  # below the origin: through it
+    assert fit_line([(1.0, 3.0), (1.0, 5.0)]) == fit_line([]) == (0.0, 1.0)
+
+
 def test_measurements_are_averaged_and_follow_a_change_of_quota() -> None:
     powers = Powers()
     powers.meet(devices(a=1))
     for seconds in (1.0, 3.0):
-        powers.observe([outcome("a", seconds)], lambda _: 1.0)
-    assert powers.batch_s(view("a", cpus=1)) == pytest.approx(2)
-    assert powers.batch_s(view("a", cpus=0.5)) == pytest.approx(4)
+        powers.observe([outcome("a", seconds)], lambda _: 2)
+    for cpus, expected in ((1.0, 4.0), (0.5, 8.0)):
+        assert powers.seconds(view("a", EIGHT, cpus), SCHEDULE, COSTS)[-1] == pytest.approx(expected)
 
 
 def test_a_device_that_was_not_measured_is_judged_by_those_that_were() -> None:
     powers = Powers()
     powers.meet(devices(a=2, b=1))
-    powers.observe([outcome("a", 1.0, communication_s=0.5)], lambda _: 1.0)
-    assert powers.batch_s(view("b", cpus=1)) == pytest.approx(2)
-    assert powers.round_s(view("b", EIGHT, 1), SCHEDULE, 0.5) == pytest.approx(0.5 + 2 * 0.5 * 2)
+    powers.observe([outcome("a", 1.0, communication_s=0.5)], lambda _: 2)
+    expected = [0.5 + 2 * cost * 2 for cost in COSTS]
+    assert powers.seconds(view("b", EIGHT, 1), SCHEDULE, COSTS) == pytest.approx(expected)
 
 
 def test_a_deadline_is_the_bound_once_something_was_measured() -> None:
@@ -83,7 +113,7 @@ def test_a_deadline_is_the_bound_once_something_was_measured() -> None:
     fleet = devices(a=1, b=0.5)
     powers.meet(fleet)
     assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=1.0).bound_s == pytest.approx(2)
-    powers.observe([outcome("a", 1.0), outcome("b", 2.0)], lambda _: 1.0)
+    powers.observe([outcome("a", 1.0), outcome("b", 2.0)], lambda _: 2)
     assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=2.0).sizes == {"a": 2, "b": 1}
     assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=0.1).sizes == {"a": 0, "b": 0}
 
@@ -112,6 +142,6 @@ def test_levels_are_checked() -> None:
 def test_it_survives_a_checkpoint() -> None:
     powers = Powers()
     powers.meet(devices(a=1))
-    powers.observe([outcome("a", 1.0, 0.5)], lambda _: 0.5)
-    saved = json.loads(json.dumps(msgspec.to_builtins(powers)))
-    assert msgspec.convert(saved, Powers) == powers
+    powers.observe([outcome("a", 1.0, 0.5)], lambda _: 1)
+    saved = json.loads(json.dumps(msgspec.to_builtins(powers, str_keys=True)))
+    assert msgspec.convert(saved, Powers, strict=False) == powers
