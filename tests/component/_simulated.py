@@ -1,0 +1,176 @@
+"""The fleet of `_fleet.py` on a virtual clock: same shards, same methods, costs that are plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgebed.datasets.shard import read_shard
+from edgebed.methods.base import CutCost, Method
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment, Codec, Header
+from orchestrator.experiment import Environment, SimulatedFault, Training
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
+from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
+from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.lanes import Lanes
+from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.cpu import Cpu, PlainCpu
+from orchestrator.simulation.fleet import SimulatedFleet
+from orchestrator.simulation.link import LinkCost, wire_bytes
+from orchestrator.simulation.pool import HalfPool
+from orchestrator.simulation.server import SimulatedTrainer
+from orchestrator.simulation.virtual import VirtualLoop, run_virtual
+from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
+
+
+class PlainCosts:
+    """A batch costs 0.1 s until its features and 0.3 s after, a server step 0.05 s, a byte 8 bits at the rate."""
+
+    kind, dilation = "plain", 1.0
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        return {}
+
+    def cpu(self, who: Callable[[], Device]) -> Cpu:
+        return PlainCpu(lambda: who().limits.cpus)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return BatchCost(0.1, 0.3)
+
+    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
+        return 0.01
+
+    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
+        return 0.01
+
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        return wire_bytes(header, size)
+
+    def uplink(self, device: Device) -> LinkCost:
+        return LinkCost(0.001, 8 / device.limits.uplink_bit_s)
+
+    def downlink(self, device: Device) -> LinkCost:
+        return LinkCost(0.001, 8 / device.limits.downlink_bit_s)
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        return 0.05 * len(assignments)
+
+    def orchestrator_s(self, what: str, size: int) -> float:
+        return 0.002 if what == "merge" else 0.0
+
+
+class Played:
+    """What came of a simulated run."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.saved: list[Weights] = []
+        self.together = self.alone = 0
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def play(
+    folder: Path,
+    devices: Mapping[str, int],
+    spec: Mapping[str, object] | Method,
+    wanted: Training,
+    *,
+    batched: bool = False,
+    profiles: Mapping[str, ProfileSpec] | None = None,
+    faults: tuple[SimulatedFault, ...] = (),
+    environment: Environment | None = None,
+) -> Played:
+    """One run of devices named in `devices` (name -> samples)."""
+    torch.set_num_threads(1)
+    played = Played()
+    run_virtual(lambda loop: _play(loop, played, folder, devices, spec, wanted, batched, profiles, faults, environment))
+    return played
+
+
+async def _play(
+    loop: VirtualLoop,
+    played: Played,
+    folder: Path,
+    devices: Mapping[str, int],
+    spec: Mapping[str, object] | Method,
+    wanted: Training,
+    batched: bool,
+    profiles: Mapping[str, ProfileSpec] | None,
+    faults: tuple[SimulatedFault, ...],
+    environment: Environment | None,
+) -> None:
+    record, costs = played.records.append, PlainCosts()
+    known = profiles or {}
+    specs = tuple(DeviceSpec(name, known.get(name, WIDE)) for name in devices)
+    for name, samples in devices.items():
+        write_noise_shard(folder / f"{name}.safetensors", samples)
+    shards = {name: read_shard(folder / f"{name}.safetensors") for name in devices}
+    whole = model()
+    pool = HalfPool(whole, shards, CPU, batched=batched, say=lambda text: None)
+    fleet = SimulatedFleet(
+        FleetSpec("simulated", "local", 0.5, specs, folder / "fleet.yaml"),
+        shards,
+        costs,
+        pool,
+        record,
+        dilation=1.0,
+        liveness_s=wanted.liveness_s,
+        faults=faults,
+        resolve=lambda name: known[name],
+    )
+    assignments: dict[str, Assignment] = {}
+
+    def note(each: Record) -> None:
+        if isinstance(each, RoundStarted):
+            assignments.update(each.assignments)
+            fleet.begin_round(each.round)
+        record(each)
+
+    settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
+    trainer = SimulatedTrainer(CPU, 1, costs.server_step_s, assignments)
+    fleet.driver = driver = Lanes(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    loop.charge = lambda call, args: costs.orchestrator_s(call.__name__, 0)
+    record(_started(fleet))
+    fleet.announce()
+    rounds = Loop(
+        method=method(spec),
+        driver=driver,
+        devices=fleet,
+        training=wanted,
+        environment=environment,
+        accelerator=CPU,
+        test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
+        save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
+        record=note,
+        watch=lambda progress, result, seconds: None,
+    )
+    await rounds.run(start_weights(), Progress())
+    fleet.close()
+    record(RunFinished(now_ns(), "rounds done"))
+    played.together, played.alone = pool.together, pool.alone
+
+
+def _started(fleet: SimulatedFleet) -> RunStarted:
+    return RunStarted(
+        at_ns=now_ns(),
+        wall="",
+        run="run",
+        experiment="plain",
+        method="",
+        seed=0,
+        backend="simulated",
+        enforcement="simulated",
+        dilation=1.0,
+        calibrated=False,
+        resumed_from=0,
+        target_accuracy=1.0,
+        devices=fleet.infos(),
+    )

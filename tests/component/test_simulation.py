@@ -1,0 +1,117 @@
+"""Whole runs on the virtual clock: the weights of a real fleet, records that add up, the same ones every time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from orchestrator.experiment import SimulatedFault
+from orchestrator.fleet.profile import Limits, ProfileSpec
+from orchestrator.records.facts import sort
+from orchestrator.records.timeline import timelines
+from orchestrator.records.types import (
+    DeviceJoined,
+    DeviceOut,
+    RoundFinished,
+    ServerStep,
+    TaskDelivered,
+    UpdateReceived,
+    UploadReceived,
+)
+from tests.component._fleet import fleet, training
+from tests.component._simulated import play
+
+THREE = {"a": 24, "b": 17, "c": 30}
+NARROW = ProfileSpec("narrow", Limits(cpus=1.0, uplink_bit_s=10_000, downlink_bit_s=10**9, memory_mib=256))
+METHODS = [{"name": "dtfl", "tier": 3}, {"name": "fedavg"}, {"name": "splitfed", "cut": 2}]
+
+
+@pytest.mark.parametrize("spec", METHODS, ids=lambda spec: str(spec["name"]))
+async def test_a_simulation_trains_to_the_weights_of_a_real_fleet(spec: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "sim").mkdir()
+    played = await asyncio.to_thread(play, tmp_path / "sim", THREE, spec, training())
+    async with fleet(tmp_path, THREE) as real:
+        weights = await real.play(spec, training())
+    assert weights.keys() == played.saved[-1].keys()
+    for name, value in weights.items():
+        assert torch.equal(value, played.saved[-1][name]), name
+
+
+def test_batched_it_trains_to_the_same_within_tolerance(tmp_path: Path) -> None:
+    same = dict.fromkeys("abc", 24)
+    spec = {"name": "dtfl", "tier": 3}
+    alone, together = (play(tmp_path, same, spec, training(), batched=batched) for batched in (False, True))
+    assert (alone.together, together.alone) == (0, 0)
+    for name, value in alone.saved[-1].items():
+        torch.testing.assert_close(value, together.saved[-1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", METHODS, ids=lambda spec: str(spec["name"]))
+def test_every_second_of_every_device_has_a_name(spec: dict[str, object], tmp_path: Path) -> None:
+    played = play(tmp_path, THREE, spec, training())
+    rounds = list(timelines(sort(played.records)))
+    assert len(rounds) == 2
+    for each in rounds:
+        for device in each.devices.values():
+            assert device.residual < 1e-6
+            assert device.sums.get("unreported", 0) == 0
+            assert device.sums["compute"] > 0
+
+
+def test_the_same_seed_gives_the_same_records(tmp_path: Path) -> None:
+    spec = {"name": "dtfl", "tiers": 3}
+    first, second = (play(tmp_path, THREE, spec, training()) for _ in range(2))
+    assert [named(record) for record in first.records] == [named(record) for record in second.records]
+
+
+def named(record: object) -> str:
+    """A record without the end of its task ids, which are unique over all runs."""
+    return re.sub(r"(run/[0-9]+/[a-z]+)/[0-9a-f]+", r"\1", msgspec.json.encode(record).decode())
+
+
+def test_times_are_those_of_the_costs(tmp_path: Path) -> None:
+    """One device, FedAvg, three batches: download, decode 0.01, 3 × 0.4, encode 0.01, upload, merge 0.002."""
+    played = play(tmp_path, {"a": 24}, {"name": "fedavg"}, training(rounds=1))
+    (finished,), (update,) = played.of(RoundFinished), played.of(UpdateReceived)
+    link = 0.002 + 8 * (update.bytes + played.of(TaskDelivered)[0].bytes) / 1e9
+    assert finished.seconds == pytest.approx(0.01 + 1.2 + 0.01 + link + 0.002, abs=1e-6)
+    assert update.report.compute_s == pytest.approx(1.2)
+
+
+def test_a_narrow_uplink_blocks_the_device_and_uploads_arrive_one_by_one(tmp_path: Path) -> None:
+    played = play(tmp_path, {"a": 64}, {"name": "dtfl", "tier": 1}, training(rounds=1), profiles={"a": NARROW})
+    uploads = played.of(UploadReceived)
+    gaps = [b.at_ns - a.at_ns for a, b in pairwise(uploads)]
+    wire = [8 * upload.bytes / 10_000 for upload in uploads[1:]]
+    assert [gap / 1e9 for gap in gaps] == [pytest.approx(seconds, rel=1e-3) for seconds in wire]
+    assert played.of(UpdateReceived)[0].report.blocked_s > sum(wire) / 2
+
+
+def test_server_halves_take_turns(tmp_path: Path) -> None:
+    played = play(tmp_path, THREE, {"name": "dtfl", "tier": 2}, training(rounds=1))
+    steps = sorted(played.of(ServerStep), key=lambda step: step.start_ns)
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(steps))
+    assert {(step.end_ns - step.start_ns) for step in steps} == {50_000_000}
+
+
+def test_a_device_that_dies_is_left_out_and_comes_back(tmp_path: Path) -> None:
+    faults = (SimulatedFault(device="b", round=0, after_s=0.5, away_s=1.0),)
+    played = play(tmp_path, THREE, {"name": "dtfl", "tier": 2}, training(rounds=3), faults=faults)
+    (out,) = played.of(DeviceOut)
+    assert (out.device, out.round, out.how) == ("b", 0, "lost")
+    assert [record.again for record in played.of(DeviceJoined) if record.device == "b"] == [False, True]
+    assert [finished.merged for finished in played.of(RoundFinished)] == [("a", "c"), ("a", "b", "c"), ("a", "b", "c")]
+
+
+def test_a_deadline_ends_a_round_in_virtual_time(tmp_path: Path) -> None:
+    wanted = training(rounds=2, deadline_s=5.0)
+    played = play(tmp_path, THREE, {"name": "dtfl", "tier": 1}, wanted, profiles={"b": NARROW})
+    assert [finished.why for finished in played.of(RoundFinished)] == ["deadline", "deadline"]
+    assert all(finished.seconds == pytest.approx(5.0, abs=0.1) for finished in played.of(RoundFinished))
+    assert {(out.device, out.how) for out in played.of(DeviceOut)} == {("b", "late")}

@@ -1,0 +1,346 @@
+"""The parts of the simulator: virtual clock, links, quotas, counted costs, and halves that train together."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgebed.datasets.shard import Shard
+from edgebed.errors import DivergedError, RunError, UsageError
+from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.wire.codecs import encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
+from orchestrator.rounds.clock import now_ns
+from orchestrator.simulation.batched import Together, kind_of
+from orchestrator.simulation.counts import Flops, Operations
+from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
+from orchestrator.simulation.halves import Moment, Unbatched
+from orchestrator.simulation.link import LinkCost, Pipe
+from orchestrator.simulation.pool import HalfPool
+from orchestrator.simulation.reference import work_key
+from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
+from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
+
+MODEL: dict[str, object] = {"name": "resnet-tiny", "widths": [4, 4, 8]}
+MB = 1 << 20
+
+
+# ---- virtual clock ----
+
+
+def test_an_hour_passes_at_once_and_everybody_sees_it() -> None:
+    async def hour(loop: VirtualLoop) -> list[tuple[str, int]]:
+        seen: list[tuple[str, int]] = []
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            seen.append((name, now_ns()))
+
+        await asyncio.gather(sleeper("late", 3600), sleeper("soon", 0.25))
+        return seen
+
+    start = time.monotonic()
+    seen = run_virtual(hour)
+    assert time.monotonic() - start < 5
+    assert [name for name, _ in seen] == ["soon", "late"]
+    assert [round(ns / 1e9 - START_S, 6) for _, ns in seen] == [0.25, 3600]
+
+
+def test_a_call_for_a_worker_thread_runs_inline_and_costs_what_is_charged() -> None:
+    async def main(loop: VirtualLoop) -> tuple[float, float, int]:
+        loop.charge = lambda call, args: 2.5 if call is divmod else 0.0
+        quotient, _ = await asyncio.to_thread(divmod, 7, 3)
+        charged = loop.time()
+        await asyncio.to_thread(abs, -1)
+        return charged, loop.time(), quotient
+
+    assert run_virtual(main) == (START_S + 2.5, START_S + 2.5, 2)
+
+
+def test_an_error_of_such_a_call_is_raised_where_it_is_awaited() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+
+    run_virtual(main)
+
+
+def test_what_waits_for_nothing_is_named_and_does_not_hang() -> None:
+    async def stuck(loop: VirtualLoop) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(RunError, match="stands still"):
+        run_virtual(stuck)
+
+
+def test_a_timeout_is_one_of_virtual_time() -> None:
+    async def main(loop: VirtualLoop) -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(100):
+                await asyncio.sleep(1e6)
+        return loop.time() - START_S
+
+    assert run_virtual(main) == pytest.approx(100)
+
+
+# ---- link ----
+
+
+def carried(cost: LinkCost, *sizes: int) -> list[tuple[float, float]]:
+    """First and last arrival of transfers that are asked for at once."""
+
+    async def main(loop: VirtualLoop) -> list[tuple[float, float]]:
+        pipe = Pipe(lambda: cost, loop.virtual_ns, lambda: None, 1.0)
+        arrivals = await asyncio.gather(*(pipe.carry(size) for size in sizes))
+        return [(a.first_ns / 1e9 - START_S, a.last_ns / 1e9 - START_S) for a in arrivals]
+
+    return run_virtual(main)
+
+
+def test_a_transfer_takes_its_bytes_and_one_latency() -> None:
+    ((first, last),) = carried(LinkCost(0.02, 8 / 1e6), 125_000)  # 1 Mbit at 1 Mbit/s
+    assert (first, last) == (pytest.approx(1.02), pytest.approx(1.02))  # one chunk
+
+
+def test_of_a_long_transfer_the_first_chunk_arrives_first() -> None:
+    ((first, last),) = carried(LinkCost(0.5, 1 / MB), 3 * MB)
+    assert (first, last) == (pytest.approx(1.5), pytest.approx(3.5))
+
+
+def test_transfers_follow_one_another_without_a_gap_of_latency() -> None:
+    times = carried(LinkCost(0.5, 1 / MB), MB, MB, MB)
+    assert [last for _, last in times] == [pytest.approx(1.5), pytest.approx(2.5), pytest.approx(3.5)]
+
+
+def test_a_transfer_given_up_frees_the_link() -> None:
+    async def main(loop: VirtualLoop) -> float:
+        pipe = Pipe(lambda: LinkCost(0.0, 1 / MB), loop.virtual_ns, lambda: None, 1.0)
+        long = asyncio.ensure_future(pipe.carry(100 * MB))
+        await asyncio.sleep(2)
+        long.cancel()
+        await pipe.carry(MB)
+        return loop.time() - START_S
+
+    assert run_virtual(main) == pytest.approx(3)
+
+
+# ---- CPU ----
+
+
+def used(cpus: float, *seconds: float, threads: int = 1) -> list[float]:
+    """When each of several pieces of work, one after another, is done."""
+
+    async def main(loop: VirtualLoop) -> list[float]:
+        cpu = QuotaCpu(lambda: cpus, lambda: threads, loop.time, 0.0)
+        done = []
+        for each in seconds:
+            await cpu.use(each)
+            done.append(loop.time() - START_S)
+        return done
+
+    return run_virtual(main)
+
+
+def test_without_a_quota_work_takes_its_seconds() -> None:
+    assert used(1.0, 0.25) == [pytest.approx(0.25, abs=1e-3)]
+    assert used(4.0, 1.0, threads=4) == [pytest.approx(0.25, abs=1e-3)]
+
+
+def test_work_within_the_quota_is_quick_and_the_rest_waits_for_the_next_period() -> None:
+    quick, slow = used(0.1, 0.008, 0.008)
+    assert quick == pytest.approx(0.008)
+    assert 0.1 <= slow <= 0.12
+
+
+@pytest.mark.parametrize("cpus", [0.02, 0.1, 0.41, 0.82])
+def test_long_work_takes_its_seconds_divided_by_the_quota(cpus: float) -> None:
+    (done,) = used(cpus, 2.0)
+    assert done == pytest.approx(2.0 / cpus, rel=0.03)
+
+
+def test_an_idle_account_holds_one_quota_and_no_more() -> None:
+    async def main(loop: VirtualLoop) -> float:
+        cpu = QuotaCpu(lambda: 0.1, lambda: 1, loop.time, 0.0)
+        await asyncio.sleep(50)
+        start = loop.time()
+        await cpu.use(0.1)
+        return loop.time() - start
+
+    assert run_virtual(main) == pytest.approx(0.9, abs=0.11)
+
+
+def test_urgent_work_goes_first_and_both_share_the_quota() -> None:
+    async def main(loop: VirtualLoop) -> tuple[float, float]:
+        cpu = QuotaCpu(lambda: 0.1, lambda: 1, loop.time, 0.0)
+        ends = {}
+
+        async def use(name: str, seconds: float, urgent: bool) -> None:
+            await cpu.use(seconds, urgent=urgent)
+            ends[name] = loop.time() - START_S
+
+        await asyncio.gather(use("training", 0.1, False), use("link", 0.02, True))
+        return ends["link"], ends["training"]
+
+    link, training = run_virtual(main)
+    assert link < 0.35
+    assert training == pytest.approx(1.2, abs=0.15)
+
+
+def test_the_papers_cpu_is_plain_division() -> None:
+    async def main(loop: VirtualLoop) -> float:
+        await PlainCpu(lambda: 0.2).use(1.0)
+        return loop.time() - START_S
+
+    assert run_virtual(main) == pytest.approx(5)
+
+
+# ---- counted costs ----
+
+
+def assignment(**wanted: Any) -> Assignment:
+    defaults: dict[str, Any] = {
+        "device": "a",
+        "model": MODEL,
+        "classes": CLASSES,
+        "input_shape": SHAPE,
+        "stages": 2,
+        "objective": "head",
+        "uploads": ("features", "weights"),
+        "batch_size": 8,
+        "optimizer": Optimizer("sgd", 0.05, 0.9, 1e-4),
+        "seed": 1,
+    }
+    return Assignment(**{**defaults, **wanted})
+
+
+def test_fedpmts_operations_are_those_of_its_table() -> None:
+    model = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    operations = Operations(model)
+    for train_from, total in enumerate((15305968, 9779760, 7496160, 6473760)):
+        work = assignment(objective="output", stages=len(model), train_from=train_from)
+        assert sum(operations.batch(work, 12)) == total
+
+
+def test_operations_of_a_network_that_the_paper_does_not_count_are_refused() -> None:
+    with pytest.raises(UsageError, match="layers with weights"):
+        Operations(model())
+
+
+def test_flops_grow_with_the_cut_and_stop_where_training_does() -> None:
+    flops = Flops(MODELS.create(MODEL), model())
+    cuts = [sum(flops.device(assignment(stages=cut))) for cut in range(1, 8)]
+    assert cuts == sorted(cuts)
+    whole = sum(flops.device(assignment(objective="output", stages=8)))
+    last = sum(flops.device(assignment(objective="output", stages=8, train_from=7)))
+    assert last < whole / 2
+    assert flops.server(assignment(stages=8)) == 0 < flops.server(assignment(stages=2))
+
+
+def test_kinds_of_work_are_told_apart_by_what_they_cost() -> None:
+    plain = assignment()
+    assert work_key(plain) == work_key(assignment(device="b", seed=9, privacy=Privacy(secret=5)))
+    others = [
+        assignment(stages=3),
+        assignment(objective="output"),
+        assignment(train_from=1),
+        assignment(keep={"g": (0, 1)}),
+        assignment(options={"mu": 1}),
+    ]
+    assert len({work_key(each) for each in (plain, *others)}) == 6
+
+
+# ---- halves ----
+
+
+def model(spec: dict[str, object] | None = None) -> StagedModel:
+    return seeded(lambda: MODELS.create(spec or MODEL).build(SHAPE, CLASSES), 0)
+
+
+def shards(folder: Path, count: int, samples: int = 20) -> list[Shard]:
+    return [write_noise_shard(folder / f"{i}.safetensors", samples) for i in range(count)]
+
+
+def all_of(execution: Any) -> list[Moment]:
+    moments = [execution.next(None)]
+    while moments[-1].end is None:
+        moments.append(execution.next(None))
+    return moments
+
+
+WORKS = [
+    {"stages": 2},
+    {"stages": 5, "optimizer": Optimizer("adam", 0.001)},
+    {"stages": 8, "objective": "output", "uploads": ("weights",), "epochs": 2},
+    {"stages": 8, "objective": "output", "uploads": ("weights",), "train_from": 4},
+]
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: f"{work.get('objective', 'head')}-{work['stages']}")
+def test_devices_that_train_together_get_what_they_would_have_got_alone(work: dict[str, Any], tmp_path: Path) -> None:
+    whole, owned = model(), shards(tmp_path, 3)
+    names = whole.names_below(work["stages"], head=work.get("objective") != "output")
+    weights = [{name: whole.weights()[name].clone() for name in names} for _ in owned]
+    for number, each in enumerate(weights):  # not all alike
+        each[names[0]] += 0.01 * number
+    assigned = [assignment(device=f"d{i}", seed=i, **work) for i in range(3)]
+    rows = Together(copy.deepcopy(whole), assigned, owned, weights, torch.device("cpu")).train()
+    for row, own, shard, start in zip(rows, assigned, owned, weights, strict=True):
+        together, alone = all_of(row), all_of(Unbatched(whole, own, shard, start))
+        assert [m.drawn for m in together] == [m.drawn for m in alone]
+        for a, b in zip(together, alone, strict=True):
+            close(a.out.tensors if a.out else {}, b.out.tensors if b.out else {})
+        ours, theirs = together[-1].end, alone[-1].end
+        assert ours is not None
+        assert theirs is not None
+        close(ours.weights, theirs.weights)
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert ours.batches == theirs.batches
+
+
+def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_device_that_diverges_ends_alone(tmp_path: Path) -> None:
+    whole, owned = model(), shards(tmp_path, 2)
+    names = whole.names_below(2, head=True)
+    weights = [{name: whole.weights()[name].clone() for name in names} for _ in owned]
+    weights[1][names[0]] += float("inf")
+    rows = Together(
+        copy.deepcopy(whole), [assignment(device="a"), assignment(device="b")], owned, weights, torch.device("cpu")
+    ).train()
+    assert all_of(rows[0])[-1].end is not None
+    assert rows[1].next(None).out is not None  # its features had left before its loss was known
+    with pytest.raises(DivergedError, match="device 'b'"):
+        rows[1].next(None)
+
+
+def test_only_halves_that_are_known_and_wait_for_nobody_train_together(tmp_path: Path) -> None:
+    (shard,) = shards(tmp_path, 1)
+    assert kind_of(assignment(device="x", seed=5), shard) == kind_of(assignment(), shard)
+    assert kind_of(assignment(stages=3), shard) != kind_of(assignment(), shard)
+    for alone in ({"objective": "server"}, {"keep": {"g": (0,)}}, {"privacy": Privacy(dcor_alpha=0.5)}):
+        assert kind_of(assignment(**alone), shard) is None
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Path) -> None:
+    whole = model()
+    owned = dict(zip("abc", shards(tmp_path, 3), strict=True))
+    weights = {name: whole.weights()[name] for name in whole.names_below(2, head=True)}
+    body = encode_tensors(weights, Codec())
+    pool = HalfPool(whole, owned, torch.device("cpu"), batched=batched, say=lambda text: None)
+    for device in "abc":
+        pool.expect(assignment(device=device), body)
+    pool.forget("c")
+    for device in "ab":
+        assert all_of(pool.start(device, assignment(device=device), weights))[-1].end is not None
+    assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
