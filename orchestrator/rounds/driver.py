@@ -102,6 +102,7 @@ class _Work:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.out = False
+        self.gone = False  # the fleet knows: its agent died or restarted
         self.slots = asyncio.Semaphore(QUEUED_UPLOADS)
         self.jobs: set[asyncio.Task[None]] = set()
         self.started_ns = self.update_ns = 0
@@ -268,6 +269,8 @@ class RoundDriver:
 
     def lost(self, device: str, why: str) -> None:
         """The device's work is gone: its agent died or restarted."""
+        if (work := self._work.get(device)) is not None:
+            work.gone = True
         self._put(m.Dropped(device, "lost", why))
 
     # ---- one device ----
@@ -378,7 +381,7 @@ class RoundDriver:
         self._port.forget(effect.device)
         for job in tuple(work.jobs):
             job.cancel()
-        if effect.how == "lost":
+        if effect.how == "lost" and not work.gone:
             self._give_up(effect.device, effect.why)
 
     def _result(self, finish: m.Finish) -> RoundResult:

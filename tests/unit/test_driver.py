@@ -97,3 +97,19 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
 
 def inbound(header: Header, tensors: Weights) -> Inbound:
     return Inbound("a", header, memoryview(encode_tensors(tensors, Codec())), 1, 2, 100)
+
+
+async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:
+    """Else a device that has come back meanwhile would count as away once more."""
+    method, given_up = make_method("fedavg"), list[str]()
+    port, trainer = FakePort(), ServerTrainer(CPU, slots=1)
+    settings = RoundSettings("run", None, 1, 30.0)
+    driver = RoundDriver(port, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
+    plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
+    round_ = asyncio.create_task(driver.run(0, plan, small_model().weights(), method, CPU))
+    await port.task
+    driver.lost("a", "its agent was killed")
+    async with asyncio.timeout(10):
+        assert (await round_).why == "void"
+    assert given_up == []
+    await trainer.close()
