@@ -52,6 +52,32 @@ def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
     return summary
 
 
+def write_figures(folder: Path, pdf: Path | None = None, png: Path | None = None) -> None:
+    """Write figures for papers of the run in `folder`; the Gantt is that of its median round."""
+    from orchestrator.report.figures import write_pdf, write_png  # matplotlib takes its time; runs need none of it
+
+    with _without_collector():
+        run = sort(read(folder / "records.jsonl"))
+        wanted = _median(run)
+        phases, chosen, summing = [], None, Summing(run)
+        for timeline in timelines(run):
+            summing.add(timeline)
+            if timeline.facts.finished is not None:
+                phases.append((timeline.facts.number + 1, mean_phases(timeline)))
+            if timeline.facts.number == wanted:
+                chosen = timeline
+        summary = summing.result()
+    for path, write in ((pdf, write_pdf), (png, write_png)):
+        if path is not None:
+            write(path, summary, phases, chosen)
+
+
+def _median(run: RunFacts) -> int | None:
+    """The number of the round of median length; None before the first."""
+    rounds = sorted((f.finished.seconds / f.dilation, f.number) for _, f in run.rounds() if f.finished is not None)
+    return rounds[(len(rounds) - 1) // 2][1] if rounds else None
+
+
 def write_comparison(folders: Sequence[Path], path: Path) -> None:
     """Write one page that shows several runs together."""
     _write(path, comparison_page([load_summary(folder) for folder in folders]))
@@ -89,4 +115,4 @@ def _write(path: Path, text: str) -> None:
     part.replace(path)
 
 
-__all__ = ["write_comparison", "write_report", "write_results"]
+__all__ = ["write_comparison", "write_figures", "write_report", "write_results"]

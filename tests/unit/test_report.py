@@ -14,7 +14,7 @@ from orchestrator.records import types as t
 from orchestrator.records.facts import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
-from orchestrator.report import charts, write_comparison, write_report, write_results
+from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.page import embedded
 from orchestrator.report.palette import PHASES
 from tests.synthetic import Synthetic
@@ -173,3 +173,55 @@ def test_of_many_rounds_the_telling_ones_are_drawn() -> None:
     assert len(chosen) <= 4
     assert (5, " (slowest)") in chosen
     assert charts.choose([], 4) == []
+
+
+def test_figures_for_papers_are_vectors_with_text(tmp_path: Path) -> None:
+    folder = keep(tmp_path / "run", LOST)
+    write_figures(folder, tmp_path / "all.pdf", tmp_path / "all.png")
+    pdf = (tmp_path / "all.pdf").read_bytes()
+    assert pdf.count(b"/Type /Page ") == 7
+    assert b"/FontFile2" in pdf  # TrueType, so that text stays text
+    assert b"/Subtype /Type3" not in pdf
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    empty = keep(tmp_path / "empty", Synthetic(rounds=0).records)
+    write_figures(empty, tmp_path / "empty.pdf")
+    assert (tmp_path / "empty.pdf").read_bytes().count(b"/Type /Page ") == 1
+
+
+def test_the_page_answers_who_was_slow_what_changed_and_what_a_faster_link_saves(tmp_path: Path) -> None:
+    records = Synthetic().records
+    at = next(i for i, r in enumerate(records) if isinstance(r, t.RoundStarted) and r.round == 2)
+    began = records[at]
+    assert isinstance(began, t.RoundStarted)
+    limits = next(r for r in records if isinstance(r, t.LimitsSet) and r.device == "strong")
+    new = msgspec.structs.replace(limits, at_ns=began.at_ns - 1, why="reprofile", profile="slower", cpus=0.1)
+    folder = keep(tmp_path / "run", [*records[:at], new, *records[at:]])
+    write_report(folder)
+    text = body((folder / "report.html").read_text(encoding="utf-8"))
+    assert "weak (profile-weak) was the straggler in 4 (100%) of 4 rounds, mostly because of computing" in text
+    assert "strong went from profile-strong to slower at" in text
+    assert "(round 3)" in text
+    assert "<td>3</td><td>strong</td><td>profile-strong</td><td>slower</td>" in text
+    assert re.search(r"twice as fast, the rounds would have taken [\d.]+ s less of 6 s", text)
+
+
+def test_read_outs_and_the_resolved_experiment_are_in_the_page(tmp_path: Path) -> None:
+    records = [
+        msgspec.structs.replace(r, details={"uplink qdisc": "[tbf <raw>]"}) if isinstance(r, t.LimitsSet) else r
+        for r in LOST
+    ]
+    folder = keep(tmp_path / "run", records)
+    (folder / "experiment.yaml").write_text("name: odd-experiment\n")
+    write_report(folder)
+    text = body((folder / "report.html").read_text(encoding="utf-8"))
+    assert "[tbf &lt;raw&gt;]" in text
+    assert "name: odd-experiment" in text
+
+
+def test_what_a_method_measured_besides_is_drawn(tmp_path: Path) -> None:
+    records = [msgspec.structs.replace(r, extra={"exit 1": 0.25}) if isinstance(r, t.Evaluated) else r for r in LOST]
+    folder = keep(tmp_path / "run", records)
+    write_report(folder)
+    figures = data_of((folder / "report.html").read_text(encoding="utf-8"))["figures"]
+    assert [trace["name"] for trace in figures["extra"]["data"]] == ["exit 1"]
+    assert figures["extra"]["data"][0]["y"] == [0.25] * 4

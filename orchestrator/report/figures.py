@@ -1,0 +1,207 @@
+"""Figures of a run for papers: one per page of a PDF, as vectors with text that stays text, or together in one PNG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from orchestrator.records.timeline import RoundTimeline
+from orchestrator.report.charts import Summary, stride
+from orchestrator.report.palette import RUNS, colour, ordered
+
+SIZE_IN = (5.2, 3.2)
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 7.5,
+    "pdf.fonttype": 42,  # TrueType: journals refuse the default, and text stays searchable
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dfe4ea",
+    "axes.axisbelow": True,
+}
+MOST_BARS = 120
+
+Draw = Callable[[Any], None]
+"""Draws one figure into axes."""
+
+
+def write_pdf(
+    path: Path, summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
+) -> None:
+    """One figure per page. `phases` as for the report's stacked chart, `round`: the one whose Gantt is drawn."""
+    with matplotlib.rc_context(STYLE), PdfPages(path, metadata={"Title": summary["run"]}) as pages:
+        for title, draw in _figures(summary, phases, round):
+            page = Figure(figsize=SIZE_IN, layout="constrained")
+            _fill(page.add_subplot(), title, draw)
+            page.text(0.995, 0.003, _marked(summary), ha="right", va="bottom", fontsize=5, color="#66707d")
+            pages.savefig(page)
+
+
+def write_png(
+    path: Path, summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
+) -> None:
+    """All figures on one sheet, 200 dots per inch."""
+    figures = _figures(summary, phases, round)
+    rows = -(-len(figures) // 2)
+    with matplotlib.rc_context(STYLE):
+        sheet = Figure(figsize=(2 * SIZE_IN[0], rows * SIZE_IN[1] + 0.4), layout="constrained", dpi=200)
+        FigureCanvasAgg(sheet)
+        for index, (title, draw) in enumerate(figures):
+            _fill(sheet.add_subplot(rows, 2, index + 1), title, draw)
+        sheet.suptitle(_marked(summary), fontsize=8, color="#66707d")
+        sheet.savefig(path, format="png")
+
+
+def _marked(summary: Summary) -> str:
+    """What must stay in sight on every output."""
+    calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
+    held = f"limits held by {summary['enforcement']}"
+    return f"{summary['run']}: {summary['method']}, {held}, dilation {summary['dilation']:.3g}, {calibrated}"
+
+
+def _fill(axes: Any, title: str, draw: Draw) -> None:
+    draw(axes)
+    axes.set_title(title, fontsize=9.5, loc="left", fontweight="bold")
+
+
+def _figures(
+    summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
+) -> list[tuple[str, Draw]]:
+    figures: list[tuple[str, Draw]] = [
+        ("Accuracy over time", lambda axes: _accuracy(axes, summary, summary["elapsed_s"], "seconds of training")),
+        ("Accuracy over rounds", lambda axes: _accuracy(axes, summary, range(1, summary["rounds"] + 1), "rounds")),
+        ("What the mean device's time was spent on", lambda axes: _stacked(axes, phases)),
+        ("Rounds, and how far the slowest device was behind", lambda axes: _gaps(axes, summary)),
+        ("What each device's time was spent on", lambda axes: _shares(axes, summary)),
+        ("Stages on the device", lambda axes: _cuts(axes, summary)),
+    ]
+    if not summary["rounds"]:
+        return figures[:1]
+    if round is not None:
+        figures.insert(3, (f"Round {round.facts.number + 1}", lambda axes: _gantt(axes, round)))
+    return figures
+
+
+def _accuracy(axes: Any, summary: Summary, xs: Sequence[float], label: str) -> None:
+    points = [(x, y) for x, y in zip(xs, summary["accuracy"], strict=True) if y is not None]
+    marker = "o" if len(points) <= 60 else ""
+    axes.plot([x for x, _ in points], [100 * y for _, y in points], marker=marker, ms=3, color=RUNS[0])
+    axes.axhline(100 * summary["target_accuracy"], ls="--", lw=0.8, color="#888")
+    axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(0, 103), xlim=(0, None))
+
+
+def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
+    shown = phases[:: stride(len(phases), MOST_BARS)]
+    numbers, below = [number for number, _ in shown], [0.0] * len(shown)
+    width = 0.85 * stride(len(phases), MOST_BARS)
+    for name in _large(shown):
+        heights = [sums.get(name, 0.0) for _, sums in shown]
+        axes.bar(numbers, heights, width, bottom=below, color=_rgba(name), label=name, linewidth=0)
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    axes.set(xlabel="round", ylabel="seconds")
+    _whole_numbers(axes)
+    _legend(axes)
+
+
+def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
+    """Names that can be seen at all: of at least 0.5 % of the time."""
+    sums: dict[str, float] = {}
+    for _, one in shown:
+        for name, seconds in one.items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return ordered({name for name, seconds in sums.items() if seconds >= 0.005 * sum(sums.values())})
+
+
+def _gaps(axes: Any, summary: Summary) -> None:
+    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait"}
+    rows = list(zip(summary["number"], summary["straggler_gaps_s"], summary["straggler_why"], strict=True))
+    for cause, phase in causes.items():
+        own = [(number, gap) for number, gap, why in rows if why == cause]
+        if own:
+            axes.bar([n for n, _ in own], [g for _, g in own], color=_rgba(phase), label=f"gap: {cause}")
+    lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
+    axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
+    axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))
+    _whole_numbers(axes)
+    _legend(axes)
+
+
+def _gantt(axes: Any, timeline: RoundTimeline) -> None:
+    start, scale, names = timeline.facts.start_ns, 1e9 * timeline.facts.dilation, set[str]()
+    for row, device in enumerate(timeline.devices.values()):
+        for s in device.segments:
+            names.add(s.name)
+            axes.barh(row, (s.end_ns - s.start_ns) / scale, 0.75, (s.start_ns - start) / scale, color=_rgba(s.name))
+    _by_device(axes, list(timeline.devices))
+    axes.set(xlabel="seconds since the start of the round", xlim=(0, (timeline.facts.end_ns - start) / scale))
+    _legend(axes, [Patch(color=_rgba(name), label=name) for name in ordered(names)])
+
+
+def _shares(axes: Any, summary: Summary) -> None:
+    phases: dict[str, dict[str, float]] = summary["phase_s"]
+    left = [0.0] * len(phases)
+    for name in ordered({name for sums in phases.values() for name in sums}):
+        widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
+        axes.barh(range(len(phases)), widths, 0.75, left, color=_rgba(name), label=name)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    _by_device(axes, list(phases))
+    axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
+    _legend(axes)
+
+
+def _cuts(axes: Any, summary: Summary) -> None:
+    cuts = [[float("nan") if cut is None else cut for cut in values] for values in summary["cut"].values()]
+    half, last = 0.5, max(summary["number"])
+    image = axes.imshow(
+        cuts, aspect="auto", interpolation="nearest", extent=(half, last + half, len(cuts) - half, -half)
+    )
+    _by_device(axes, list(summary["cut"]), inverted=False)
+    axes.grid(False)
+    axes.set(xlabel="round")
+    _whole_numbers(axes)
+    axes.figure.colorbar(image, ax=axes, label="stages")
+
+
+def _by_device(axes: Any, devices: list[str], inverted: bool = True) -> None:
+    step = stride(len(devices), 25)
+    axes.set_yticks(range(0, len(devices), step), devices[::step], fontsize=7.5)
+    axes.grid(False, axis="y")
+    if inverted:
+        axes.set_ylim(len(devices) - 0.5, -0.5)
+
+
+def _whole_numbers(axes: Any) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
+    """Below the axes, where it hides nothing."""
+    about: dict[str, Any] = {"handles": handles} if handles is not None else {}
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+        ncols=4,
+        frameon=False,
+        handlelength=1.0,
+        columnspacing=1.0,
+        **about,
+    )
+
+
+def _rgba(phase: str) -> Any:
+    """The palette's colours, some of which are written for browsers."""
+    text = colour(phase)
+    if found := re.fullmatch(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)", text):
+        red, green, blue, share = (float(part) for part in found.groups())
+        return tuple((share * value + (1 - share) * 255) / 255 for value in (red, green, blue))
+    return text
