@@ -57,13 +57,10 @@ class Masks(msgspec.Struct, frozen=True):
 
 @device_half("partial", head=False)
 def partial_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
-    """The whole model with back-propagation down to `train_from`: the assignment's, or where it brings masks the
-    device's own choice. Notes tell which."""
-    if "masks" in assignment.options:
-        masks = msgspec.convert(assignment.options["masks"], Masks)
-        assignment = msgspec.structs.replace(assignment, train_from=masks.pick(assignment.cpus))
-    trained = yield from output_half(model, assignment, batches)
-    return msgspec.structs.replace(trained, notes={"train_from": float(assignment.train_from)})
+    """Option II: `output` with the mask that the device picks; a note tells which."""
+    chosen = msgspec.convert(assignment.options["masks"], Masks).pick(assignment.cpus)
+    trained = yield from output_half(model, msgspec.structs.replace(assignment, train_from=chosen), batches)
+    return msgspec.structs.replace(trained, notes={"train_from": float(chosen)})
 
 
 class FedPmt(Method):
@@ -119,7 +116,7 @@ class FedPmt(Method):
                     schedule,
                     round,
                     stages=len(self.context.model),
-                    objective="partial",
+                    objective="partial" if by_device else "output",
                     uploads=("weights",),
                     train_from=0 if by_device else chosen[device.name],
                     options=options,

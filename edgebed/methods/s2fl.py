@@ -216,6 +216,7 @@ class S2fl(Method):
             self.memory.table.add(outcome.device, outcome.assignment.stages, seconds)
             if any(uploaded.get(outcome.device, ())):
                 self.memory.labels[outcome.device] = uploaded[outcome.device]
+        self._halves = []  # or they would stay on the accelerator beside the next round's
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = msgspec.to_builtins(self.memory, str_keys=True)
