@@ -1,0 +1,140 @@
+"""From records of real runs to a calibration, and from its file to seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import CutCost
+from edgebed.wire.messages import Codec, Phase, Report
+from orchestrator.fleet.profile import Limits
+from orchestrator.records import types as t
+from orchestrator.records.facts import RunFacts, sort
+from orchestrator.simulation.calibrated import CalibratedCosts
+from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
+from orchestrator.simulation.costs import Device
+from orchestrator.simulation.fitting import STRETCH, _line, _link, fit
+from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
+from tests.component._fleet import model
+from tests.unit.test_simulation import assignment
+
+SECOND = 1_000_000_000
+RATE = 1_000_000
+WORK = assignment(objective="output", stages=8, uploads=("weights",))
+DEVICE = Device("a", "slow", Limits(0.1, RATE, RATE, 256))
+
+
+def reference() -> Reference:
+    """Laws as if they had been measured: 10 ms a batch, nothing for samples."""
+    law = BatchLaw(0.010, 0.0, 0.3)
+    laws = {"output · cut 8": law, "head · cut 2": law}
+    encode = {"float32": SizeLaw(0.0, 0.0), "uint8": SizeLaw(0.0, 0.0)}
+    return Reference(model(), (None, None), device=laws, server={"cut 2": law}, encode=encode)  # type: ignore[arg-type]
+
+
+def real(rounds: int = 3, *, enforcement: str = "kernel") -> RunFacts:
+    """FedAvg on one device of profile `slow`: two batches of 15 ms CPU each, 1 s of link down and 2 s up."""
+    head = t.RunStarted(SECOND, "", "r", "x", "fedavg", 1, "local", enforcement, 3.0, True, 0, 1.0)
+    limits = t.LimitsSet(SECOND, "a", "start", "slow", 0.1, RATE, RATE, 0.1, RATE, RATE)
+    records: list[t.Record] = [head, t.DeviceJoined(SECOND, "a", "i", False), t.ClockOffset(SECOND, "a", 0, 0), limits]
+    for number in range(rounds):
+        records += one_round(number, (10 + 10 * number) * SECOND)
+    return sort([*records, t.RunFinished(100 * SECOND, "rounds done")])
+
+
+def one_round(number: int, at: int) -> list[t.Record]:
+    task, ms = f"t{number}", SECOND // 1000
+    sent, delivered, tail, update, end = at + 4 * ms, at + 1004 * ms, at + 4000 * ms, at + 6000 * ms, at + 6009 * ms
+    build = 30 if number == 0 else 0
+    phases = (
+        Phase("decode", task, delivered, delivered + ms, (2 + build) * ms),
+        Phase("compute", task, delivered + ms, tail, 36 * ms),
+        Phase("upload_tail", task, tail, update, 0),
+    )
+    report = Report(16, 2, 0.0, 2.9, 0.030, None, 0, 0.0, 0, 0.0, 0.0)
+    return [
+        t.RoundStarted(at, number, 0.0, 0.1, ("a",), {"a": WORK}),
+        t.OrchestratorPhase(at, at + ms, number, "plan"),
+        t.TaskSent(sent, number, "a", task, 119_500),
+        t.TaskDelivered(delivered, number, "a", task, 119_600),
+        t.UpdateReceived(update, update, number, "a", task, 239_000, report),
+        t.DevicePhases(end, "a", "i", phases),
+        t.DeviceDone(end, number, "a", 6.0, 0.0, 0.0, 0.0),
+        t.OrchestratorPhase(end, end + 5 * ms, number, "merge"),
+        t.RoundFinished(end + 5 * ms, number, 6.014, ("a",), "all done"),
+    ]
+
+
+def test_what_a_fleet_took_is_found_in_its_records() -> None:
+    made = fit([real()], reference())
+    slow = made.profiles["slow"]
+    assert slow.work == {"output · cut 8": pytest.approx(1.5)}  # 15 ms where the reference takes 10
+    assert slow.build_cpu_s == pytest.approx(0.030)
+    assert slow.decode_cpu_s == pytest.approx(0.002)
+    assert slow.update_cpu_s == pytest.approx(0.006)  # 36 ms in compute, of which training had 30
+    assert slow.downlink.stretch == pytest.approx(STRETCH)
+    assert slow.uplink.latency_s == pytest.approx(2.0 - STRETCH * 1.912, abs=1e-3)
+    assert made.orchestrator == {
+        "plan": pytest.approx(0.001),
+        "merge": pytest.approx(0.005),
+        "dispatch": pytest.approx(0.003),
+    }
+    assert made.receive.seconds(239_000) == pytest.approx(0.009)
+    assert made.dilation == 3.0
+
+
+def test_a_simulation_cannot_calibrate_another_and_nothing_cannot_either() -> None:
+    with pytest.raises(UsageError, match="is a simulation"):
+        fit([real(enforcement="simulated")], reference())
+    with pytest.raises(UsageError, match="no finished work"):
+        fit([real(0)], reference())
+
+
+def test_the_file_gives_back_what_was_kept(tmp_path: Path) -> None:
+    made = fit([real()], reference())
+    path = tmp_path / "costs.yaml"
+    save_calibration(made, path)
+    read = load_calibration(path)
+    assert read.profiles["slow"].work == {"output · cut 8": pytest.approx(1.5)}
+    assert read.orchestrator == made.orchestrator
+    path.write_text(path.read_text().replace("version: 1", "version: 99"))
+    with pytest.raises(UsageError, match="version 99"):
+        load_calibration(path)
+
+
+def costs(made: Calibration) -> CalibratedCosts:
+    return CalibratedCosts(made, reference(), lambda: 0.0)
+
+
+def test_seconds_come_from_the_profile_and_unknown_work_from_its_ratio() -> None:
+    known = costs(fit([real()], reference()))
+    assert known.batch(DEVICE, WORK, 8).total_s == pytest.approx(0.015)
+    assert known.batch(DEVICE, WORK, 8).forward_s == pytest.approx(0.0045)
+    assert known.batch(DEVICE, assignment(), 8).total_s == pytest.approx(0.015)  # head: not seen, same ratio
+    stranger = Device("b", "never seen", Limits(1.0, 2 * RATE, RATE, 256))
+    assert known.batch(stranger, WORK, 8).total_s == pytest.approx(0.015)
+    assert known.uplink(stranger).byte_s == pytest.approx(known.uplink(DEVICE).byte_s / 2)
+    assert known.decode_s(DEVICE, WORK, 9, True) == pytest.approx(0.032)
+    assert known.encode_s(DEVICE, WORK, 9, Codec()) == 0
+
+
+def test_a_method_plans_with_the_profiled_cuts_only_where_all_are_known() -> None:
+    made = fit([real()], reference())
+    assert costs(made).cut_costs(model()) == {}
+    cuts = {cut: CutCost(cut, 1, 1, 1.0, 1.0) for cut in model().cuts_with_head}
+    assert costs(msgspec.structs.replace(made, cuts=cuts)).cut_costs(model()) == cuts
+
+
+def test_a_line_has_no_negative_part() -> None:
+    assert _line([]) == SizeLaw(0.0, 0.0)
+    assert _line([(1000.0, 1.0), (3000.0, 2.0)]) == SizeLaw(pytest.approx(0.5), pytest.approx(0.0005))
+    assert _line([(1000.0, 2.0), (3000.0, 1.0)]).byte_s == 0.0
+    assert _line([(5000.0, 1.0)]) == SizeLaw(1.0, 0.0)
+
+
+def test_a_link_is_never_faster_than_its_wire() -> None:
+    quick = _link([(125_000, 0.9, RATE)])
+    assert (quick.latency_s, quick.stretch) == (0.0, STRETCH)
