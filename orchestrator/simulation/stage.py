@@ -1,0 +1,92 @@
+"""What all methods of a simulated experiment share: fleet, data, model and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from edgebed.datasets.shard import Shard
+from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, seeded
+from orchestrator.data import Prepared
+from orchestrator.experiment import Experiment
+from orchestrator.fleet.profile import FleetSpec
+from orchestrator.records.facts import sort
+from orchestrator.records.reader import read
+from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.loop import Progress
+from orchestrator.simulation.as_if import as_if_costs
+from orchestrator.simulation.calibration import Calibration, save_calibration
+from orchestrator.simulation.costs import CostModel
+from orchestrator.simulation.fitting import fit
+from orchestrator.simulation.models import cost_model
+from orchestrator.simulation.reference import Reference
+
+
+class Watch(Protocol):
+    """What a simulation tells the terminal (`session.Watch`)."""
+
+    say: Callable[[str], None]
+
+    def run(self, method: str, folder: Path, rounds: int) -> None: ...
+    def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None: ...
+
+
+class SimulationRequest(msgspec.Struct, frozen=True):
+    """What the command line asks for. Paths in the experiment are relative to the folder of `path`."""
+
+    experiment: Experiment
+    path: Path
+    runs: Path
+    devices: int | None = None  # so many, with the fleet's profiles in the same shares
+    accelerator: str = "cpu"
+    calibrate_from: tuple[Path, ...] = ()  # folders of real runs
+    save_calibration: Path | None = None
+
+
+class Stage:
+    """What the methods of an experiment share."""
+
+    def __init__(
+        self,
+        request: SimulationRequest,
+        spec: FleetSpec,
+        prepared: Prepared,
+        shards: dict[str, Shard],
+        watch: Watch,
+    ) -> None:
+        self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
+        self.experiment = request.experiment
+        self.accelerator = torch.device(request.accelerator)
+        self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
+        batch = prepared.sample(self.experiment.training.batch_size)
+        model = self.build()
+        made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
+        self.costs: CostModel = self._as_if(model) or cost_model(
+            self.experiment.simulation, request.path, self.plugin, model, batch, made
+        )
+        asked = self.experiment.simulation.dilation
+        self.dilation = asked if asked is not None else self.costs.dilation
+
+    def _as_if(self, model: StagedModel) -> CostModel | None:
+        """The costs of the larger experiment, where this one stands for one."""
+        wanted = self.experiment.simulation.as_if
+        samples = sum(shard.samples for shard in self.shards.values())
+        return None if wanted is None else as_if_costs(self.experiment, wanted, model, samples)
+
+    def _calibrate(self, reference: Reference) -> Calibration:
+        """From the runs that the request names; kept as a file where it says so."""
+        request = self.request
+        self.watch.say(f"calibrating from {len(request.calibrate_from)} runs")
+        made = fit([sort(read(folder / "records.jsonl")) for folder in request.calibrate_from], reference)
+        if request.save_calibration is not None:
+            save_calibration(made, request.save_calibration)
+        return made
+
+    def build(self) -> StagedModel:
+        return seeded(
+            lambda: self.plugin.build(self.prepared.input_shape, self.prepared.classes), self.experiment.training.seed
+        )
