@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
+from edgebed.errors import UsageError
 from edgebed.models.staged import Weights
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.base import Enforcement
@@ -31,35 +33,34 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.records = path / "records.jsonl"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoint = path / "checkpoint.safetensors"
 
     def save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
-        """Keep the checkpoints of the last two rounds. Written aside and renamed, so a kill leaves the old one."""
-        self.checkpoints.mkdir(exist_ok=True)
-        for kind, kept in (("round", weights), ("method", tensors)):
-            self._write(f"{kind}-{progress.round:05d}", kept)
-        part = self.checkpoints / "progress.part"
-        part.write_bytes(msgspec.json.encode(progress))
-        part.rename(self.checkpoints / "progress.json")
-        for kind in ("round", "method"):
-            for old in sorted(self.checkpoints.glob(f"{kind}-*.safetensors"))[:-2]:
-                old.unlink()
-
-    def _write(self, name: str, tensors: Weights) -> None:
-        part = self.checkpoints / f"{name}.part"
-        save_file({k: v.contiguous() for k, v in tensors.items()}, part)
-        part.rename(self.checkpoints / f"{name}.safetensors")
+        """Keep the checkpoint of the last round: one file, written aside and renamed, so a kill leaves the old one."""
+        parts = ((WEIGHTS, weights), (METHOD, tensors))
+        named = {f"{kind}{name}": value.contiguous() for kind, part in parts for name, value in part.items()}
+        part = self.checkpoint.with_suffix(".part")
+        save_file(named, part, {PROGRESS: msgspec.json.encode(progress).decode()})
+        part.replace(self.checkpoint)
 
     def restore(self) -> Saved | None:
-        """The last checkpoint, or None before the first."""
-        try:
-            progress = msgspec.json.decode((self.checkpoints / "progress.json").read_bytes(), type=Progress)
-        except FileNotFoundError:
+        """The last checkpoint, or None before the first. Raises UsageError for one that is damaged."""
+        if not self.checkpoint.exists():
             return None
-        weights, tensors = (
-            load_file(self.checkpoints / f"{kind}-{progress.round:05d}.safetensors") for kind in ("round", "method")
-        )
-        return Saved(weights, progress, tensors)
+        try:
+            with safe_open(self.checkpoint, framework="pt") as file:
+                progress = msgspec.json.decode((file.metadata() or {})[PROGRESS], type=Progress)
+                named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, msgspec.DecodeError, KeyError) as error:
+            raise UsageError(f"{self.checkpoint} is damaged: {error}", cure="run the experiment anew") from None
+        return Saved(_named(named, WEIGHTS), progress, _named(named, METHOD))
+
+
+WEIGHTS, METHOD, PROGRESS = "weights/", "method/", "edgebed-progress"
+
+
+def _named(tensors: Weights, kind: str) -> Weights:
+    return {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
 
 
 def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilation: float) -> bytes:

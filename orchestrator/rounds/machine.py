@@ -111,7 +111,7 @@ class RoundMachine:
         self._deadline_s = deadline_s
         self._quorum, self._liveness_s = quorum, liveness_s
         self._enough = len(self.states) if enough is None else max(quorum, enough)
-        self.finished = False
+        self.finished = self._cut = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.finished:
@@ -165,21 +165,27 @@ class RoundMachine:
                 effects += self._leave(device, "lost", f"no progress for {silence:.0f} s while {state.value}")
         return effects
 
+    def _release(self, late: str) -> list[Effect]:
+        """Past the deadline: where a quorum has its updates here and only waits for a server half, which may be one for
+        a whole group, that half must not wait for those who still work."""
+        here = [device for device, state in self.states.items() if state in (State.UPDATED, State.DONE)]
+        working = [device for device, state in self.states.items() if state in AT_WORK]
+        self._cut = self._cut or (len(here) >= self._quorum and bool(working))
+        return [e for device in working if self._cut for e in self._leave(device, "late", late)]
+
     def _maybe_finish(self, now: float) -> list[Effect]:
         waiting = [device for device, state in self.states.items() if state in OPEN]
         done = self.done()
         overdue = self._deadline is not None and now >= self._deadline
         enough = len(done) >= self._enough
+        late = f"not done at the deadline of {self._deadline_s or 0:g} s"
         if waiting and not enough and not (overdue and len(done) >= self._quorum):
-            return []
-        late = (
-            f"{len(done)} others were enough" if enough else f"not done at the deadline of {self._deadline_s or 0:g} s"
-        )
+            return self._release(late) if overdue else []
         effects: list[Effect] = []
         for device in waiting:
-            effects += self._leave(device, "late", late)
+            effects += self._leave(device, "late", f"{len(done)} others were enough" if enough else late)
         self.finished = True
         if len(done) < self._quorum:
             return [*effects, Finish((), "void")]
-        why = "all done" if not waiting else "enough" if enough else "deadline"
+        why = "deadline" if self._cut else "all done" if not waiting else "enough" if enough else "deadline"
         return [*effects, Finish(done, why)]

@@ -122,7 +122,7 @@ async def test_a_node_that_is_killed_is_named_with_its_requests(tmp_path: Path) 
 def test_a_run_without_exits_is_refused_before_a_fleet_starts(tmp_path: Path) -> None:
     run = trained_run(tmp_path)
     text = (run / "experiment.yaml").read_text()
-    (run / "checkpoints" / "progress.json").unlink()
+    (run / "checkpoint.safetensors").unlink()
     with pytest.raises(UsageError, match="no finished round"):
         deploy.load_trained(run)
     start = text.index("methods:")

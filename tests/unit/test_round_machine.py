@@ -138,3 +138,12 @@ def test_a_round_that_lost_more_than_it_could_spare_ends_with_the_rest() -> None
     three = RoundMachine("abc", 0.0, deadline_s=None, quorum=1, liveness_s=10, enough=2)
     play(three, *work("a", 1), (2, Dropped("b", "failed", "x")))
     assert play(three, (3, Dropped("c", "failed", "x")))[-1] == Finish(("a",), "all done")
+
+
+def test_past_the_deadline_a_half_shared_by_a_group_does_not_wait_for_those_who_still_work() -> None:
+    """In a group nobody is done before the half has used the uploads of all who are in."""
+    group = machine("a", "b", "c", deadline_s=5, quorum=2)
+    assert play(group, (1, Delivered("a")), (1, Delivered("b")), (1, Updated("a")), (6, Tick())) == []
+    late = "not done at the deadline of 5 s"
+    assert play(group, (7, Updated("b"))) == [Leave("c", "late", late)]
+    assert play(group, (8, Completed("a")), (8, Completed("b")))[-1] == Finish(("a", "b"), "deadline")
