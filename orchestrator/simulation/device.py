@@ -58,6 +58,7 @@ class SimulatedDevice:
         start: begins a device half.
         report: told of phases, and the device's last word in a task.
         tell_s: no silence of a working device is longer.
+        built: devices whose agents have built their model.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class SimulatedDevice:
         report: Callable[[tuple[Phase, ...]], None],
         now_ns: Callable[[], int],
         tell_s: float,
+        built: set[str],
     ) -> None:
+        self._built = built
         self._cpu = costs.cpu(who)
         self._who, self._shard, self._costs, self._start = who, shard, costs, start
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
@@ -85,7 +88,6 @@ class SimulatedDevice:
         self._task: Task | None = None
         self._cancelled: set[str] = set()
         self._next: tuple[Task, memoryview, Arrival] | None = None
-        self._built = False
         self._jobs: set[asyncio.Task[Any]] = set()
         self._replies: dict[int, asyncio.Future[memoryview]] = {}
 
@@ -139,10 +141,15 @@ class SimulatedDevice:
 
     def die(self) -> None:
         """The agent's process ends: nothing more comes of it."""
+        self._built.discard(self.name)
+        self.stop()
+        self.phases.restart()
+
+    def stop(self) -> None:
+        """Whatever it does ends; the agent stays."""
         for job in tuple(self._jobs):
             job.cancel()
         self._reset()
-        self.phases.restart()
 
     # ---- one task ----
 
@@ -165,7 +172,8 @@ class SimulatedDevice:
         who = self._who()
         assignment = msgspec.structs.replace(task.assignment, cpus=who.limits.cpus, privacy=self._shard.privacy)
         self.phases.enter("decode", task.id)
-        first, self._built = not self._built, True
+        first = self.name not in self._built
+        self._built.add(self.name)
         await self._use(task, self._costs.decode_s(who, assignment, len(body), first))
         half = self._start(self.name, assignment, decode_tensors(body))
         outbox = _Outbox(self, meter)

@@ -40,6 +40,7 @@ class SimulatedFleet:
     Args:
         shards: by device.
         faults: devices that die, and may come back.
+        built: devices whose agents have built their model in an earlier run on the same fleet; added to.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SimulatedFleet:
         liveness_s: float,
         faults: tuple[SimulatedFault, ...],
         resolve: Callable[[str], ProfileSpec],
+        built: set[str] | None = None,
     ) -> None:
         self._spec, self._shards, self._record, self._dilation = spec, shards, record, dilation
         self._resolve, self._faults, self._halves = resolve, faults, halves
@@ -68,6 +70,7 @@ class SimulatedFleet:
         self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.profiles}
         self._jobs: set[asyncio.Task[None]] = set()
         tell_s = liveness_s * HEARD_SHARE
+        built = set() if built is None else built
         self.devices = {
             name: SimulatedDevice(
                 lambda name=name: self.who(name),  # type: ignore[misc]
@@ -78,6 +81,7 @@ class SimulatedFleet:
                 lambda phases, name=name: self._phases(name, phases),  # type: ignore[misc]
                 now_ns,
                 tell_s,
+                built,
             )
             for name in self.profiles
         }
@@ -121,7 +125,7 @@ class SimulatedFleet:
         for name, device in self.devices.items():
             if name not in self._away:
                 self._phases(name, device.phases.take())
-            device.die()
+            device.stop()
         for job in (*self._jobs, *(job for jobs in self._sends.values() for job in jobs)):
             job.cancel()
 

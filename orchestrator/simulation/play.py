@@ -65,6 +65,7 @@ class Play:
             liveness_s=training.liveness_s,
             faults=tuple(self._experiment.simulation.faults),
             resolve=lambda name: load_profile(name, stage.spec.path),
+            built=stage.built,
         )
         why = "interrupted"
         try:

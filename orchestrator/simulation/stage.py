@@ -60,6 +60,7 @@ class Stage:
     ) -> None:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
+        self.built: set[str] = set()  # devices whose agents have built their model: methods share the standing fleet
         self.accelerator = torch.device(request.accelerator)
         self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
         batch = prepared.sample(self.experiment.training.batch_size)
