@@ -43,7 +43,15 @@ class FedDrop(SubModels):
     options: Options
 
     def fit_widths(self, devices: Sequence[DeviceView], schedule: Schedule) -> tuple[dict[str, int], dict[str, float]]:
-        fitted = fit(devices, schedule, self.costs, self.powers, levels=self.levels, deadline_s=self.options.deadline_s)
+        fitted = fit(
+            devices,
+            schedule,
+            self.costs,
+            self.traffic,
+            self.powers,
+            levels=self.levels,
+            deadline_s=self.options.deadline_s,
+        )
         self._places = fitted.sizes
         return fitted.sizes, fitted.predicted_s()
 
@@ -52,7 +60,7 @@ class FedDrop(SubModels):
         return random_keep(self.groups, width, torch.Generator().manual_seed(assignment.seed))
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        self.powers.observe(outcomes, lambda outcome: self._places[outcome.device])
+        self.powers.observe(outcomes, lambda outcome: self._places[outcome.device], self.traffic)
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = msgspec.to_builtins(self.powers, str_keys=True)

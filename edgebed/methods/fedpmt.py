@@ -37,7 +37,7 @@ from edgebed.methods.base import (
 from edgebed.methods.fitting import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
 from edgebed.methods.halves import Half, output_half
 from edgebed.methods.merging import Aggregate, merge_by_name
-from edgebed.methods.stage_costs import partial_costs
+from edgebed.methods.stage_costs import partial_costs, size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -85,6 +85,7 @@ class FedPmt(Method):
         self.masks = masks_of(context.model, self.options.widths)
         self.costs = self._costs()
         self.levels = checked_levels(self.options.levels, len(self.masks))
+        self.traffic = self._traffic()
         self.powers = Powers()
 
     def _costs(self) -> list[float]:
@@ -95,6 +96,14 @@ class FedPmt(Method):
             )
         return list(given) or partial_costs(self.context.model, self.masks)
 
+    def _traffic(self) -> list[int]:
+        """Bytes of a round by mask: the whole model down, the trained stages up."""
+        model = self.context.model
+        weights = model.weights()
+        parts = [model.names_below(cut, head=False) for cut in (len(model), *self.masks)]
+        whole, *frozen = [size_bytes({name: weights[name] for name in names}) for names in parts]
+        return [2 * whole - left for left in frozen]
+
     # ---- a round ----
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
@@ -103,7 +112,15 @@ class FedPmt(Method):
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         self.powers.meet(devices)
-        fitted = fit(devices, schedule, self.costs, self.powers, levels=self.levels, deadline_s=self.options.deadline_s)
+        fitted = fit(
+            devices,
+            schedule,
+            self.costs,
+            self.traffic,
+            self.powers,
+            levels=self.levels,
+            deadline_s=self.options.deadline_s,
+        )
         chosen = {name: self.masks[size] for name, size in fitted.sizes.items()}
         by_device = self.options.chooser == "device"
         options: dict[str, object] = {"masks": msgspec.to_builtins(self._offer())} if by_device else {}
@@ -150,7 +167,7 @@ class FedPmt(Method):
     # ---- what it learns ----
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        self.powers.observe(outcomes, self._size)
+        self.powers.observe(outcomes, self._size, self.traffic)
 
     def _size(self, outcome: Outcome) -> int:
         assignment = outcome.assignment

@@ -50,7 +50,7 @@ class Measured(msgspec.Struct):
 
     cpu_s: dict[int, float] = {}
     last: int = -1  # the size it had last; that one speaks for the device
-    communication_s: float = 0.0  # of a round
+    byte_s: float = 0.0  # of its link, both ways, moving average
 
 
 class Powers(msgspec.Struct):
@@ -62,8 +62,8 @@ class Powers(msgspec.Struct):
     def meet(self, devices: Sequence[DeviceView]) -> None:
         self.cpus |= {device.name: device.cpus for device in devices}
 
-    def observe(self, outcomes: Sequence[Outcome], size: Callable[[Outcome], int]) -> None:
-        """Add a round's measurements. `size` is the place of the size that a device had."""
+    def observe(self, outcomes: Sequence[Outcome], size: Callable[[Outcome], int], traffic: Sequence[int]) -> None:
+        """Add a round's measurements. `size` is the place of the size that a device had; `traffic` as in `fit`."""
         for outcome in outcomes:
             report, device = outcome.report, outcome.device
             if report.batches > 0 and report.compute_s > 0 and device in self.cpus:
@@ -72,7 +72,8 @@ class Powers(msgspec.Struct):
                 fresh = known.last < 0
                 known.last = size(outcome)
                 known.cpu_s[known.last] = _mix(known.cpu_s.get(known.last), seconds)
-                known.communication_s = _mix(None if fresh else known.communication_s, outcome.communication_s)
+                byte_s = outcome.communication_s / traffic[known.last]
+                known.byte_s = _mix(None if fresh else known.byte_s, byte_s)
 
     def shown_costs(self, costs: Sequence[float]) -> list[float]:
         """Costs of the sizes relative to the largest, as measured: a + b · cost over all devices and sizes, a and b not
@@ -82,22 +83,24 @@ class Powers(msgspec.Struct):
         whole = a + b * costs[-1]
         return [(a + b * cost) / whole for cost in costs] if whole > 0 else list(costs)
 
-    def seconds(self, device: DeviceView, schedule: Schedule, costs: Sequence[float]) -> list[float]:
-        """Seconds of a round at every size. A device that was not measured is taken to be as fast as its CPUs say;
-        while none was, the unit is arbitrary.
+    def seconds(
+        self, device: DeviceView, schedule: Schedule, costs: Sequence[float], traffic: Sequence[int]
+    ) -> list[float]:
+        """Seconds of a round at every size. A device that was not measured is taken to be as fast as its CPUs and rates
+        say; while none was, the unit is arbitrary and the link does not count.
 
         Args:
             costs: as `shown_costs` gives them.
         """
-        batches = count_batches(device.samples, schedule)
-        everybody = [each.cpu_s[each.last] / costs[each.last] for each in self.measured.values()]
         known = self.measured.get(device.name)
+        everybody = [each.cpu_s[each.last] / costs[each.last] for each in self.measured.values()]
         if known is not None:
-            link, work = known.communication_s, known.cpu_s[known.last] / costs[known.last]
+            byte_s, work = known.byte_s, known.cpu_s[known.last] / costs[known.last]
         else:
-            link = median(each.communication_s for each in self.measured.values()) if everybody else 0.0
+            byte_s = 8 / min(device.uplink_bit_s, device.downlink_bit_s) if everybody else 0.0
             work = median(everybody) if everybody else 1.0
-        return [link + batches * cost * work / device.cpus for cost in costs]
+        compute_s = count_batches(device.samples, schedule) * work / device.cpus
+        return [sent * byte_s + cost * compute_s for cost, sent in zip(costs, traffic, strict=True)]
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -119,6 +122,7 @@ def fit(
     devices: Sequence[DeviceView],
     schedule: Schedule,
     costs: Sequence[float],
+    traffic: Sequence[int],
     powers: Powers,
     *,
     levels: Sequence[float] = (),
@@ -128,11 +132,12 @@ def fit(
 
     Args:
         costs: of the sizes, relative to the full model; increasing, the last is the largest.
+        traffic: bytes of each size in a round, both ways.
         levels: share of the fastest device's CPUs that each size asks for; () goes by seconds.
         deadline_s: seconds that a round may take; it counts once something was measured.
     """
     shown = powers.shown_costs(costs)
-    seconds = {device.name: powers.seconds(device, schedule, shown) for device in devices}
+    seconds = {device.name: powers.seconds(device, schedule, shown, traffic) for device in devices}
     measured = bool(powers.measured)
     if levels:
         asked = asked_cpus(costs, levels, powers.cpus.values())

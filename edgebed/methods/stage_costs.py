@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgebed.models.staged import StagedModel
+from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import Groups, narrow_model, ordered_keep
 
 
@@ -49,3 +49,8 @@ def width_costs(model: StagedModel, groups: Groups, fractions: Sequence[float]) 
     full = sum(stage_flops(model))
     narrow = [narrow_model(model, ordered_keep(groups, fraction)) for fraction in fractions if fraction < 1]
     return [sum(stage_flops(each)) / full for each in narrow] + [1.0 for fraction in fractions if fraction >= 1]
+
+
+def size_bytes(weights: Weights) -> int:
+    """Bytes of these weights, as sent."""
+    return sum(value.numel() * value.element_size() for value in weights.values())

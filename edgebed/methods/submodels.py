@@ -25,9 +25,9 @@ from edgebed.methods.base import (
     trained_names,
 )
 from edgebed.methods.fitting import Powers, checked_levels
-from edgebed.methods.stage_costs import width_costs
+from edgebed.methods.stage_costs import size_bytes, width_costs
 from edgebed.models.staged import Weights
-from edgebed.models.width import Keep, scatter_mean, slice_weights, width_groups
+from edgebed.models.width import Keep, ordered_keep, scatter_mean, slice_weights, width_groups
 from edgebed.wire.messages import Assignment
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -42,7 +42,16 @@ class SubModels(Method):
         self.levels = checked_levels(self.options.levels, len(self.widths))
         self.groups = width_groups(context.model)
         self.costs = width_costs(context.model, self.groups, self.widths)
+        self.traffic = self._traffic()
         self.powers = Powers()
+
+    def _traffic(self) -> list[int]:
+        """Bytes of a round by width: the narrow model down and up."""
+        model = self.context.model
+        state = model.weights()
+        weights = {name: state[name] for name in model.names_below(len(model), head=False)}
+        kept = [ordered_keep(self.groups, width) for width in self.widths]
+        return [2 * size_bytes(slice_weights(weights, self.groups, each)) for each in kept]
 
     def fit_widths(self, devices: Sequence[DeviceView], schedule: Schedule) -> tuple[dict[str, int], dict[str, float]]:
         """The place of each device's width, and the seconds its round is predicted to take (may be empty)."""

@@ -71,6 +71,12 @@ def test_costs_by_hand() -> None:
     assert expected[-1] == 1
 
 
+def test_bytes_by_mask() -> None:
+    """Parameters and running statistics in float32, a counter of 8 bytes per batch norm."""
+    layers = [4 * (9 * a * b + b + 4 * b) + 8 for a, b in ((1, 3), (3, 4), (4, 5))] + [4 * (5 * 4 + 4)]
+    assert ready().traffic == [sum(layers) + sum(layers[first:]) for first in (3, 2, 1, 0)]
+
+
 def test_option_1_gives_every_device_the_widest_mask_that_does_not_hold_the_round_up() -> None:
     """The paper's levels and costs. The slowest takes .4583/.2 = 2.29 s; .5727/.25 = 2.29 s, .5727/.33 = 1.74 s but
     .8759/.33 = 2.65 s; 1/.5 = 2 s, so two devices can do all."""

@@ -14,6 +14,7 @@ from edgebed.wire.messages import Assignment, Report
 from tests.contract.rounds import BATCH, SCHEDULE, view
 
 COSTS = (0.25, 0.5, 1.0)
+ALIKE = (1000, 1000, 1000)  # bytes
 EIGHT = 2 * BATCH  # samples: two batches
 
 
@@ -33,7 +34,7 @@ def test_unmeasured_devices_go_by_their_cpus() -> None:
     powers = Powers()
     fleet = devices(fast=4, good=1, weak=0.25, slow=0.1)
     powers.meet(fleet)
-    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    fitted = fit(fleet, SCHEDULE, COSTS, ALIKE, powers)
     assert fitted.bound_s == pytest.approx(5)
     assert fitted.sizes == {"fast": 2, "good": 2, "weak": 1, "slow": 0}
     assert fitted.predicted_s() == {}
@@ -44,7 +45,7 @@ def test_the_fastest_device_always_has_the_full_model() -> None:
     powers = Powers()
     fleet = devices(a=1, b=1)
     powers.meet(fleet)
-    assert fit(fleet, SCHEDULE, COSTS, powers).sizes == {"a": 2, "b": 2}
+    assert fit(fleet, SCHEDULE, COSTS, ALIKE, powers).sizes == {"a": 2, "b": 2}
 
 
 def test_measurements_count_more_than_declared_cpus() -> None:
@@ -53,8 +54,8 @@ def test_measurements_count_more_than_declared_cpus() -> None:
     powers = Powers()
     fleet = devices(a=1, b=1)
     powers.meet(fleet)
-    powers.observe([outcome("a", 2.0, communication_s=1.0), outcome("b", 0.5)], lambda _: 2)
-    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    powers.observe([outcome("a", 2.0, communication_s=1.0), outcome("b", 0.5)], lambda _: 2, ALIKE)
+    fitted = fit(fleet, SCHEDULE, COSTS, ALIKE, powers)
     assert fitted.seconds == {"a": [2.0, 3.0, 5.0], "b": [0.25, 0.5, 1.0]}
     assert fitted.sizes == {"a": 0, "b": 2}
     assert fitted.predicted_s() == {"a": 2.0, "b": 1.0}
@@ -64,11 +65,11 @@ def test_what_a_size_costs_is_learned() -> None:
     """0.3 + 0.7·cost seconds at 1 CPU, shown by two devices of different speed at two sizes."""
     powers = Powers()
     powers.meet(devices(a=1, b=0.5))
-    powers.observe([outcome("a", 0.3 + 0.7), outcome("b", 2 * (0.3 + 0.7))], lambda _: 2)
+    powers.observe([outcome("a", 0.3 + 0.7), outcome("b", 2 * (0.3 + 0.7))], lambda _: 2, ALIKE)
     assert powers.shown_costs(COSTS) == list(COSTS)
-    powers.observe([outcome("b", 2 * (0.3 + 0.7 * 0.25))], lambda _: 0)
+    powers.observe([outcome("b", 2 * (0.3 + 0.7 * 0.25))], lambda _: 0, ALIKE)
     assert powers.shown_costs(COSTS) == pytest.approx([0.3 + 0.7 * cost for cost in COSTS])
-    assert powers.seconds(view("b", EIGHT, 0.5), SCHEDULE, powers.shown_costs(COSTS)) == pytest.approx(
+    assert powers.seconds(view("b", EIGHT, 0.5), SCHEDULE, powers.shown_costs(COSTS), ALIKE) == pytest.approx(
         [2 * 2 * (0.3 + 0.7 * cost) for cost in COSTS]
     )
 
@@ -77,9 +78,9 @@ def test_where_a_smaller_size_saves_nothing_everybody_has_the_full_model() -> No
     powers = Powers()
     fleet = devices(a=1, b=0.1)
     powers.meet(fleet)
-    powers.observe([outcome("a", 1.0)], lambda _: 2)
-    powers.observe([outcome("b", 10.0)], lambda _: 0)
-    fitted = fit(fleet, SCHEDULE, COSTS, powers)
+    powers.observe([outcome("a", 1.0)], lambda _: 2, ALIKE)
+    powers.observe([outcome("b", 10.0)], lambda _: 0, ALIKE)
+    fitted = fit(fleet, SCHEDULE, COSTS, ALIKE, powers)
     assert fitted.sizes == {"a": 2, "b": 2}
     assert fitted.predicted_s()["b"] == pytest.approx(20)
 
@@ -95,27 +96,37 @@ def test_measurements_are_averaged_and_follow_a_change_of_quota() -> None:
     powers = Powers()
     powers.meet(devices(a=1))
     for seconds in (1.0, 3.0):
-        powers.observe([outcome("a", seconds)], lambda _: 2)
+        powers.observe([outcome("a", seconds)], lambda _: 2, ALIKE)
     for cpus, expected in ((1.0, 4.0), (0.5, 8.0)):
-        assert powers.seconds(view("a", EIGHT, cpus), SCHEDULE, COSTS)[-1] == pytest.approx(expected)
+        assert powers.seconds(view("a", EIGHT, cpus), SCHEDULE, COSTS, ALIKE)[-1] == pytest.approx(expected)
 
 
 def test_a_device_that_was_not_measured_is_judged_by_those_that_were() -> None:
     powers = Powers()
     powers.meet(devices(a=2, b=1))
-    powers.observe([outcome("a", 1.0, communication_s=0.5)], lambda _: 2)
-    expected = [0.5 + 2 * cost * 2 for cost in COSTS]
-    assert powers.seconds(view("b", EIGHT, 1), SCHEDULE, COSTS) == pytest.approx(expected)
+    powers.observe([outcome("a", 1.0, communication_s=0.5)], lambda _: 2, ALIKE)
+    expected = [1000 * 8 / 10_000 + 2 * cost * 2 for cost in COSTS]  # its link by its declared rates
+    unknown = view("b", EIGHT, 1, uplink_bit_s=10_000)
+    assert powers.seconds(unknown, SCHEDULE, COSTS, ALIKE) == pytest.approx(expected)
+
+
+def test_the_link_takes_as_long_as_a_size_has_bytes() -> None:
+    """500 bytes took 2 s, so 1000 take 4 and 2000 8; two batches of 1 s at the smallest size by its cost."""
+    powers = Powers()
+    powers.meet(devices(a=1))
+    powers.observe([outcome("a", 0.25, communication_s=2.0)], lambda _: 0, (500, 1000, 2000))
+    expected = [2 + 0.5, 4 + 1.0, 8 + 2.0]
+    assert powers.seconds(view("a", EIGHT, 1), SCHEDULE, COSTS, (500, 1000, 2000)) == pytest.approx(expected)
 
 
 def test_a_deadline_is_the_bound_once_something_was_measured() -> None:
     powers = Powers()
     fleet = devices(a=1, b=0.5)
     powers.meet(fleet)
-    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=1.0).bound_s == pytest.approx(2)
-    powers.observe([outcome("a", 1.0), outcome("b", 2.0)], lambda _: 2)
-    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=2.0).sizes == {"a": 2, "b": 1}
-    assert fit(fleet, SCHEDULE, COSTS, powers, deadline_s=0.1).sizes == {"a": 0, "b": 0}
+    assert fit(fleet, SCHEDULE, COSTS, ALIKE, powers, deadline_s=1.0).bound_s == pytest.approx(2)
+    powers.observe([outcome("a", 1.0), outcome("b", 2.0)], lambda _: 2, ALIKE)
+    assert fit(fleet, SCHEDULE, COSTS, ALIKE, powers, deadline_s=2.0).sizes == {"a": 2, "b": 1}
+    assert fit(fleet, SCHEDULE, COSTS, ALIKE, powers, deadline_s=0.1).sizes == {"a": 0, "b": 0}
 
 
 def test_levels_are_shares_of_the_fastest_device_ever_met() -> None:
@@ -124,8 +135,13 @@ def test_levels_are_shares_of_the_fastest_device_ever_met() -> None:
     fleet = devices(full=5, half=2.5, fifth=1, less=0.5)
     powers.meet(fleet)
     levels = (0.2, 0.5, 1.0)
-    assert fit(fleet, SCHEDULE, COSTS, powers, levels=levels).sizes == {"full": 2, "half": 1, "fifth": 0, "less": 0}
-    assert fit(fleet[1:], SCHEDULE, COSTS, powers, levels=levels).sizes["half"] == 1
+    assert fit(fleet, SCHEDULE, COSTS, ALIKE, powers, levels=levels).sizes == {
+        "full": 2,
+        "half": 1,
+        "fifth": 0,
+        "less": 0,
+    }
+    assert fit(fleet[1:], SCHEDULE, COSTS, ALIKE, powers, levels=levels).sizes["half"] == 1
 
 
 def test_rounding_costs_nobody_a_size() -> None:
@@ -142,6 +158,6 @@ def test_levels_are_checked() -> None:
 def test_it_survives_a_checkpoint() -> None:
     powers = Powers()
     powers.meet(devices(a=1))
-    powers.observe([outcome("a", 1.0, 0.5)], lambda _: 1)
+    powers.observe([outcome("a", 1.0, 0.5)], lambda _: 1, ALIKE)
     saved = json.loads(json.dumps(msgspec.to_builtins(powers, str_keys=True)))
     assert msgspec.convert(saved, Powers, strict=False) == powers
