@@ -244,8 +244,8 @@ def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
 
 
 def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> dict[str, float]:
-    """Mean (what waits behind a step waits for the mean) of measured ÷ reference seconds, by cut. Steps of single
-    devices only: what a group costs is their sum."""
+    """Median of measured ÷ reference seconds, by cut: a step that the host held up says little of the next. Steps of
+    single devices only: what a group costs is their sum."""
     ratios: dict[str, list[float]] = {}
     for run in runs:
         for _, facts in run.rounds():
@@ -257,7 +257,7 @@ def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> dict[str,
                     if expected > 0:
                         seconds = (step.end_ns - step.start_ns) / 1e9
                         ratios.setdefault(server_key(assignment), []).append(seconds / expected)
-    return {key: mean(values) for key, values in ratios.items()}
+    return {key: median(values) for key, values in ratios.items()}
 
 
 def _orchestrator(runs: Sequence[RunFacts]) -> dict[str, float]:
