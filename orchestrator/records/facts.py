@@ -45,6 +45,7 @@ class DeviceFacts(msgspec.Struct):
     phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
     clocks: dict[str, Clock] = {}  # by incarnation
     presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
+    placed: tuple[tuple[int, ...], object] | None = None  # kept by `placing.place`, with what it was made from
 
 
 class RoundFacts(msgspec.Struct):
