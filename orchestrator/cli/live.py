@@ -22,7 +22,7 @@ from orchestrator import session
 from orchestrator.records import types as t
 from orchestrator.records.comparison import size
 
-PER_SECOND = 4
+PER_SECOND = 2
 MOST_DEVICES = 24
 """Rows; of a larger fleet those that are still at work come first."""
 

@@ -50,7 +50,8 @@ class _Spans:
     def write(self, run: RunFacts) -> int:
         resources = load("opentelemetry.sdk.resources", "OpenTelemetry")
         started = run.started
-        about: dict[str, Any] = {"service.name": "edgebed", "edgebed.run": started.run, "edgebed.method": started.method}
+        about: dict[str, Any] = {"service.name": "edgebed", "edgebed.run": started.run}
+        about["edgebed.method"] = started.method
         about |= {"edgebed.enforcement": run.enforcement, "edgebed.dilation": run.dilation}
         provider = self._sdk.TracerProvider(resource=resources.Resource.create(about), shutdown_on_exit=False)
         tracer = provider.get_tracer("edgebed")
