@@ -33,6 +33,8 @@ def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
         t.ReplyDelivered(5, 4, 0, "weak", 0, 10),
         t.DeviceOut(6, 0, "weak", "late", "not done"),
         t.DeviceLeft(7, "weak", "last will"),
+        t.Served(9, 1, 2, True, (t.Hop("weak", 1, 2, 3, 4, 5, 6),)),
+        t.RequestsLost(10, "weak", (1, 2), "gone"),
         t.Fault(8, "weak", "odd \n \u2028 text"),
     ]
     kinds = {type(r) for r in RECORDS + extra}
