@@ -37,6 +37,7 @@ def command(
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated; those of the file if not given.")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
     columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
+    fresh: Annotated[bool, typer.Option(help="Run again what has been run before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run what a table of a paper needs, and print our ratios between methods beside the paper's."""
@@ -45,6 +46,8 @@ def command(
         return
     path = find_table(name)
     table = load_reproduction(path)
+    if table.kind != "runs" and (real or full or fresh or seeds or rows or columns):
+        raise UsageError(f"{name} takes no option but --json and --backend", cure="leave the others out")
     match table.kind:
         case "tiers":
             tiers.command(backend=backend or "local", as_json=as_json)
@@ -58,6 +61,7 @@ def command(
                 real=real,
                 backend=backend,
                 full=full,
+                fresh=fresh,
                 seeds=parse_seeds(seeds),
                 rows=rows,
                 columns=columns,
@@ -132,7 +136,9 @@ COUNTS: dict[str, Callable[[int], int]] = {
 
 def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
     if as_json:
-        print_json({"title": table.title, "how": found.how, "tables": msgspec.to_builtins(found.tables)})
+        print_json(
+            {"title": table.title, "how": found.how, "scale": found.about, "tables": msgspec.to_builtins(found.tables)}
+        )
         return
     for quantity, cells in found.tables.items():
         console.print(_table(f"{table.title} – {quantity}, {found.how}", cells, table.baseline))

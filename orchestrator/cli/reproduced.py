@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator import session
+from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.quantities import quantity
 from orchestrator.records.ratios import Cell, cells
 from orchestrator.records.summary import load_summary
@@ -36,12 +38,15 @@ def measure(
     real: bool,
     backend: str | None,
     full: bool,
+    fresh: bool,
     seeds: Sequence[int] | None,
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
     say: Say,
 ) -> Measured:
     """Run every job of the table, or take the run that is there already: a job that ended is not run again.
+
+    A changed version of Edgebed or of a profile runs it again; `fresh` does in any case.
 
     Raises:
         UsageError: an unknown row or column, and what an experiment may raise.
@@ -55,7 +60,7 @@ def measure(
     values: dict[str, dict[tuple[str, str, int], float | None]] = {name: {} for name in table.quantities}
     for number, job in enumerate(todo, 1):
         say(f"{number} of {len(todo)}: {job.row}, {', '.join(job.columns)}, seed {job.seed}")
-        summary = load_summary(_run(job, path, runs, real=real, backend=backend, say=say))
+        summary = load_summary(_run(job, path, runs, real=real, backend=backend, fresh=fresh))
         for column in set(job.columns) & set(wanted_columns):
             target = wanted_columns[column].target
             for name, found in values.items():
@@ -67,7 +72,20 @@ def measure(
         for name, found in values.items()
     }
     how = "measured on the fleet" if real else "simulated"
-    return Measured(tables, how, "the paper's own" if full else " ".join(table.scale.about.split()))
+    return Measured(tables, how, _about(table, todo, real=real, full=full))
+
+
+def _about(table: Reproduction, todo: Sequence[Job], *, real: bool, full: bool) -> str:
+    """In words what was run: the scale, and whose times and bytes a simulation counts."""
+    text = "the paper's own." if full else " ".join(table.scale.about.split())
+    as_if = todo[0].experiment.simulation.as_if if todo and not real else None
+    if as_if is None:
+        return text
+    model = as_if.model.get("name")
+    return (
+        f"{text} Seconds and bytes are those of {model} on {as_if.train_samples} samples in batches of "
+        f"{as_if.batch_size} (simulation.as_if); accuracies and rounds those of what learns."
+    )
 
 
 def _wanted(
@@ -90,12 +108,13 @@ def _figures(table: Reproduction, name: str, order: dict[str, int]) -> dict[str,
     }
 
 
-def _run(job: Job, path: Path, runs: Path, *, real: bool, backend: str | None, say: Say) -> Path:
-    """The folder of the job's run, made now or before."""
+def _run(job: Job, path: Path, runs: Path, *, real: bool, backend: str | None, fresh: bool) -> Path:
+    """The folder of the job's run, made now or before with the same experiment, devices and version."""
     how = f"{'real' if real else 'simulated'}/{backend or ''}"
-    key = hashlib.sha256(msgspec.json.encode((how, job.experiment))).hexdigest()[:12]
+    devices = load_fleet((path.parent / job.experiment.fleet).resolve()).devices
+    key = hashlib.sha256(msgspec.json.encode((version("edgebed"), how, job.experiment, devices))).hexdigest()[:12]
     parent = runs / f"{job.experiment.name}-{key}"
-    for folder in sorted(parent.glob("*/summary.json")):
+    for folder in [] if fresh else sorted(parent.glob("*/summary.json")):
         if load_summary(folder.parent)["ended"] in ("target reached", "rounds done"):
             return folder.parent
     parent.mkdir(parents=True, exist_ok=True)
