@@ -44,10 +44,9 @@ def time_to(summary: Summary, target: float) -> float | None:
 
 
 def bytes_to(summary: Summary, target: float) -> float | None:
-    """Both ways, all devices; the rounds of a run taken as equal."""
+    """Both ways, all devices."""
     rounds = rounds_to(summary, target)
-    total = summary["bytes_up_total"] + summary["bytes_down_total"]
-    return None if rounds is None else total * rounds / summary["rounds"]
+    return None if rounds is None else float(sum(summary["bytes"][: int(rounds)]))
 
 
 def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None]:

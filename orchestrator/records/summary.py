@@ -121,11 +121,12 @@ class Summing:
     def add(self, timeline: RoundTimeline) -> None:
         """Rounds come in the order of their starts."""
         facts = timeline.facts
+        before = self._bytes_up.total() + self._bytes_down.total()
         self._count(facts)
         if facts.finished is None:
             return
         self._whatif.add(timeline)
-        self._add_row(timeline)
+        self._add_row(timeline, self._bytes_up.total() + self._bytes_down.total() - before)
         self._add_assignments(facts)
         for name, device in timeline.devices.items():
             _accumulate(self._phases[name], device.sums, facts.dilation)
@@ -144,7 +145,7 @@ class Summing:
         for out in facts.out.values():
             self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
 
-    def _add_row(self, timeline: RoundTimeline) -> None:
+    def _add_row(self, timeline: RoundTimeline, moved: int) -> None:
         facts = timeline.facts
         assert facts.finished is not None
         evaluated, slowest = facts.evaluated, straggler(timeline)
@@ -157,6 +158,7 @@ class Summing:
             "accuracy": None if evaluated is None else evaluated.accuracy,
             "loss": None if evaluated is None or not math.isfinite(evaluated.loss) else evaluated.loss,
             "merged": len(facts.finished.merged),
+            "bytes": moved,
             "straggler": slowest.device if slowest is not None else None,
             "straggler_why": slowest.why if slowest is not None else None,
             "straggler_gaps_s": slowest.gap_s / facts.dilation if slowest is not None else None,
@@ -249,6 +251,7 @@ ROWS = (
     "accuracy",
     "loss",
     "merged",
+    "bytes",
     "straggler",
     "straggler_why",
     "straggler_gaps_s",

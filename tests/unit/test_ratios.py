@@ -42,8 +42,7 @@ def summary(**more: Any) -> dict[str, Any]:
         "accuracy": [0.2, None, 0.6, 0.95],
         "elapsed_s": [1.0, 2.0, 3.5, 5.0],
         "rounds": 4,
-        "bytes_up_total": 300,
-        "bytes_down_total": 100,
+        "bytes": [40, 80, 180, 100],
         "straggler": ["x", "y", "y", None],
         "phase_s": {"x": {"compute": 99.0}, "y": {"compute": 2.0, "decode": 1.0, "encode": 1.0, "download": 3.0}},
     }

@@ -120,6 +120,7 @@ def test_a_lost_device_has_no_actual_time_and_is_counted() -> None:
     assert [value is None for value in summary["actual_s"]["middle"]] == [False, True, False, False]
     assert summary["devices_left_out"] == {"lost": 1}
     assert summary["merged"] == [3, 2, 3, 3]
+    assert sum(summary["bytes"]) == summary["bytes_up_total"] + summary["bytes_down_total"]
     assert summary["events"] == 3
     assert summary["timeline_residual_max"] < 1e-6
 
