@@ -25,6 +25,7 @@ class Speed(msgspec.Struct, frozen=True):
     blocked: int = 0
     tail: int = 50
     server: int = 30  # after the update, until its server half is done
+    held: int = 0  # of `blocked` and `tail`, what the server half held the link back for
 
 
 WEAK, MIDDLE, STRONG = Speed(compute=400, tail=100), Speed(compute=200, blocked=60), Speed()
@@ -197,7 +198,7 @@ class Synthetic:
         self._report(name, now)
         done = now + speed.server * MS
         seconds = (done - sent) / 1e9
-        self._put(t.DeviceDone(done, number, name, seconds, 0.2, 1e6, 0.03))
+        self._put(t.DeviceDone(done, number, name, seconds, 0.2, 1e6, 0.03, speed.held / 1e3))
         return done
 
     def _batch(self, number: int, name: str, batch: int, now: int, task: str) -> int:

@@ -268,7 +268,7 @@ def _done(state: State, record: t.DeviceDone, offset: int) -> None:
     account, device = _account(state, record), state.devices.get(record.device)
     if account is None or device is None:
         return
-    account.done_ns, account.seconds = record.at_ns, record.seconds
+    account.done_ns, account.seconds, account.held_ns = record.at_ns, record.seconds, round(record.held_s * 1e9)
     device.actual_s[state.open[record.round].row] = record.seconds / state.dilation
     state.stale.add(record.round)
 
@@ -356,7 +356,8 @@ def causes(account: Account, plan_end_ns: int) -> tuple[int, int, int, int]:
     up_wait = min(account.reply_wait, account.replies_up)
     down_wait = min(account.reply_wait - up_wait, account.replies_down)
     rest = account.reply_wait - up_wait - down_wait
-    return account.cpu, account.uplink + up_wait, down + down_wait, server + rest
+    held = min(account.uplink, account.held_ns)  # the server half was behind and held the link back
+    return account.cpu, account.uplink - held + up_wait, down + down_wait, server + held + rest
 
 
 def _close(state: State, number: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.facts import Clock
 
-VERSION = 2
+VERSION = 3
 """Of the structs below: a state of another version is folded again."""
 
 
@@ -69,6 +69,7 @@ class Account(msgspec.Struct):
     uplink: int = 0
     download_end_ns: int = 0  # orchestrator's clock
     tail_end_ns: int = 0
+    held_ns: int = 0
     reply_wait: int = 0
     replies_up: int = 0
     replies_down: int = 0

@@ -60,10 +60,19 @@ def causes(timeline: RoundTimeline, device: str) -> dict[str, int]:
     for name, length in totals.items():
         if name in _OF_PHASE:
             sums[_OF_PHASE[name]] += length
+    _release(sums, timeline.facts, device)
     waited = totals.get("reply_wait", 0)
     if waited:
         _split_wait(sums, waited, timeline.facts, device)
     return sums
+
+
+def _release(sums: dict[str, int], facts: RoundFacts, device: str) -> None:
+    """What looks like a slow uplink is the server's where the server half was behind and held the link back."""
+    done = facts.done.get(device)
+    held = min(sums["uplink"], round(done.held_s * 1e9)) if done is not None else 0
+    sums["uplink"] -= held
+    sums["server"] += held
 
 
 def _split_wait(sums: dict[str, int], waited: int, facts: RoundFacts, device: str) -> None:

@@ -172,7 +172,8 @@ class DevicePhases(msgspec.Struct, frozen=True, gc=False, tag="device_phases"):
 
 
 class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
-    """The device's contribution is complete: update here and every server step done."""
+    """The device's contribution is complete: update here and every server step done. `held_s`: how long its uploads,
+    arrived whole, waited for the server half to take them; its link stood still meanwhile."""
 
     at_ns: int
     round: int
@@ -181,6 +182,7 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     communication_s: float
     link_bytes_s: float
     server_s: float
+    held_s: float = 0.0
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):

@@ -332,7 +332,7 @@ class RoundDriver:
         assignment = work.task.assignment
         work.contribution = Contribution(device, header.report.samples, assignment, weights, server)
         work.outcome = self._outcome(device, work, header)
-        self._record(_done_record(self._round, work.outcome))
+        self._record(_done_record(self._round, work.outcome, work.held_s))
         self._put(m.Completed(device))
 
     def _check(self, device: str, work: _Work, report: Report, weights: Weights) -> m.Dropped | None:
@@ -430,7 +430,7 @@ def _update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceiv
     )
 
 
-def _done_record(round: int, outcome: Outcome) -> DeviceDone:
+def _done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:
     return DeviceDone(
         now_ns(),
         round,
@@ -439,4 +439,5 @@ def _done_record(round: int, outcome: Outcome) -> DeviceDone:
         outcome.communication_s,
         outcome.link_bytes_s,
         outcome.server_s,
+        held_s,
     )
