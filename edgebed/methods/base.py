@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -134,17 +134,34 @@ HALVES: dict[str, DeviceHalf] = {}
 HEADLESS: set[str] = set()
 """Objectives that train no auxiliary head."""
 
+Resolve = Callable[[Assignment], Assignment]
+"""From an assignment as the device has it (`cpus` and `privacy` filled in) to the work that it really does."""
 
-def device_half(objective: str, *, head: bool) -> Callable[[DeviceHalf], DeviceHalf]:
-    """Register a device half under the objective that assignments name. `head`: it trains the head at its cut."""
+RESOLVES: dict[str, Resolve] = {}
+"""Of objectives that leave a choice to the device."""
+
+
+def device_half(objective: str, *, head: bool, resolve: Resolve | None = None) -> Callable[[DeviceHalf], DeviceHalf]:
+    """Register a device half under the objective that assignments name. `head`: it trains the head at its cut.
+    `resolve`, where the half leaves a choice to the device: the assignment of the work that comes of it."""
 
     def register(half: DeviceHalf) -> DeviceHalf:
         HALVES[objective] = half
         if not head:
             HEADLESS.add(objective)
+        if resolve is not None:
+            RESOLVES[objective] = resolve
         return half
 
     return register
+
+
+def real_work(assignment: Assignment) -> Assignment:
+    """The work that a device does with this assignment, whose `cpus` are known: what it costs, and what it sends, is
+    that of the result. Raises PluginError as `find_half`."""
+    find_half(assignment.objective)
+    resolve = RESOLVES.get(assignment.objective)
+    return assignment if resolve is None else resolve(assignment)
 
 
 def find_half(objective: str) -> DeviceHalf:
@@ -188,6 +205,10 @@ class Method(Plugin):
 
     needs_costs = False
     """Whether the cuts must be profiled before the first plan."""
+
+    variants: ClassVar[tuple[Mapping[str, object], ...]] = ()
+    """Sets of options, beside the default ones, that the contract suite plays as well: one for each way of working that
+    an option chooses. They must do on a fleet of one device and of three. Not inherited, for neither are `Options`."""
 
     def setup(self, context: Context) -> None:
         self.context = context

@@ -55,16 +55,23 @@ class Masks(msgspec.Struct, frozen=True):
         return self.train_from[largest_within(cpus, self.cpus)]
 
 
-@device_half("partial", head=False)
-def partial_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
-    """Option II: `output` with the mask that the device picks; a note tells which."""
+def with_mask(assignment: Assignment) -> Assignment:
+    """Option II: `output` with the mask that the device picks."""
     chosen = msgspec.convert(assignment.options["masks"], Masks).pick(assignment.cpus)
-    trained = yield from output_half(model, msgspec.structs.replace(assignment, train_from=chosen), batches)
-    return msgspec.structs.replace(trained, notes={"train_from": float(chosen)})
+    return msgspec.structs.replace(assignment, objective="output", train_from=chosen, options={})
+
+
+@device_half("partial", head=False, resolve=with_mask)
+def partial_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
+    """What `with_mask` makes of it; a note tells which mask."""
+    work = with_mask(assignment)
+    trained = yield from output_half(model, work, batches)
+    return msgspec.structs.replace(trained, notes={"train_from": float(work.train_from)})
 
 
 class FedPmt(Method):
     name = "fedpmt"
+    variants = ({"chooser": "device"}, {"deadline_s": 2.0})
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`widths` is |I|, by default the number of stages; `chooser`: option I or II; `costs` and `levels`: one per

@@ -9,7 +9,7 @@ import msgspec
 
 from edgebed.datasets.shard import batch_bounds
 from edgebed.errors import UsageError
-from edgebed.methods.base import CutCost
+from edgebed.methods.base import CutCost, real_work
 from edgebed.wire.messages import Assignment, Codec, Phase
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
@@ -103,7 +103,8 @@ def _one(
     incarnation = next((i for i, p in reversed(stretch.devices[device].phases) if p.task == sent.task), "")
     first = (device, incarnation) not in begun
     begun.add((device, incarnation))
-    assignment = facts.started.assignments[device]
+    planned = facts.started.assignments[device]
+    assignment = real_work(msgspec.structs.replace(planned, cpus=limits.cpus))
     decode = sum(p.cpu_ns for p in phases if p.name == "decode") / 1e9
     cpu = sum(p.cpu_ns for p in phases if p.name != "download") / 1e9
     uploads = facts.uploads.get(device, [])

@@ -24,7 +24,7 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from tests.component._fleet import fleet, training
+from tests.component._fleet import fleet, model, training
 from tests.component._simulated import play
 
 THREE = {"a": 24, "b": 17, "c": 30}
@@ -41,6 +41,21 @@ async def test_a_simulation_trains_to_the_weights_of_a_real_fleet(spec: dict[str
     assert weights.keys() == played.saved[-1].keys()
     for name, value in weights.items():
         assert torch.equal(value, played.saved[-1][name]), name
+
+
+def test_a_device_that_picks_its_own_work_pays_for_what_it_picked(tmp_path: Path) -> None:
+    profiles = {
+        name: ProfileSpec(name, Limits(cpus=cpus, uplink_bit_s=10**9, downlink_bit_s=10**9, memory_mib=256))
+        for name, cpus in {"slow": 0.2, "fast": 2.0}.items()
+    }
+    devices = {"slow": 24, "fast": 24}
+    played = play(tmp_path, devices, {"name": "fedpmt", "chooser": "device"}, training(), profiles=profiles)
+    stages = len(model())
+    picked = {update.device: update.report.notes["train_from"] for update in played.of(UpdateReceived)}
+    assert picked["slow"] > picked["fast"] == 0
+    for update in played.of(UpdateReceived):
+        each = 0.1 + 0.3 * (1 - picked[update.device] / stages)
+        assert update.report.compute_cpu_s == pytest.approx(each * update.report.batches)
 
 
 def test_batched_it_trains_to_the_same_within_tolerance(tmp_path: Path) -> None:
