@@ -103,7 +103,8 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     `cost`: `reference` (DTFL eq. 5: cuts measured on this host ÷ CPUs, bytes ÷ rate), `flops` (S²FL eq. 1),
     `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`). `flops` are those of one CPU and of
     the server, for the two models that count. `as_if`: the times and bytes of a larger experiment; with `reference` its
-    server is as much faster than a CPU as `server_flops` are more than `device_flops`.
+    server is as much faster than a CPU as `server_flops` are more than `device_flops`. `server_slots`: server halves
+    that train at once; 0: as many as there are, so that none waits for another (S²FL eq. 1).
     `dilation`: None takes the calibration's, else 1.
     """
 
@@ -111,7 +112,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     calibration: str | None = None
     device_flops: Annotated[float, msgspec.Meta(gt=0)] = 1e10
     server_flops: Annotated[float, msgspec.Meta(gt=0)] = 5e10
-    server_slots: Positive = 1
+    server_slots: Annotated[int, msgspec.Meta(ge=0)] = 1
     dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
     batched: bool = True
     as_if: AsIf | None = None

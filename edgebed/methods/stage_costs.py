@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import Groups, narrow_model, ordered_keep
@@ -18,6 +17,8 @@ from edgebed.models.width import Groups, narrow_model, ordered_keep
 
 def stage_flops(model: StagedModel) -> list[int]:
     """Forward operations of each stage for one sample; 1 where nothing that is counted happens."""
+    from torch.utils.flop_counter import FlopCounterMode  # devices read every method file and never count
+
     found, was = [], model.training
     model.eval()
     with torch.no_grad():

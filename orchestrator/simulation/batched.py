@@ -25,7 +25,7 @@ from edgebed.wire.messages import Assignment, Privacy
 from orchestrator.simulation.halves import Moment, batches_of
 
 ALIKE = ("head", "output")
-"""Objectives that can be stacked: what they do is known here, and they wait for no reply."""
+"""Objectives that can be stacked: what they do is known here, they wait for no reply and read no options."""
 
 BUDGET_BYTES = 1 << 30
 """About what the features, weights and activations of the devices that train together may hold."""
@@ -37,12 +37,12 @@ MOST = 64
 def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
     """What devices must have in common to train together; None for a half that trains alone."""
     hidden = assignment.privacy.dcor_alpha or assignment.privacy.patch_shuffle
-    plain = not assignment.keep and not assignment.options and not hidden
+    plain = not assignment.keep and not hidden
     if assignment.objective not in ALIKE or not plain or assignment.arrivals is not None:
         return None
     bounds = batch_bounds(shard.samples, assignment.batch_size, assignment.max_batches)
     sizes = [stop - start for start, stop in bounds]
-    bare = msgspec.structs.replace(assignment, device="", seed=0, cpus=0.0, privacy=Privacy())
+    bare = msgspec.structs.replace(assignment, device="", seed=0, cpus=0.0, privacy=Privacy(), options={})
     return msgspec.msgpack.encode((bare, sizes))
 
 

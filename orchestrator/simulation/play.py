@@ -110,8 +110,7 @@ class Play:
     ) -> RoundDriver:
         """A driver for one round at a time, with its own server trainer, as in a real run."""
         stage, training = self._stage, self._experiment.training
-        slots = self._experiment.simulation.server_slots
-        trainer = SimulatedTrainer(stage.accelerator, slots, stage.costs.server_step_s, self._assignments)
+        trainer = SimulatedTrainer(stage.accelerator, stage.server_slots, stage.costs.server_step_s, self._assignments)
         stack.push_async_callback(trainer.close)
         deadline_s = None if training.deadline_s is None else training.deadline_s * stage.dilation
         settings = RoundSettings(folder.path.name, deadline_s, training.quorum, training.liveness_s)
@@ -155,7 +154,13 @@ class Play:
             for cost in costs.values():
                 record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         self._method.setup(
-            Context(self._experiment.model, self._model, costs, server_slots=self._experiment.simulation.server_slots)
+            Context(
+                self._experiment.model,
+                self._model,
+                costs,
+                server_slots=stage.server_slots,
+                devices=tuple(device.name for device in stage.spec.devices),
+            )
         )
 
     def _begin(self, record: Write, folder: RunFolder, fleet: SimulatedFleet) -> None:

@@ -10,6 +10,7 @@ import torch
 from edgebed.methods.base import ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.experiment import Simulation
 from orchestrator.rounds.clock import now_ns
 from orchestrator.training.server import ServerTrainer
 
@@ -40,6 +41,11 @@ class SimulatedTrainer(ServerTrainer):
             known = [(self._assignments[d], _samples(t)) for d, t in uploads.items() if d in self._assignments]
             await asyncio.sleep(self._step_s([a for a, _ in known], [n for _, n in known]))
             return replies, start, now_ns()
+
+
+def slots(wanted: Simulation, devices: int) -> int:
+    """Halves that train at once. Of 0 wanted as many as there can be: no device has more than one."""
+    return wanted.server_slots or devices
 
 
 def _samples(tensors: Weights) -> int:

@@ -24,6 +24,7 @@ from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.models import cost_model
 from orchestrator.simulation.reference import Reference
+from orchestrator.simulation.server import slots
 
 
 class Watch(Protocol):
@@ -69,6 +70,7 @@ class Stage:
         self.costs: CostModel = self._as_if(model) or cost_model(
             self.experiment.simulation, request.path, self.plugin, model, batch, made
         )
+        self.server_slots = slots(self.experiment.simulation, len(spec.devices))
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
 

@@ -12,7 +12,7 @@ from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import CutCost, Method
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Codec, Header
-from orchestrator.experiment import Environment, SimulatedFault, Training
+from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.rounds.clock import now_ns
@@ -24,7 +24,7 @@ from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.pool import HalfPool
-from orchestrator.simulation.server import SimulatedTrainer
+from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
 from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
 
@@ -88,11 +88,15 @@ def play(
     profiles: Mapping[str, ProfileSpec] | None = None,
     faults: tuple[SimulatedFault, ...] = (),
     environment: Environment | None = None,
+    server_slots: int = 1,
 ) -> Played:
     """One run of devices named in `devices` (name -> samples)."""
     torch.set_num_threads(1)
     played = Played()
-    run_virtual(lambda loop: _play(loop, played, folder, devices, spec, wanted, batched, profiles, faults, environment))
+    at_once = slots(Simulation(server_slots=server_slots), len(devices))
+    run_virtual(
+        lambda loop: _play(loop, played, folder, devices, spec, wanted, batched, profiles, faults, environment, at_once)
+    )
     return played
 
 
@@ -107,6 +111,7 @@ async def _play(
     profiles: Mapping[str, ProfileSpec] | None,
     faults: tuple[SimulatedFault, ...],
     environment: Environment | None,
+    at_once: int,
 ) -> None:
     record, costs = played.records.append, PlainCosts()
     known = profiles or {}
@@ -136,7 +141,7 @@ async def _play(
         record(each)
 
     settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
-    trainer = SimulatedTrainer(CPU, 1, costs.server_step_s, assignments)
+    trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, assignments)
     fleet.driver = driver = Lanes(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
     loop.charge = lambda call, args: costs.orchestrator_s(call.__name__, 0)
     record(_started(fleet))

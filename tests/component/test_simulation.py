@@ -58,6 +58,14 @@ def test_a_device_that_picks_its_own_work_pays_for_what_it_picked(tmp_path: Path
         assert update.report.compute_cpu_s == pytest.approx(each * update.report.batches)
 
 
+@pytest.mark.parametrize(("server_slots", "busy"), [(1, 1), (2, 2), (0, 3)])
+def test_no_more_server_halves_train_at_once_than_there_are_slots(server_slots: int, busy: int, tmp_path: Path) -> None:
+    spec = {"name": "splitfed", "cut": 2}
+    played = play(tmp_path, dict.fromkeys("abc", 24), spec, training(), server_slots=server_slots)
+    steps = played.of(ServerStep)
+    assert max(sum(o.start_ns <= step.start_ns < o.end_ns for o in steps) for step in steps) == busy
+
+
 def test_batched_it_trains_to_the_same_within_tolerance(tmp_path: Path) -> None:
     same = dict.fromkeys("abc", 24)
     spec = {"name": "dtfl", "tier": 3}

@@ -327,7 +327,14 @@ def test_only_halves_that_are_known_and_wait_for_nobody_train_together(tmp_path:
     (shard,) = shards(tmp_path, 1)
     assert kind_of(assignment(device="x", seed=5), shard) == kind_of(assignment(), shard)
     assert kind_of(assignment(stages=3), shard) != kind_of(assignment(), shard)
-    for alone in ({"objective": "server"}, {"keep": {"g": (0,)}}, {"privacy": Privacy(dcor_alpha=0.5)}):
+    exits = [assignment(options={"exit": 1}), assignment(options={"exit": 1}, seed=7)]
+    assert kind_of(exits[0], shard) == kind_of(exits[1], shard) == kind_of(assignment(), shard)
+    for alone in (
+        {"objective": "server"},
+        {"objective": "prox", "options": {"mu": 1.0}},
+        {"keep": {"g": (0,)}},
+        {"privacy": Privacy(dcor_alpha=0.5)},
+    ):
         assert kind_of(assignment(**alone), shard) is None
 
 
