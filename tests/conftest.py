@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# A loaded host may hold up any one example for longer than any deadline.
+hypothesis.settings.register_profile("edgebed", deadline=None)
+hypothesis.settings.load_profile("edgebed")
+
+NEEDS = ("root", "docker", "mosquitto", "data", "browser")
 
 
 @functools.cache
@@ -57,8 +64,34 @@ def required() -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for need in ("root", "docker", "mosquitto", "data", "browser"):
+    for need in NEEDS:
         if item.get_closest_marker(need) and (why := missing(need)):
             if need in required():
                 pytest.fail(f"EDGEBED_REQUIRE says {need}, but: {why}", pytrace=False)
             pytest.skip(f"needs {need}: {why}")
+
+
+def _excused(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    """Whether a skip is for want of something that EDGEBED_REQUIRE does not name; nothing else excuses one there."""
+    said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+    return any(f"needs {need}:" in said for need in set(NEEDS) - required())
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if required() and report.skipped and not hasattr(report, "wasxfail") and not _excused(report):
+        report.outcome = "failed"
+        report.longrepr = f"EDGEBED_REQUIRE is set, so nothing may skip; {report.nodeid} did: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _forbid_skip(report)
+    return report

@@ -1,4 +1,4 @@
-"""Formats of other tools: each is read back by the tool's own reader where that is installed."""
+"""Formats of other tools: each is read back by the tool's own reader."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import prometheus_client.parser
+import pyarrow.parquet
 import pytest
 import typer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
@@ -43,17 +47,15 @@ def test_csv_has_a_row_per_record_and_per_phase(tmp_path: Path) -> None:
 
 
 def test_parquet_is_read_back_with_its_types(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     write_parquet(LOST, tmp_path)
-    table = parquet.read_table(tmp_path / "device_done.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "device_done.parquet")
     assert str(table.schema.field("seconds").type) == "double"
     assert table.num_rows == sum(isinstance(r, t.DeviceDone) for r in LOST)
 
 
 def test_tensorboard_reads_accuracy_with_the_time_axis(tmp_path: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write_tensorboard(SUMMARY, tmp_path)
-    found = loader.EventAccumulator(str(tmp_path))
+    found = EventAccumulator(str(tmp_path))
     found.Reload()
     events = found.Scalars("accuracy/test")
     assert [e.value for e in events] == pytest.approx(SUMMARY["accuracy"])
@@ -64,8 +66,7 @@ def test_tensorboard_reads_accuracy_with_the_time_axis(tmp_path: Path) -> None:
 
 
 def families(text: str) -> dict[str, Any]:
-    parser = pytest.importorskip("prometheus_client.parser")
-    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+    return {family.name: family for family in prometheus_client.parser.text_string_to_metric_families(text)}
 
 
 def test_prometheus_reads_the_metrics() -> None:
@@ -93,7 +94,6 @@ def test_grafana_asks_only_for_metrics_that_there_are() -> None:
 
 
 def test_spans_are_nested_and_scaled(tmp_path: Path) -> None:
-    pytest.importorskip("opentelemetry.sdk.trace")
     count = write_spans(sort(LOST), str(tmp_path / "spans.jsonl"))
     spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
     assert len(spans) == count
@@ -111,8 +111,6 @@ def test_spans_are_nested_and_scaled(tmp_path: Path) -> None:
 
 
 def test_spans_reach_a_collector_and_a_refusal_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    trace = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,7 +128,7 @@ def test_spans_reach_a_collector_and_a_refusal_is_told(tmp_path: Path) -> None:
         count = write_spans(sort(LOST), f"{address}/v1/traces")
         taken = 0
         for body in bodies:
-            request = trace.ExportTraceServiceRequest.FromString(body)
+            request = ExportTraceServiceRequest.FromString(body)
             taken += sum(len(scope.spans) for r in request.resource_spans for scope in r.scope_spans)
         assert taken == count
         with pytest.raises(UsageError, match="did not take"):
