@@ -38,6 +38,7 @@ Tier = Annotated[int, msgspec.Meta(ge=1)]
 class Dtfl(Method):
     name = "dtfl"
     needs_costs = True
+    variants = ({"overlap": False}, {"tier": 2})
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`tiers` is M (a model with fewer cuts has fewer); `tier` puts every device in that tier; `ema` is the weight

@@ -48,6 +48,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 class EarlyExit(Method):
     name = "early-exit"
+    variants = ({"p": 0.3, "weighting": "balanced_adj", "server_lr": 0.5},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The tree is `layers` (counts, leaves first, over the devices in the fleet's order) or `parents` (child:

@@ -39,6 +39,7 @@ class FedAT(FedAvg):
     """
 
     name = "fedat"
+    variants = ({"mu": 0.1, "tiers": 2, "profiling": 2},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`tiers`: how many; `profiling`: synchronous rounds at the start; `mu`: weight of the proximal term."""

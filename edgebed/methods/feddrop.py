@@ -30,6 +30,7 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
 class FedDrop(SubModels):
     name = "feddrop"
+    variants = ({"widths": [0.5, 1.0], "levels": [0.3, 1.0]},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`widths`: fractions to choose from; `levels`: the share of the fastest device's CPUs that each asks for;

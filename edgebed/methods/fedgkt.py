@@ -150,6 +150,7 @@ class FedGKT(Method):
     """
 
     name = "fedgkt"
+    variants = ({"cut": 1, "temperature": 1.0},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`cut`: stages of the extractor; `temperature`: T of both KL terms."""

@@ -46,6 +46,7 @@ def _distance(part: DevicePart, start: Sequence[Tensor]) -> Tensor:
 
 class FedProx(FedAvg):
     name = "fedprox"
+    variants = ({"steps": "all"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`mu` weighs the proximal term; `steps`: `by_speed` gives a device that is slower than the median as many
@@ -76,7 +77,8 @@ class FedProx(FedAvg):
         )
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        self.speeds.observe(outcomes)
+        if self.options.steps == "by_speed":
+            self.speeds.observe(outcomes)
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = msgspec.to_builtins(self.speeds)

@@ -29,6 +29,7 @@ from edgebed.wire.messages import Assignment
 
 class HeteroFl(SubModels):
     name = "heterofl"
+    variants = ({"rolling": True},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`widths`: those of the classes, by default the paper's; `levels`: the share of the fastest device's CPUs that
@@ -55,10 +56,11 @@ class HeteroFl(SubModels):
         return window(self.groups, width, round if self.options.rolling else 0)
 
     def state(self) -> dict[str, Any]:
-        return {"places": dict(self.places)}
+        return {"places": dict(self.places), "cpus": dict(self.powers.cpus)}
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
         self.places = msgspec.convert(state["places"], dict[str, int])
+        self.powers.cpus = msgspec.convert(state.get("cpus", {}), dict[str, float])  # older checkpoints have none
 
 
 def window(groups: Groups, fraction: float, start: int) -> dict[str, tuple[int, ...]]:

@@ -103,6 +103,7 @@ class Memory(msgspec.Struct):
 
 class S2fl(Method):
     name = "s2fl"
+    variants = ({"times": "own", "warm_up": "all"}, {"sliding": False}, {"balance": False})
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`cuts`: candidates, by default the model's split points; `group`: devices per group; `warm_up`: whether the

@@ -39,6 +39,7 @@ class TiFL(FedAvg):
     """
 
     name = "tifl"
+    variants = ({"tiers": 2, "credits": 1},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`tiers`: how many; `profiling`: rounds over all devices at the start; `credits`: rounds that a tier may be

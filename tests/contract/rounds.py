@@ -1,18 +1,23 @@
 """Plays rounds of any method in one process without a network: real halves, real server trainer, coroutines as devices.
 
 What crosses the wire in a run crosses nothing here, but the order of things is drawn from a seed, so a test can play
-the same round in many orders of arrival.
+the same round in many orders of arrival. Nothing is taken from a clock: what a device measures follows from its work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -27,6 +32,7 @@ from edgebed.methods.base import (
     Outcome,
     Plan,
     Schedule,
+    ServerHalf,
     Trained,
     find_half,
 )
@@ -34,7 +40,7 @@ from edgebed.methods.merging import fault
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
-from orchestrator.training.server import ServerTrainer
+from orchestrator.training.server import ServerTrainer, StepResult
 
 CPU = torch.device("cpu")
 SHAPE, CLASSES, BATCH = (1, 6, 6), 4, 4
@@ -72,6 +78,10 @@ def make_method(name: str, **options: Any) -> Method:
     return method
 
 
+CPUS = {"a": 1.0, "b": 0.5, "c": 0.2}
+"""Of the devices that are played; 1 where a name is not here."""
+
+
 def view(name: str, samples: int = 10, cpus: float = 1.0, uplink_bit_s: int = 10_000_000) -> DeviceView:
     return DeviceView(name, samples, cpus, uplink_bit_s, uplink_bit_s)
 
@@ -84,7 +94,8 @@ def shard(device: str, samples: int = 10) -> Batch:
 
 
 def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
-    """Mini-batches in the order that the assignment's seed fixes."""
+    """Mini-batches in the order that the assignment's seed fixes. A last one of one sample joins the one before, as in
+    `datasets.shard`."""
     return islice(_epochs(data, assignment), assignment.steps or None)
 
 
@@ -94,9 +105,43 @@ def _epochs(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     for _ in range(assignment.steps or assignment.epochs):
         order = torch.randperm(len(y), generator=generator)
         starts = range(0, len(y), assignment.batch_size)
-        for start in islice(starts, assignment.max_batches or None):
-            chosen = order[start : start + assignment.batch_size]
+        lots = [order[start : start + assignment.batch_size] for start in starts]
+        if len(lots) > 1 and len(lots[-1]) == 1:
+            lots[-2:] = [torch.cat(lots[-2:])]
+        for chosen in islice(lots, assignment.max_batches or None):
             yield x[chosen], y[chosen]
+
+
+def work_s(cpus: float, batches: int, stages: int) -> float:
+    """Seconds of a device's work: slow devices are slower than they declare, so that measuring them changes plans."""
+    return 0.1 * batches * stages / cpus**2
+
+
+class Moment(Enum):
+    """When a device that is lost falls silent."""
+
+    BEFORE = "before it sends anything"
+    SENT = "after its first upload, used or not"
+    USED = "after its first upload has been used"
+    TRAINED = "after all are used, before its update"
+
+
+EVERY = (Moment.SENT, Moment.USED, Moment.TRAINED)
+
+
+@dataclass
+class Log:
+    """What went on in a play, for a test to look at.
+
+    Attributes:
+        plans: of all rounds.
+        halves: how many devices each server half had.
+        upper: names of the weights that server halves gave to a merge.
+    """
+
+    plans: list[Plan] = field(default_factory=list)
+    halves: list[int] = field(default_factory=list)
+    upper: set[str] = field(default_factory=set)
 
 
 async def play(
@@ -106,111 +151,172 @@ async def play(
     rounds: Iterator[int] | range,
     *,
     order: int = 0,
+    away: Mapping[int, Collection[str]] | None = None,
     lost: Collection[str] = (),
+    moments: Sequence[Moment] = EVERY,
+    moments_shared: Sequence[Moment] = EVERY,
+    log: Log | None = None,
 ) -> Weights:
     """`rounds` rounds on `devices` (name -> samples); the weights after them. Lanes take turns.
 
+    Every device that is not lost has all its uploads used and its work merged, or this fails.
+
     Args:
         order: seed of the order in which uploads arrive and updates end.
-        lost: devices that fall silent after their first batch, in every round.
+        away: devices that are not there, by round.
+        lost: devices that fall silent in every round, in round n at the n-th of `moments`, counted round; where a
+            server half is theirs together with others, of `moments_shared`.
     """
     trainer = ServerTrainer(CPU, slots=2)
     try:
         for number in rounds:
-            present = [view(name, samples) for name, samples in sorted(devices.items())]
+            present = [
+                view(name, samples, CPUS.get(name, 1.0))
+                for name, samples in sorted(devices.items())
+                if name not in (away or {}).get(number, ())
+            ]
             lanes = [lane for lane in method.lanes(present).values() if lane]
             views = method.draw(number, lanes[number % len(lanes)], 1.0, SCHEDULE.seed)
             plan = method.plan(number, views, SCHEDULE)
-            weights = await _play_round(method, weights, plan, devices, number, trainer, random.Random(order), lost)
+            silent = _silent(number, lost, moments, moments_shared)
+            weights = await _Round(method, trainer, random.Random(order), silent, log or Log()).run(
+                weights, plan, devices, number
+            )
     finally:
         await trainer.close()
     return weights
 
 
-async def _play_round(
-    method: Method,
-    weights: Weights,
-    plan: Plan,
-    devices: Mapping[str, int],
-    number: int,
-    trainer: ServerTrainer,
-    chance: random.Random,
-    lost: Collection[str],
-) -> Weights:
-    trainer.begin(method.server_halves(weights, plan.assignments, CPU))
-    players = [
-        _Player(method, weights, assignment, devices[name], trainer, chance, name in lost)
-        for name, assignment in sorted(plan.assignments.items(), key=lambda _: chance.random())
-    ]
-    async with asyncio.timeout(60):
-        done = [each for each in await asyncio.gather(*(player.run() for player in players)) if each is not None]
-    done.sort(key=lambda pair: pair[0].device)
-    if not done:
-        return weights
-    merged = method.merge(weights, [contribution for contribution, _ in done])
-    method.observe(number, [outcome for _, outcome in done])
-    return merged
+Silent = Mapping[str, tuple[Moment, Moment]]
+"""When a device falls silent, by device: with a server half of its own or none, and with one it shares."""
+
+
+def _silent(number: int, lost: Collection[str], alone: Sequence[Moment], shared: Sequence[Moment]) -> Silent:
+    return {device: (alone[number % len(alone)], shared[number % len(shared)]) for device in lost}
+
+
+@dataclass
+class _Round:
+    method: Method
+    trainer: ServerTrainer
+    chance: random.Random
+    silent: Silent
+    log: Log
+
+    async def run(self, weights: Weights, plan: Plan, devices: Mapping[str, int], number: int) -> Weights:
+        self.log.plans.append(plan)
+        halves = self.method.server_halves(weights, plan.assignments, CPU)
+        self.log.halves += [len(half.devices) for half in halves]
+        self.trainer.begin(halves)
+        players = [
+            _Player(self, weights, assignment, devices[name], self._moment(name, halves))
+            for name, assignment in sorted(plan.assignments.items(), key=lambda _: self.chance.random())
+        ]
+        async with asyncio.timeout(60):
+            done = [each for each in await asyncio.gather(*(player.run() for player in players)) if each is not None]
+        done.sort(key=lambda pair: pair[0].device)
+        assert [pair[0].device for pair in done] == sorted(set(plan.assignments) - set(self.silent))
+        if not done:
+            return weights
+        self.log.upper |= {name for contribution, _ in done for name in contribution.server_weights}
+        merged = self.method.merge(weights, [contribution for contribution, _ in done])
+        self.method.observe(number, [outcome for _, outcome in done])
+        return merged
+
+    def _moment(self, device: str, halves: Sequence[ServerHalf]) -> Moment | None:
+        """When the device falls silent."""
+        if device not in self.silent:
+            return None
+        shared = any(device in half.devices and len(half.devices) > 1 for half in halves)
+        return self.silent[device][shared]
+
+
+@functools.cache
+def _fresh() -> StagedModel:
+    """What a fresh agent holds before the task's weights come."""
+    return small_model(seed=99)
 
 
 class _Player:
     """One device in one round."""
 
     def __init__(
-        self,
-        method: Method,
-        weights: Weights,
-        assignment: Assignment,
-        samples: int,
-        trainer: ServerTrainer,
-        chance: random.Random,
-        lost: bool,
+        self, round: _Round, weights: Weights, assignment: Assignment, samples: int, moment: Moment | None
     ) -> None:
-        self.method, self.assignment, self.samples, self.reference = method, assignment, samples, weights
-        self.trainer, self.chance, self.lost = trainer, chance, lost
-        self.model = small_model(seed=99)  # what a fresh agent holds before the task's weights come
+        self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
+        self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
+        self.cpus = CPUS.get(assignment.device, 1.0)
+        self.model = copy.deepcopy(_fresh())
         if assignment.keep:
             self.model = narrow_model(self.model, assignment.keep)
-        self.model.load(method.task_weights(weights, assignment))
+        self.model.load(self.method.task_weights(weights, assignment))
 
     async def run(self) -> tuple[Contribution, Outcome] | None:
         device = self.assignment.device
-        batches = batches_of(shard(device, self.samples), self.assignment)
-        half = find_half(self.assignment.objective)(self.model, self.assignment, batches)
-        uploads: list[asyncio.Task[Any]] = []
+        uploads: list[asyncio.Task[StepResult | None]] = []
+        trained = await self._train(uploads) if self.moment is not Moment.BEFORE else None
+        if self.moment is Moment.TRAINED:
+            await asyncio.gather(*uploads)
+        if self.moment is not None or trained is None:
+            await self._others()
+            self.trainer.drop(device)
+            await asyncio.gather(*uploads)
+            return None
+        results = await asyncio.gather(*uploads)
+        assert None not in results, f"an upload of {device} was not used"
+        return await self._done(trained, len(uploads))
+
+    async def _train(self, uploads: list[asyncio.Task[StepResult | None]]) -> Trained | None:
+        """None where the device falls silent before its last batch."""
+        batches = batches_of(shard(self.assignment.device, self.samples), self.assignment)
+        held = msgspec.structs.replace(self.assignment, cpus=self.cpus)  # the device fills it in itself
+        half = find_half(self.assignment.objective)(self.model, held, batches)
         reply: Weights | None = None
         while True:
             try:
                 out = half.send(reply)
             except StopIteration as stop:
                 trained: Trained = stop.value
-                break
+                return trained
             tensors = {name: value.clone() for name, value in out.tensors.items()}
             uploads.append(asyncio.create_task(self._submit(len(uploads), tensors)))
-            reply = (await uploads[-1]).replies if out.wait else None
+            if self.moment is Moment.SENT:
+                return None
+            if out.wait or self.moment is Moment.USED:
+                result = await uploads[-1]
+                assert result is not None, f"an upload of {self.assignment.device} was not used"
+                reply = result.replies if out.wait else None
+            else:
+                reply = None
+            if self.moment is Moment.USED:
+                return None
             await self._others()
-            if self.lost:
-                break
-        if self.lost:
-            self.trainer.drop(device)
-            await asyncio.gather(*uploads)
-            return None
-        await asyncio.gather(*uploads)
-        return await self._done(trained, len(uploads))
 
     async def _done(self, trained: Trained, uploads: int) -> tuple[Contribution, Outcome]:
-        device = self.assignment.device
+        device, stages = self.assignment.device, self.assignment.stages
         reference = {**self.reference, **self.method.task_weights(self.reference, self.assignment)}
         names = self.method.update_names(self.assignment, trained.notes)
         assert not (why := fault(reference, trained.weights, names)), why
         server = await self.trainer.finish(device, uploads)
+        work = work_s(self.cpus, trained.batches, stages - self.assignment.train_from)
         report = Report(
-            self.samples, trained.batches, trained.loss, 0.5, 0.5, None, 100, 0.1, 100, 0.1, 0.0, notes=trained.notes
+            self.samples,
+            trained.batches,
+            trained.loss,
+            work,
+            work * self.cpus,
+            None,
+            100,
+            0.1,
+            100,
+            0.1,
+            0.0,
+            notes=trained.notes,
         )
-        # Nothing here is taken from a clock, so that the next plan is the same in every play.
-        outcome = Outcome(device, self.assignment, report, 1.0, 0.2, 1e6, 0.1 * uploads)
+        outcome = Outcome(device, self.assignment, report, work + 0.2, 0.2, 1e6, 0.1 * uploads)
         return Contribution(device, self.samples, self.assignment, trained.weights, server), outcome
 
-    async def _submit(self, batch: int, tensors: Weights) -> Any:
+    async def _submit(self, batch: int, tensors: Weights) -> StepResult | None:
         await self._others()
         return await self.trainer.submit(self.assignment.device, batch, tensors)
 
