@@ -7,6 +7,7 @@ They are counted stage by stage; a half, and a device that trains only its last 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -77,18 +78,25 @@ def model_costs(plugin: ModelPlugin, input_shape: tuple[int, ...], classes: int,
     """Count everything. Raises UsageError where the model cannot take such an input."""
     try:
         with torch.device("meta"):
-            model = plugin.build(input_shape, classes).train()
-            stages, heads, shapes = _parts(model, torch.zeros(batch, *input_shape))
+            model = plugin.build(input_shape, classes)
+        return built_costs(model, plugin.name, plugin.summary, batch)
     except (RuntimeError, ValueError, IndexError) as error:
         shape = "x".join(map(str, input_shape))
         raise UsageError(
             f"{plugin.name} cannot take an input of {shape}: {error}", cure="give a larger shape, or another model"
         ) from None
+
+
+def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> ModelCosts:
+    """Count a model that is built, be it narrow; it is not changed."""
+    with torch.device("meta"):
+        bare = copy.deepcopy(model).to("meta").train()
+        stages, heads, shapes = _parts(bare, torch.zeros(batch, *model.input_shape))
     return ModelCosts(
-        name=plugin.name,
-        summary=plugin.summary,
-        input_shape=input_shape,
-        classes=classes,
+        name=name,
+        summary=summary,
+        input_shape=model.input_shape,
+        classes=model.classes,
         batch=batch,
         parameters=sum(part.parameters for part in stages),
         head_parameters=sum(part.parameters for part in heads.values()),

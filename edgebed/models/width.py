@@ -167,6 +167,11 @@ def random_keep(groups: Groups, fraction: float, generator: torch.Generator) -> 
     }
 
 
+def kept_sizes(keep: Keep) -> tuple[tuple[str, int], ...]:
+    """How many channels are kept of each group that is named: what a narrow network costs depends on nothing else."""
+    return tuple(sorted((name, len(kept)) for name, kept in keep.items()))
+
+
 def kept_size(group: Group, fraction: float) -> int:
     """How many channels a fraction is: rounded, at least one."""
     if not 0 < fraction <= 1:

@@ -18,8 +18,9 @@ import torch
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
-from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, seeded
-from edgebed.models.width import width_groups
+from edgebed.methods.stage_costs import size_bytes
+from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
 from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
 from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.simulation.costs import BatchCost, Device
@@ -45,6 +46,8 @@ class Twins:
     def __init__(self, small: StagedModel, large: StagedModel) -> None:
         self.small, self.large = small, large
         self._cuts = _paired(small, large)
+        self._groups = width_groups(small), width_groups(large)
+        self._keeps: dict[tuple[tuple[str, int], ...], Keep] = {}
 
     def cut(self, stages: int) -> int:
         """The larger network's number of stages for the small one's."""
@@ -56,34 +59,48 @@ class Twins:
             ) from None
 
     def enlarged(self, assignment: Assignment) -> Assignment:
-        """The assignment as the larger network would have it, at full width."""
+        """The assignment as the larger network would have it, as narrow."""
         start = assignment.train_from
         return msgspec.structs.replace(
-            assignment, stages=self.cut(assignment.stages), train_from=self.cut(start) if start else 0, keep={}
+            assignment,
+            stages=self.cut(assignment.stages),
+            train_from=self.cut(start) if start else 0,
+            keep=dict(self._keep(assignment.keep)),
         )
+
+    def _keep(self, keep: Keep) -> Keep:
+        """The same shares of the larger network's groups: group by group where both have as many, else of all groups
+        the mean share **[ours]**. Which channels does not matter for what they cost."""
+        sizes = kept_sizes(keep)
+        if keep and sizes not in self._keeps:
+            small, large = self._groups
+            shares = [len(keep[name]) / group.size if name in keep else 1.0 for name, group in small.items()]
+            if len(small) == len(large):
+                pairs = zip(large.items(), shares, strict=True)
+                self._keeps[sizes] = {name: tuple(range(kept_size(group, share))) for (name, group), share in pairs}
+            else:
+                self._keeps[sizes] = ordered_keep(large, mean(shares))
+        return self._keeps[sizes] if keep else {}
 
     def weights_factor(self, assignment: Assignment, *, trained: bool) -> float:
         """Bytes of the larger network's weights ÷ the small one's: all of the device half, or those that it trains."""
-        large, small = self.enlarged(assignment), msgspec.structs.replace(assignment, keep={})
-        if trained:
-            return _size(self.large, trained_names(self.large, large)) / _size(
-                self.small, trained_names(self.small, small)
+        small, large = (
+            self._bytes(model, groups, work, trained)
+            for model, groups, work in zip(
+                (self.small, self.large), self._groups, (assignment, self.enlarged(assignment)), strict=True
             )
-        head = trains_head(assignment)
-        return _size(self.large, self.large.names_below(large.stages, head=head)) / _size(
-            self.small, self.small.names_below(small.stages, head=head)
         )
+        return large / small
+
+    def _bytes(self, model: StagedModel, groups: Groups, work: Assignment, trained: bool) -> int:
+        held = model.names_below(work.stages, head=trains_head(work))
+        weights = model.weights()
+        chosen = {name: weights[name] for name in (trained_names(model, work) if trained else held)}
+        return size_bytes(slice_weights(chosen, groups, work.keep) if work.keep else chosen)
 
     def features_factor(self, stages: int) -> float:
         """Elements of one sample's features in the larger network ÷ in the small one."""
         return math.prod(self.large.feature_shape(self.cut(stages))) / math.prod(self.small.feature_shape(stages))
-
-    def width_share(self, assignment: Assignment) -> float:
-        """A layer whose inputs and outputs are both narrowed costs the square of what is kept **[ours]**."""
-        if not assignment.keep:
-            return 1.0
-        groups = width_groups(self.small)
-        return mean(len(kept) / groups[name].size for name, kept in assignment.keep.items()) ** 2
 
 
 def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
@@ -95,11 +112,6 @@ def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
         f"a network of {len(small)} stages cannot stand for one of {len(large)}",
         cure="choose two with equally many stages or split points: `edgebed models`",
     )
-
-
-def _size(model: StagedModel, names: Sequence[str]) -> int:
-    weights = model.weights()
-    return sum(weights[name].numel() * weights[name].element_size() for name in names)
 
 
 Counted = FlopCosts | OperationCosts | ReferenceCosts
@@ -130,6 +142,9 @@ class AsIfCosts:
         self.kind = f"{counted.kind} of {what}"
         self._factors: dict[tuple[object, ...], float] = {}
 
+    def check(self, assignment: Assignment) -> None:
+        self._counted.check(self._twins.enlarged(assignment))
+
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """What the larger network's cuts cost, for a reference device of one CPU."""
         return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
@@ -137,7 +152,8 @@ class AsIfCosts:
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
         assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
         large = self._twins.large
-        weights = _size(large, large.names_below(self._twins.cut(cut), head=True))
+        known = large.weights()
+        weights = size_bytes({name: known[name] for name in large.names_below(self._twins.cut(cut), head=True)})
         samples = self._batch_size * self._each
         elements = math.prod(large.feature_shape(self._twins.cut(cut)))
         return CutCost(
@@ -156,7 +172,7 @@ class AsIfCosts:
 
     def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
         cost = self._counted.work(self._twins.enlarged(assignment), self._large_batch)
-        share = self._twins.width_share(assignment) * self._batches(samples)
+        share = self._batches(samples)
         return BatchCost(cost.forward_s * share, cost.rest_s * share)
 
     def _batches(self, samples: int) -> float:
@@ -174,7 +190,8 @@ class AsIfCosts:
         return wire_bytes(header, round(size * self._factor(assignment, header)))
 
     def _factor(self, assignment: Assignment, header: Header) -> float:
-        key = (type(header), assignment.stages, assignment.train_from, assignment.objective)
+        parts = assignment.stages, assignment.train_from, assignment.objective, kept_sizes(assignment.keep)
+        key = (type(header), *parts)
         if key not in self._factors:
             match header:
                 case Upload() | Reply():
@@ -207,7 +224,7 @@ def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, train_
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
     large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
     return AsIfCosts(
-        _counted(experiment.simulation, wanted, plugin, large),
+        _counted(experiment.simulation, wanted, large),
         Twins(small, large),
         wanted.train_samples / train_samples,
         wanted.batch_size,
@@ -217,13 +234,12 @@ def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, train_
     )
 
 
-def _counted(simulation: Simulation, wanted: AsIf, plugin: ModelPlugin, large: StagedModel) -> Counted:
-    speeds = simulation.device_flops, simulation.server_flops
+def _counted(simulation: Simulation, wanted: AsIf, large: StagedModel) -> Counted:
     match simulation.cost:
         case "flops":
-            return FlopCosts(Flops(plugin, large), *speeds)
+            return FlopCosts(Flops(large), simulation.device_flops, simulation.server_flops)
         case "operations":
-            return OperationCosts(Operations(large), *speeds)
+            return OperationCosts(Operations(large), simulation.device_flops)
         case "reference":
             key = msgspec.json.encode(wanted, order="sorted")
             if key not in _measured:

@@ -29,6 +29,9 @@ class CalibratedCosts:
         self.kind = f"calibrated from {', '.join(calibration.runs)}"
         self.dilation = calibration.dilation
 
+    def check(self, assignment: Assignment) -> None:
+        pass
+
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         known = self._calibration.cuts
         return dict(known) if set(known) >= set(model.cuts_with_head) else {}

@@ -43,6 +43,9 @@ class CostModel(Protocol):
     dilation: float
     """That of the fleet that the costs were taken on; 1 where they are of no fleet."""
 
+    def check(self, assignment: Assignment) -> None:
+        """Raises UsageError for work whose costs are not known to it."""
+
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """What a method that needs costs plans with; empty: they are measured on this host."""
 

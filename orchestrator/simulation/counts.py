@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from statistics import mean
-
+import msgspec
 import torch
 from torch import nn
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import trains_head
 from edgebed.models.operations import Convolution, cnn_operations, fcnn_operations
-from edgebed.models.staged import ModelPlugin, StagedModel
-from edgebed.models.width import width_groups
+from edgebed.models.staged import StagedModel
+from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.messages import Assignment
-from orchestrator.model_costs import model_costs
+from orchestrator.model_costs import ModelCosts, built_costs
 
 COUNTED = 2
 """Samples of the batch that is counted: batch norm needs more than one."""
 
 
 class Flops:
-    """FLOPs per sample: multiply-adds count two (`orchestrator.model_costs`)."""
+    """FLOPs per sample: multiply-adds count two (`orchestrator.model_costs`). Of a narrow model they are counted on
+    the narrow model, once for each set of sizes."""
 
-    def __init__(self, plugin: ModelPlugin, model: StagedModel) -> None:
-        self._costs = model_costs(plugin, model.input_shape, model.classes, COUNTED)
+    def __init__(self, model: StagedModel) -> None:
         self._model = model
+        self._counted: dict[tuple[tuple[str, int], ...], ModelCosts] = {}
 
     def device(self, assignment: Assignment) -> tuple[float, float]:
         """Forward until the features, and the rest."""
-        stages = assignment.stages
-        total = self._costs.training_flops(stages, assignment.train_from, head=trains_head(assignment))
-        forward = sum(stage.forward_flops for stage in self._costs.stages[:stages])
-        share = self._width_share(assignment)
-        return forward * share / COUNTED, (total - forward) * share / COUNTED
+        costs, stages = self._of(assignment.keep), assignment.stages
+        total = costs.training_flops(stages, assignment.train_from, head=trains_head(assignment))
+        forward = sum(stage.forward_flops for stage in costs.stages[:stages])
+        return forward / COUNTED, (total - forward) / COUNTED
 
     def server(self, assignment: Assignment) -> float:
         """Forward and backward of the stages above the cut; nothing where there are none."""
-        upper = self._costs.stages[assignment.stages :]
+        upper = self._of({}).stages[assignment.stages :]
         return sum(stage.forward_flops + stage.backward_flops for stage in upper) / COUNTED
 
-    def _width_share(self, assignment: Assignment) -> float:
-        """A layer whose inputs and outputs are both narrowed costs the square of what is kept **[ours]**."""
-        if not assignment.keep:
-            return 1.0
-        groups = width_groups(self._model)
-        return mean(len(kept) / groups[name].size for name, kept in assignment.keep.items()) ** 2
+    def _of(self, keep: Keep) -> ModelCosts:
+        sizes = kept_sizes(keep)
+        if sizes not in self._counted:
+            model = narrow_model(self._model, keep) if keep else self._model
+            self._counted[sizes] = built_costs(model, "", "", COUNTED)
+        return self._counted[sizes]
 
 
 class Operations:
@@ -55,6 +54,8 @@ class Operations:
     """
 
     def __init__(self, model: StagedModel) -> None:
+        self._model = model
+        self._narrow: dict[tuple[tuple[str, int], ...], Operations] = {}
         self._convolutions: list[Convolution] = []
         self._widths: list[int] = []
         x = torch.zeros(2, *model.input_shape)
@@ -66,17 +67,31 @@ class Operations:
         if not self._widths:
             raise UsageError("FedPMT's operations count needs fully connected layers", cure=_CURE)
 
+    def check(self, assignment: Assignment) -> None:
+        """Raises UsageError for the halves of a model that is cut: the paper counts whole ones, and no heads."""
+        if assignment.stages < len(self._model) or trains_head(assignment):
+            raise UsageError(
+                f"FedPMT's operations are of whole models on the device, not of {assignment.stages} of "
+                f"{len(self._model)} stages with objective {assignment.objective!r}",
+                cure="take simulation.cost: flops for methods that cut the model",
+            )
+
     def batch(self, assignment: Assignment, samples: int) -> tuple[float, float]:
-        """Forward, and the rest, of one mini-batch."""
+        """Forward, and the rest, of one mini-batch; of a narrow model with the widths that it has."""
+        self.check(assignment)
+        if assignment.keep:
+            whole = msgspec.structs.replace(assignment, keep={})
+            return self._of(assignment.keep).batch(whole, samples)
         total = self._count(samples, assignment.train_from)
         layers = len(self._convolutions) + len(self._widths) - 1
         last = self._count(samples, layers - 1)  # forward and as little backward as there can be
         return float(min(total, last)), float(max(0, total - last))
 
-    def server(self, assignment: Assignment, samples: int) -> float:
-        """What the stages above the cut cost: the whole less nothing but them."""
-        whole, below = self._count(samples, 0), self._count(samples, min(assignment.stages, len(self._widths) - 1))
-        return float(max(0, whole - below))
+    def _of(self, keep: Keep) -> Operations:
+        sizes = kept_sizes(keep)
+        if sizes not in self._narrow:
+            self._narrow[sizes] = Operations(narrow_model(self._model, keep))
+        return self._narrow[sizes]
 
     def _count(self, samples: int, train_from: int) -> int:
         if self._convolutions:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
-from edgebed.models.staged import ModelPlugin, StagedModel
+from edgebed.models.staged import StagedModel
 from orchestrator.experiment import Simulation
 from orchestrator.rounds.clock import now_s
 from orchestrator.simulation.calibrated import CalibratedCosts
@@ -20,7 +20,6 @@ from orchestrator.simulation.reference import Reference
 def cost_model(
     wanted: Simulation,
     near: Path,
-    plugin: ModelPlugin,
     model: StagedModel,
     batch: Batch,
     calibration: Calibration | None,
@@ -40,8 +39,8 @@ def cost_model(
         return CalibratedCosts(calibration, reference, now_s)
     match wanted.cost:
         case "flops":
-            return FlopCosts(Flops(plugin, model), wanted.device_flops, wanted.server_flops)
+            return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops)
         case "operations":
-            return OperationCosts(Operations(model), wanted.device_flops, wanted.server_flops)
+            return OperationCosts(Operations(model), wanted.device_flops)
         case _:
             return ReferenceCosts(Reference(model, batch))

@@ -122,6 +122,8 @@ class Play:
 
         def record(record: Record) -> None:
             if isinstance(record, RoundStarted):
+                for assignment in record.assignments.values():
+                    costs.check(assignment)
                 self._assignments.update(record.assignments)
                 fleet.begin_round(record.round)
                 planned_s = costs.orchestrator_s("plan", 0)

@@ -68,7 +68,7 @@ class Stage:
         model = self.build()
         made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
         self.costs: CostModel = self._as_if(model) or cost_model(
-            self.experiment.simulation, request.path, self.plugin, model, batch, made
+            self.experiment.simulation, request.path, model, batch, made
         )
         self.server_slots = slots(self.experiment.simulation, len(spec.devices))
         asked = self.experiment.simulation.dilation

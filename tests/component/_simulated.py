@@ -35,6 +35,9 @@ class PlainCosts:
 
     kind, dilation = "plain", 1.0
 
+    def check(self, assignment: Assignment) -> None:
+        pass
+
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ import torch
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError, RunError, UsageError
+from edgebed.models.operations import fcnn_operations
 from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.rounds.clock import now_ns
+from orchestrator.simulation.as_if import Twins
 from orchestrator.simulation.batched import Together, kind_of
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.halves import Moment, Unbatched
 from orchestrator.simulation.link import LinkCost, Pipe
+from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
@@ -233,13 +238,65 @@ def test_operations_of_a_network_that_the_paper_does_not_count_are_refused() -> 
 
 
 def test_flops_grow_with_the_cut_and_stop_where_training_does() -> None:
-    flops = Flops(MODELS.create(MODEL), model())
+    flops = Flops(model())
     cuts = [sum(flops.device(assignment(stages=cut))) for cut in range(1, 8)]
     assert cuts == sorted(cuts)
     whole = sum(flops.device(assignment(objective="output", stages=8)))
     last = sum(flops.device(assignment(objective="output", stages=8, train_from=7)))
     assert last < whole / 2
     assert flops.server(assignment(stages=8)) == 0 < flops.server(assignment(stages=2))
+
+
+def test_a_narrow_model_costs_what_its_own_layers_cost() -> None:
+    """A first layer has all its inputs as ever: half the width of FCNN is two fifths of its work, not a quarter."""
+    whole = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    keep = ordered_keep(width_groups(whole), 0.5)
+    full, half = (assignment(objective="output", stages=len(whole), keep=each) for each in ({}, keep))
+    flops, operations = Flops(whole), Operations(whole)
+    first, forward = (156_800, 313_600), (207_300, 514_600)  # multiply-adds of half and full width
+    assert flops.device(half)[0] / flops.device(full)[0] == pytest.approx(forward[0] / forward[1])
+    training = [3 * every - one for every, one in zip(forward, first, strict=True)]  # no gradient of the input
+    assert sum(flops.device(half)) / sum(flops.device(full)) == pytest.approx(training[0] / training[1])
+    assert sum(operations.batch(half, 12)) == fcnn_operations((784, 200, 150, 100, 50, 10), 12)
+
+
+def test_fedpmts_operations_of_a_model_that_is_cut_are_refused() -> None:
+    whole = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    costs = OperationCosts(Operations(whole), 1e9)
+    for cut in (assignment(stages=2, objective="server"), assignment(stages=len(whole), objective="head")):
+        for ask in (costs.check, lambda work: costs.work(work, 12), lambda work: costs.server_step_s([work], [12])):
+            with pytest.raises(UsageError, match="whole models"):
+                ask(cut)
+    assert costs.server_step_s([assignment(objective="output", stages=len(whole))], [12]) == 0
+
+
+# ---- as if a larger network ----
+
+
+def test_a_narrow_assignment_is_as_narrow_in_the_larger_network() -> None:
+    small, large = (MODELS.create({"name": "fcnn", "hidden": w}).build(SHAPE, CLASSES) for w in ([8, 4], [80, 40]))
+    names = list(width_groups(small))
+    twins = Twins(small, large)
+    work = assignment(objective="output", stages=len(small), keep={names[0]: (0, 3)})
+    made = twins.enlarged(work)
+    assert [len(made.keep[name]) for name in width_groups(large)] == [20, 40]
+    factors = [twins.weights_factor(each, trained=True) for each in (work, assignment(objective="output", stages=3))]
+    sizes = [(2, 4), (20, 40)]
+    assert factors[0] == pytest.approx(_weights(*sizes[1]) / _weights(*sizes[0]))
+    assert factors[1] == pytest.approx(_weights(80, 40) / _weights(8, 4))
+
+
+def _weights(first: int, second: int) -> int:
+    """Weights and biases of two hidden layers between the samples and the classes."""
+    samples = math.prod(SHAPE)
+    return (samples + 1) * first + (first + 1) * second + (second + 1) * CLASSES
+
+
+def test_networks_of_other_groups_keep_the_mean_share() -> None:
+    small, large = (MODELS.create({"name": name}).build((3, 32, 32), 10) for name in ("resnet-tiny", "resnet56"))
+    keep = ordered_keep(width_groups(small), 0.5)
+    made = Twins(small, large).enlarged(assignment(objective="output", stages=8, keep=keep))
+    assert made.keep == ordered_keep(width_groups(large), 0.5)
 
 
 def test_kinds_of_work_are_told_apart_by_what_they_cost() -> None:
