@@ -225,3 +225,18 @@ def test_what_a_method_measured_besides_is_drawn(tmp_path: Path) -> None:
     figures = data_of((folder / "report.html").read_text(encoding="utf-8"))["figures"]
     assert [trace["name"] for trace in figures["extra"]["data"]] == ["exit 1"]
     assert figures["extra"]["data"][0]["y"] == [0.25] * 4
+
+
+def test_pages_offer_no_way_to_send_results_away_and_may_not_ask_anyone(tmp_path: Path) -> None:
+    folder = keep(tmp_path / "run", LOST)
+    write_report(folder)
+    write_comparison([folder, folder], tmp_path / "all.html")
+    for name in (folder / "report.html", tmp_path / "all.html"):
+        page = name.read_text(encoding="utf-8")
+        policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+        assert policy is not None
+        rules = dict(rule.split(" ", 1) for rule in policy[1].split("; "))
+        assert rules["default-src"] == rules["connect-src"] == rules["form-action"] == "'none'"
+        assert page.index(policy[0]) < page.index("<script>")
+        assert 'showSendToCloud: false, plotlyServerURL: ""' in page
+        assert "layout, config)" in page
