@@ -48,6 +48,10 @@ WAITING = (
 """Names in which the device itself has nothing to do: its idle time."""
 
 
+APART = ("decode", "compute", "encode")
+"""Phases of these names that touch stay apart: an upload is ready at the end of one (`whatif`)."""
+
+
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """A named stretch of a device's time, on the orchestrator's clock."""
 
@@ -255,6 +259,6 @@ class _Naming:
         if end <= start:
             return
         self.sums[name] = self.sums.get(name, 0) + end - start
-        if self.parts and self.parts[-1][0] == name and self.parts[-1][3] == detail:
+        if self.parts and self.parts[-1][0] == name and self.parts[-1][3] == detail and name not in APART:
             start = self.parts.pop()[1]
         self.parts.append((name, start, end, detail))

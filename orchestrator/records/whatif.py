@@ -20,7 +20,7 @@ What it cannot know, so that the figures are estimates:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from operator import attrgetter
 
@@ -32,6 +32,8 @@ from orchestrator.records.timeline import RoundTimeline, Segment
 from orchestrator.records.types import ServerStep
 
 OWN_WORK = ("decode", "compute", "encode")
+MAKING = ("compute", "encode")
+"""Work that ends with something to upload."""
 
 
 class Factors(msgspec.Struct, frozen=True):
@@ -113,7 +115,7 @@ class _Replay:
         self._uplink = _Uplink(factors.link)
 
     def run(self, segments: Iterable[Segment]) -> float:
-        walked = [s for s in segments if s.start_ns < self._done]
+        walked = _split([s for s in segments if s.start_ns < self._done], [first for first, _, _ in self._transfers])
         ready = _ready([s.end_ns if s.name in OWN_WORK else None for s in walked], [f for f, _, _ in self._transfers])
         now = float(walked[0].start_ns if walked else self._facts.start_ns)
         following = 0
@@ -168,6 +170,22 @@ class _Replay:
             last = step.end_ns
             new_last = new_base + max(0, step.start_ns - base) + step.end_ns - max(step.start_ns, base)
         return last, new_last
+
+
+def _split(segments: list[Segment], firsts: list[int]) -> list[Segment]:
+    """Segments, with work that was reported as one cut where transfers begin inside it and nothing before it can have
+    made what they carry: it was made in the part up to there."""
+    found: list[Segment] = []
+    made = False
+    for segment in segments:
+        if segment.name in MAKING and not made:
+            low, high = bisect_right(firsts, segment.start_ns), bisect_left(firsts, segment.end_ns)
+            for at in dict.fromkeys(firsts[low:high]):
+                found.append(Segment(segment.name, segment.start_ns, at, segment.detail))
+                segment = Segment(segment.name, at, segment.end_ns, segment.detail)
+            made = True
+        found.append(segment)
+    return found
 
 
 def _ready(work_ends: list[int | None], firsts: list[int]) -> list[int]:

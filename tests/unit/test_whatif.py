@@ -171,3 +171,24 @@ def test_lanes_are_replayed_each_by_itself() -> None:
         whatif.add(timeline)
     assert whatif.saved_s("cpu", "a") == pytest.approx(3 * 0.5 * (20 + 3 * 105) / 1e3)
     assert whatif.saved_s("cpu", "b") > 0
+
+
+def test_batches_that_touch_are_as_good_as_batches_with_something_in_between() -> None:
+    """Simulated devices have no encode: compute 9 x 100 touches, each batch's upload takes 105, so a queue forms.
+
+    Uploads: 100..205, …, 940..1045, update 1045..1065. Twice the link: hidden but for the last (900..952.5), update
+    952.5..962.5. Twice the CPU: ready at 50, 9 x 105 after it, then the update.
+    """
+    uploads = {n: (102 + 105 * n, 205 + 105 * n) for n in range(9)}
+    touching = round_of([("compute", 100)] * 9 + [("upload_tail", 165)], uploads, (1047, 1065), done=1065)
+    apart = round_of([("compute", 90), ("encode", 10)] * 9 + [("upload_tail", 165)], uploads, (1047, 1065), done=1065)
+    assert ends(touching) == ends(apart) == (1065, 962.5, 50 + 945 + 20)
+
+
+def test_work_reported_as_one_is_cut_where_its_uploads_begin() -> None:
+    """As above, with uploads faster than batches: each begins when its batch is done, while the next is computed."""
+    uploads = {n: (100 + 100 * n, 140 + 100 * n) for n in range(9)}
+    update = (945, 960)
+    whole = round_of([("decode", 10), ("compute", 890), ("upload_tail", 60)], uploads, update, done=960)
+    each = [("decode", 10), ("compute", 90)] + [("compute", 100)] * 8 + [("upload_tail", 60)]
+    assert ends(whole) == ends(round_of(each, uploads, update, done=960)) == (960, 930, 510)
