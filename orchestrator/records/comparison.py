@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +26,9 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     """The last run is the baseline of `speed_up`: its time to target ÷ the run's."""
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
+    costs = [str(summary.get("costs") or "") for summary in summaries]
     texts = [{key: _text(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
-    return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, _notes(rows))
+    return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, _notes(rows, costs))
 
 
 def _row(summary: Summary, base: float | None) -> Summary:
@@ -80,21 +81,32 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def _notes(rows: list[Summary]) -> list[str]:
-    """What makes these figures incomparable, or doubtful."""
+def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
+    """What makes these figures incomparable, or doubtful. What holds for several runs is said once."""
     notes = []
     for key in ("enforcement", "dilation", "target_accuracy"):
         values = sorted({str(row[key]) for row in rows})
         if len(values) > 1:
             notes.append(f"the runs differ in {COLUMNS[key][0]} ({', '.join(values)}): compare their times with care")
-    for row in rows:
-        if row["enforcement"] == "software":
-            notes.append(f"{row['run']}: limits were held by the agents themselves, not by the kernel")
-        if row["enforcement"] == "simulated":
-            notes.append(f"{row['run']}: simulated; no device ran, times come from a cost model")
-        if not row["calibrated"]:
-            notes.append(f"{row['run']}: the limits were not shown to hold (uncalibrated)")
-        residual = row["timeline_residual_max"]
-        if residual is not None and residual > RESIDUAL_LIMIT:
-            notes.append(f"{row['run']}: up to {percent(residual)} of a round has no name in the timeline")
-    return notes
+    runs: dict[str, list[str]] = {}
+    for row, model in zip(rows, costs, strict=True):
+        for doubt in _doubts(row, model):
+            runs.setdefault(doubt, []).append(row["run"])
+    return notes + [f"{_named(who, len(rows))}: {doubt}" for doubt, who in runs.items()]
+
+
+def _doubts(row: Summary, costs: str) -> Iterable[str]:
+    if row["enforcement"] == "software":
+        yield "limits were held by the agents themselves, not by the kernel"
+    if row["enforcement"] == "simulated":
+        yield f"simulated; no device ran, times come from a cost model{f' ({costs})' if costs else ''}"
+    if not row["calibrated"]:
+        yield "the limits were not shown to hold (uncalibrated)"
+    residual = row["timeline_residual_max"]
+    if residual is not None and residual > RESIDUAL_LIMIT:
+        yield f"up to {percent(residual)} of a round has no name in the timeline"
+
+
+def _named(runs: Sequence[str], of: int) -> str:
+    """Those of `of` runs; by name where they are not all."""
+    return f"{of} runs" if len(runs) == of > 1 else ", ".join(runs)

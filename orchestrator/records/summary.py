@@ -56,6 +56,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "seed": started.seed,
         "backend": started.backend,
         "enforcement": run.enforcement,
+        "costs": started.host.get("costs", ""),
         "dilation": run.dilation,
         "calibrated": run.calibrated,
         "started": run.stretches[0].started.wall,

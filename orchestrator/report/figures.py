@@ -66,7 +66,8 @@ def _marked(summary: Summary) -> str:
     """What must stay in sight on every output."""
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
     held = f"limits held by {summary['enforcement']}"
-    return f"{summary['run']}: {summary['method']}, {held}, dilation {summary['dilation']:.3g}, {calibrated}"
+    costs = f", {summary['costs']}" if summary.get("costs") else ""
+    return f"{summary['run']}: {summary['method']}, {held}{costs}, dilation {summary['dilation']:.3g}, {calibrated}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:

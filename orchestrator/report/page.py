@@ -133,11 +133,14 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
 def badges(summary: Summary) -> list[Badge]:
     """What must stay in sight beside every figure."""
     enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
+    costs = summary.get("costs")
     result = [
         (f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")),
         (f"dilation {dilation:.3g}", "plain", NOT_DILATED if dilation != 1 else ""),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
+    if costs:
+        result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:
         kind = "good" if residual <= RESIDUAL_LIMIT else "bad"
         result.append((f"timeline residual ≤ {percent(residual)}", kind, RESIDUAL))

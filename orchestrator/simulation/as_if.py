@@ -123,6 +123,7 @@ class AsIfCosts:
     Args:
         samples_each: how many of the larger experiment's samples one of ours stands for.
         large_batch: its batch size; ours is `batch_size`.
+        what: whose times and bytes these are, and who learns, for people.
     """
 
     dilation = 1.0
@@ -139,7 +140,7 @@ class AsIfCosts:
     ) -> None:
         self._counted, self._twins, self._each = counted, twins, samples_each
         self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
-        self.kind = f"{counted.kind} of {what}"
+        self.kind = f"{counted.kind}: {what}"
         self._factors: dict[tuple[object, ...], float] = {}
 
     def check(self, assignment: Assignment) -> None:
@@ -219,18 +220,23 @@ class AsIfCosts:
         return 0.0
 
 
-def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, train_samples: int) -> AsIfCosts:
-    """Raises UsageError where the larger network cannot be built, counted, or cut like the small one."""
+def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, samples: Sequence[int]) -> AsIfCosts:
+    """`samples`: of each device.
+
+    Raises:
+        UsageError: the larger network cannot be built, counted, or cut like the small one.
+    """
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
     large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
     return AsIfCosts(
         _counted(experiment.simulation, wanted, large),
         Twins(small, large),
-        wanted.train_samples / train_samples,
+        wanted.train_samples / sum(samples),
         wanted.batch_size,
         experiment.training.batch_size,
         experiment.training.codec,
-        str(wanted.model.get("name")),
+        f"times and bytes of {wanted.model.get('name')} with {wanted.train_samples / len(samples):.0f} samples per "
+        f"device (as_if), learning by {experiment.model.get('name')}",
     )
 
 

@@ -77,7 +77,7 @@ class Stage:
     def _as_if(self, model: StagedModel) -> CostModel | None:
         """The costs of the larger experiment, where this one stands for one."""
         wanted = self.experiment.simulation.as_if
-        samples = sum(shard.samples for shard in self.shards.values())
+        samples = [shard.samples for shard in self.shards.values()]
         return None if wanted is None else as_if_costs(self.experiment, wanted, model, samples)
 
     def _calibrate(self, reference: Reference) -> Calibration:

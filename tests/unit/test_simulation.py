@@ -19,8 +19,9 @@ from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
+from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.rounds.clock import now_ns
-from orchestrator.simulation.as_if import Twins
+from orchestrator.simulation.as_if import Twins, as_if_costs
 from orchestrator.simulation.batched import Together, kind_of
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
@@ -290,6 +291,13 @@ def _weights(first: int, second: int) -> int:
     """Weights and biases of two hidden layers between the samples and the classes."""
     samples = math.prod(SHAPE)
     return (samples + 1) * first + (first + 1) * second + (second + 1) * CLASSES
+
+
+def test_what_stands_for_another_says_so() -> None:
+    wanted = AsIf(model={"name": "resnet56"}, train_samples=900)
+    experiment = Experiment(name="x", fleet="", methods=[], model=MODEL, simulation=Simulation(cost="flops"))
+    kind = as_if_costs(experiment, wanted, model(), [20, 40, 30]).kind
+    assert kind == "flops: times and bytes of resnet56 with 300 samples per device (as_if), learning by resnet-tiny"
 
 
 def test_networks_of_other_groups_keep_the_mean_share() -> None:

@@ -259,6 +259,17 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
         assert word in notes
 
 
+def test_a_note_of_many_runs_is_one_line() -> None:
+    costs = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
+    one = summarise(Synthetic().records) | {"enforcement": "simulated", "costs": costs}
+    runs = [one | {"run": f"run-{number}"} for number in range(15)]
+    told = f"simulated; no device ran, times come from a cost model ({costs})"
+    assert compare(runs).notes == [f"15 runs: {told}"]
+    runs[2:] = [run | {"costs": ""} for run in runs[2:]]
+    assert f"run-0, run-1: {told}" in compare(runs).notes
+    assert compare(runs[:1]).notes == [f"run-0: {told}"]
+
+
 def test_a_gap_in_the_window_is_seen_in_the_summary() -> None:
     records = [
         msgspec.structs.replace(r, phases=r.phases[:-1]) if isinstance(r, t.DevicePhases) and i > 40 else r
