@@ -7,7 +7,6 @@ the same round in many orders of arrival. Nothing is taken from a clock: what a 
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import random
 from collections import OrderedDict
@@ -232,9 +231,15 @@ class _Round:
 
 
 @functools.cache
-def _fresh() -> StagedModel:
-    """What a fresh agent holds before the task's weights come."""
-    return small_model(seed=99)
+def _held(device: str) -> StagedModel:
+    """The model of an agent, built once, for building takes longer than a round."""
+    return small_model()
+
+
+@functools.cache
+def _unknown() -> Weights:
+    """What it holds before a task's weights come."""
+    return small_model(seed=99).weights()
 
 
 class _Player:
@@ -246,7 +251,8 @@ class _Player:
         self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
         self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
         self.cpus = CPUS.get(assignment.device, 1.0)
-        self.model = copy.deepcopy(_fresh())
+        self.model = _held(assignment.device)
+        self.model.load(_unknown())
         if assignment.keep:
             self.model = narrow_model(self.model, assignment.keep)
         self.model.load(self.method.task_weights(weights, assignment))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
@@ -44,6 +45,22 @@ def test_two_classes_each_go_together() -> None:
     assert group_by_labels(labels, 2) == [("a", "d"), ("b", "c")]
 
 
+@pytest.mark.parametrize(
+    ("counts", "size", "expected"),
+    [
+        ([[9, 0], [0, 9], [9, 0], [0, 9]], 2, 0.0),
+        ([[9, 1], [8, 2], [1, 9], [2, 8], [7, 3], [3, 7], [6, 4], [4, 6]], 2, 0.0),  # each with its mirror image
+        ([[5, 0, 0], [5, 0, 0], [0, 5, 0], [0, 5, 0], [0, 0, 5], [0, 0, 5]], 3, 0.0),  # one of each class
+        ([[6, 0], [0, 2], [0, 4], [3, 0], [0, 3], [5, 5]], 3, 0.0),  # 6 against 2 + 4, 3 against 3 beside 5, 5
+        ([[9, 0], [9, 0], [9, 0], [0, 9]], 2, math.sqrt(0.5)),  # two of a class must stay together
+        ([[9, 0], [9, 0], [0, 9], [0, 9], [4, 4]], 2, 0.0),  # sizes 2, 2, 1
+    ],
+)
+def test_small_fleets_are_grouped_as_well_as_can_be(counts: list[list[int]], size: int, expected: float) -> None:
+    labels = dict(zip("abcdefgh", counts, strict=False))
+    assert total(labels, group_by_labels(labels, size)) == pytest.approx(expected, abs=1e-12)
+
+
 def test_the_sizes_of_groups() -> None:
     assert [group_sizes(*pair) for pair in [(1, 2), (5, 2), (7, 3), (6, 3), (3, 8)]] == [
         [1],
@@ -74,7 +91,32 @@ def test_against_brute_force(labels: dict[str, list[int]], size: int) -> None:
 
 
 GAP = 0.25
-"""How far from the best the search may end, per group; a group of one class is at most 0.82 from uniform here."""
+"""How far from the best the search may ever end, per group; a group of one class is at most 0.82 from uniform here. How
+far it does end as a rule says the next test."""
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_the_search_ends_near_the_best_as_a_rule(skewed: bool) -> None:
+    """200 fixed fleets of 4 to 8 devices, against brute force. Measured: a mean gap per group of 0.0012 and 0.0018, the
+    best itself in 169 and 183, at worst 0.028 and 0.064."""
+    chance = random.Random(0)
+    gaps = [gap_per_group(chance, skewed) for _ in range(200)]
+    assert sum(gaps) / len(gaps) < 0.003
+    assert sum(gap < 1e-9 for gap in gaps) >= 160
+    assert max(gaps) < 0.08
+
+
+def gap_per_group(chance: random.Random, skewed: bool) -> float:
+    """How far from the best the groups of a fleet drawn by `chance` are; `skewed`: most samples are of one class."""
+    devices, size = chance.randint(4, 8), chance.choice([2, 3, 4])
+    bounds = [
+        [(5, 20) if skewed and label == number % CLASSES else (0, 3 if skewed else 20) for label in range(CLASSES)]
+        for number in range(devices)
+    ]
+    labels = {name: [chance.randint(*each) for each in row] for name, row in zip("abcdefgh", bounds, strict=False)}
+    groups, sizes = group_by_labels(labels, size), group_sizes(devices, size)
+    best = min(total(labels, each) for each in partitions(sorted(labels), sizes))
+    return (total(labels, groups) - best) / len(groups)
 
 
 @given(fleets)
