@@ -25,8 +25,9 @@ from orchestrator.dashboard.follow import Follower
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.shelf import Shelf
 from orchestrator.dashboard.state import State
-from orchestrator.dashboard.view import Cursor, changes, curve, history, summary
+from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
 from orchestrator.records.comparison import compare
+from orchestrator.records.metrics import exposition
 
 STATIC = Path(__file__).parent / "static"
 
@@ -41,6 +42,9 @@ SHARE = 0.02
 
 GANTT_LIMIT = 24 << 20
 """Bytes of records read for one Gantt."""
+
+SCRAPED = 20
+"""So many runs are in a scrape that names none."""
 
 LATE_S = 20.0
 """Phases of a round may be reported so long after its end."""
@@ -203,17 +207,39 @@ class Desk:
         table = compare(summaries)
         return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
 
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format: the runs that are named, or the newest of the list."""
+        asked = [name for name in request.query_params.get("runs", "").split(",") if name]
+        found: dict[str, dict[str, Any]] = {}
+        for name in asked or [card["id"] for card in (await self.cards())[:SCRAPED]]:
+            run = await self.fresh(name)
+            if run is not None and run.follower.state.lives:
+                known = await run.within(functools.partial(_measures, run.follower))
+                found.setdefault(known["run"], known)  # two folders may hold copies of one run
+        text = await asyncio.to_thread(exposition, list(found.values()))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
 
 def _summary(follower: Follower) -> dict[str, Any]:
     """From the state, with what only `summary.json` has where that is newer than the records."""
-    known, file = summary(follower.state), follower.path.with_name("summary.json")
+    whole = _whole(follower)
+    return summary(follower.state) | {k: v for k, v in whole.items() if not isinstance(v, list | dict)}
+
+
+def _measures(follower: Follower) -> dict[str, Any]:
+    """What is known of a run for a scrape; all of it once the run is over."""
+    return measures(follower.state) | _whole(follower)
+
+
+def _whole(follower: Follower) -> dict[str, Any]:
+    """`summary.json` where it is newer than the records."""
+    file = follower.path.with_name("summary.json")
     try:
         if file.stat().st_mtime >= follower.path.stat().st_mtime:
-            whole = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            known |= {key: value for key, value in whole.items() if not isinstance(value, list | dict)}
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         pass
-    return known
+    return {}
 
 
 def _changes(follower: Follower, cursor: Cursor) -> bytes | None:
@@ -242,6 +268,7 @@ def make_app(desk: Desk) -> Starlette:
             Route("/api/runs/{run}/rounds/{number:int}", desk.round),
             Route("/api/runs/{run}/devices/{device:path}", desk.device),
             Route("/api/compare", desk.compare),
+            Route("/metrics", desk.metrics),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )

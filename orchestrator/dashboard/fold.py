@@ -136,6 +136,7 @@ def _phases(state: State, record: t.DevicePhases, offset: int) -> None:
     task, account, number = "", None, -1
     for name, of, start, end, used, throttled, _ in map(_fields, record.phases):
         span, cpu = span + end - start, cpu + used
+        device.phase_ns[name] = device.phase_ns.get(name, 0) + end - start
         if name in OWN_WORK:
             work, stopped = work + end - start, stopped + throttled
         if of != task:
@@ -145,6 +146,7 @@ def _phases(state: State, record: t.DevicePhases, offset: int) -> None:
             if name == "upload_tail":
                 state.stale.add(number)
     device.phase = record.phases[-1].name
+    device.stopped_ns += stopped
     if span and device.cpus:
         quota = device.cpus / state.dilation
         device.cpu_share = _average(device.cpu_share, cpu / span / quota, span / 1e9)

@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.facts import Clock
 
-VERSION = 3
+VERSION = 4
 """Of the structs below: a state of another version is folded again."""
 
 
@@ -109,6 +109,8 @@ class Device(msgspec.Struct):
     cuts: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
+    phase_ns: dict[str, int] = {}  # as reported, not divided; waiting is not told apart here
+    stopped_ns: int = 0  # of decode, compute, encode: its CPU quota stopped it
 
 
 class Mark(msgspec.Struct, array_like=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.dashboard.fold import OWN_WORK
 from orchestrator.dashboard.state import Device, Mark, Row, State
 
 UNSETTLED = 128
@@ -190,6 +191,37 @@ def summary(state: State) -> dict[str, Any]:
         "bytes_up_total": state.bytes_up,
         "bytes_down_total": state.bytes_down,
     }
+
+
+def measures(state: State) -> dict[str, Any]:
+    """`summary` with the columns and figures of devices that `orchestrator.records.metrics` shows. What only the whole
+    timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
+    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
+    devices = state.devices
+    return summary(state) | {
+        "round_s": [row.seconds for row in done],
+        "straggler_gaps_s": [row.gap_s for row in done],
+        "loss": [row.loss for row in done],
+        "straggler": [row.straggler or None for row in done],
+        "straggler_why": [row.why for row in done],
+        "events": sum(mark.kind in ("fault", "left", "joined", "out") for mark in state.marks),
+        "profiles": {name: device.profile for name, device in devices.items()},
+        "bytes_up": {name: device.bytes_up for name, device in devices.items()},
+        "bytes_down": {name: device.bytes_down for name, device in devices.items()},
+        "cut": {name: device.cuts for name, device in devices.items()},
+        "phase_s": {name: _spent(device, state.dilation) for name, device in devices.items()},
+        "throttled_share": {name: _stopped(device) for name, device in devices.items()},
+        "idle_share": {},
+    }
+
+
+def _spent(device: Device, dilation: float) -> dict[str, float]:
+    return {name: ns / 1e9 / dilation for name, ns in sorted(device.phase_ns.items()) if name != "waiting"}
+
+
+def _stopped(device: Device) -> float | None:
+    work = sum(device.phase_ns.get(name, 0) for name in OWN_WORK)
+    return min(1.0, device.stopped_ns / work) if device.stopped_ns and work else None
 
 
 def curve(state: State, points: int = 1000) -> list[list[float | None]]:

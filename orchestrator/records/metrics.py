@@ -131,5 +131,6 @@ def _stragglers(summary: Summary) -> dict[tuple[str, str], int]:
     counts: dict[tuple[str, str], int] = {}
     for device, why in zip(summary["straggler"], summary["straggler_why"], strict=True):
         if device is not None:
-            counts[device, why] = counts.get((device, why), 0) + 1
+            key = device, why or "none"
+            counts[key] = counts.get(key, 0) + 1
     return counts

@@ -15,12 +15,14 @@ from typing import Any
 
 import httpx
 import msgspec
+import prometheus_client.parser
 import pytest
 
 from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
 from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
+from orchestrator.records.summary import write_summary
 from tests.synthetic import Synthetic
 
 CLI = [sys.executable, "-c", "from orchestrator.cli import main; main()", "dashboard"]
@@ -124,6 +126,32 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
             assert httpx.get(f"{address}{wrong}").status_code == 404
 
 
+def test_prometheus_can_scrape_runs_that_go_on_and_runs_that_are_over(tmp_path: Path) -> None:
+    records = Synthetic(rounds=6).records
+    cut = next(i for i, r in enumerate(records) if isinstance(r, t.RoundStarted) and r.round == 4)
+    record(tmp_path / "runs" / "one", records[:cut])
+
+    def scraped(path: str = "metrics") -> dict[str, list[prometheus_client.samples.Sample]]:
+        answer = httpx.get(address + path)
+        assert answer.headers["content-type"].startswith("text/plain")
+        return {f.name: f.samples for f in prometheus_client.parser.text_string_to_metric_families(answer.text)}
+
+    with page(tmp_path / "runs") as address:
+        found = scraped()
+        assert [sample.value for sample in found["edgebed_rounds"]] == [4]
+        assert {sample.labels["device"] for sample in found["edgebed_bytes"]} == {"weak", "middle", "strong"}
+        assert {s.labels["phase"] for s in found["edgebed_phase_seconds"]} >= {"compute", "encode", "upload_tail"}
+        record(tmp_path / "runs" / "one", records[cut:])
+        write_summary(tmp_path / "runs" / "one")
+        found = scraped("metrics?runs=one,none")
+        assert [sample.value for sample in found["edgebed_rounds"]] == [6]
+        assert {sample.labels["device"] for sample in found["edgebed_device_idle_share"]} == {
+            "weak",
+            "middle",
+            "strong",
+        }
+
+
 def test_every_answer_forbids_requests_to_elsewhere(tmp_path: Path) -> None:
     with page(tmp_path / "runs") as address:
         for path in ("", "static/main.js", "api/compare", "nothing"):
@@ -166,6 +194,8 @@ def test_off_the_loopback_a_token_is_made_and_needed(tmp_path: Path) -> None:
         assert httpx.get(here, params={"token": token[:-1]}).status_code == 401
         assert httpx.get(f"{here}events").status_code == 401
         assert httpx.get(f"{here}static/main.js").status_code == 401
+        assert httpx.get(f"{here}metrics").status_code == 401
+        assert httpx.get(f"{here}metrics", headers={"authorization": f"Bearer {token}"}).status_code == 200
         assert httpx.get(here, headers={"authorization": f"Bearer {token}"}).status_code == 200
         assert httpx.get(here, headers={"host": "evil.example", "authorization": f"Bearer {token}"}).status_code == 421
         with httpx.Client() as client:
