@@ -15,7 +15,7 @@ from edgebed.methods.fitting import Measured
 from edgebed.methods.stage_costs import partial_costs
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import SCHEDULE, batches_of, make_method, play, shard, small_model, view
+from tests.contract.rounds import CPUS, SCHEDULE, batches_of, make_method, play, shard, small_model, view, work_s
 
 LEVELS = (0.2, 0.25, 0.33, 0.5, 1.0)
 PAPER = (0.4583, 0.5727, 0.8759, 0.9329, 1.0)
@@ -140,13 +140,14 @@ def test_a_mask_that_was_not_offered_is_refused() -> None:
 
 
 async def test_option_2_plays() -> None:
-    """The players know no CPUs of their own, so they take the narrowest mask: only the classifier moves."""
+    """Beside a far faster device the players take the narrowest mask: only the classifier moves."""
     before = small_model().weights()
-    method = ready(chooser="device")
+    method = ready(chooser="device", levels=(0.7, 0.8, 0.9, 1.0))
+    method.powers.cpus = {"elsewhere": 4.0}
     after = await play(method, before, {"a": 10, "b": 5}, range(2))
     assert stages_of([name for name in before if not torch.equal(before[name], after[name])]) == {"md4"}
     assert {d: each.cpu_s for d, each in method.powers.measured.items()} == {
-        d: {0: pytest.approx(0.5 / batches)} for d, batches in (("a", 3), ("b", 2))
+        d: {0: pytest.approx(work_s(CPUS[d], 1, 4) * CPUS[d])} for d in "ab"
     }  # at the mask they took
 
 
