@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import OrderedDict
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from edgebed.errors import EdgebedError, UsageError
+from edgebed.methods.stage_costs import stage_flops
 from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, pooled_head
 from orchestrator.cli import build
 from orchestrator.model_costs import model_costs
@@ -142,3 +145,14 @@ def test_wrong_arguments_name_the_cure(arguments: list[str]) -> None:
     assert isinstance(result.exception, EdgebedError)
     assert result.exception.exit_code == 2
     assert result.exception.cure
+
+
+def test_what_methods_plan_with_is_torchs_own_count_and_a_device_never_loads_that() -> None:
+    plugin = MODELS.create({"name": "mobilenet"})
+    stages = model_costs(plugin, (3, 32, 32), 10, 1).stages
+    assert stage_flops(plugin.build((3, 32, 32), 10)) == [max(1, stage.forward_flops) for stage in stages]
+    asked = (
+        "import sys, edgebed.methods.base as b; b.METHODS.classes(); print('torch.utils.flop_counter' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
