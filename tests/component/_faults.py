@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.calibration import Calibration, calibrate
 from orchestrator.cli import build
+from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.standing import Standing
 
@@ -69,3 +71,12 @@ def process_status(pid: int) -> dict[str, str]:
     """/proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+async def waits_for_threads(close: asyncio.Task[None], making: Making) -> bool:
+    """Whether a fleet that is being closed has come to wait for its threads, and has not just ended."""
+    while not (making._ending.is_set() or close.done()):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return not close.done()

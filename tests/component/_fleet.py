@@ -151,7 +151,7 @@ class Fleet:
 
     async def expect(self, kind: type[R], true: Callable[[R], bool] = lambda record: True) -> R:
         """The first record of `kind` for which `true` holds, when it comes."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for record in self.of(kind):
                     if true(record):
@@ -186,7 +186,7 @@ class Fleet:
             watch=lambda progress, result, seconds: None,
         )
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await loop.run(start_weights(), Progress())
             await self.standing.roster.flush()
         finally:
@@ -238,7 +238,7 @@ async def fleet(
         made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
         agents.append(asyncio.create_task(_agent(made, Settings("", 0, "", "", FLEET, name, path)).run()))
     try:
-        await standing.roster.wait_joined(10)
+        await standing.roster.wait_joined(60)
         for name in devices:
             await standing.put_on_limits(name, "start")
         yield made
@@ -246,7 +246,7 @@ async def fleet(
         for hooked in made.trainers.values():
             hooked.gate.set()
         await standing.close()
-        await asyncio.wait_for(asyncio.gather(*agents), 10)
+        await asyncio.wait_for(asyncio.gather(*agents), 60)
         await port.close()
         await data.close()
         await control.close()

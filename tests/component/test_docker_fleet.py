@@ -32,6 +32,7 @@ from tests.component._faults import (
     process_status,
     short_calibration,
     small_fleet,
+    waits_for_threads,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
@@ -185,7 +186,7 @@ async def test_a_start_that_is_interrupted_leaves_nothing(
     start.cancel()
     await asyncio.wait([start])
     close = asyncio.create_task(fleet.close())
-    await asyncio.wait([close], timeout=1.0)  # it must not end before the threads that make things do
+    assert await waits_for_threads(close, fleet._making)
     go.set()
     await close
     await asyncio.get_running_loop().shutdown_default_executor()

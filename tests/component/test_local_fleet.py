@@ -31,6 +31,7 @@ from tests.component._faults import (
     process_status,
     short_calibration,
     small_fleet,
+    waits_for_threads,
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
@@ -183,7 +184,7 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkey
     start.cancel()
     await asyncio.wait([start])
     close = asyncio.create_task(fleet.close())
-    await asyncio.wait([close], timeout=0.2)  # it must not end before the thread that makes things does
+    assert await waits_for_threads(close, fleet._making)
     go.set()
     await close
     await asyncio.get_running_loop().shutdown_default_executor()

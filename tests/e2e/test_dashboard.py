@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,7 +83,7 @@ async def browser(library: Path, name: str) -> AsyncIterator[Watched]:
     library.mkdir(exist_ok=True)  # noqa: ASYNC240
     with page_beside(library, name, Place(), said.append):
         async with async_playwright() as playwright:
-            chromium = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            chromium = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = await chromium.new_page(viewport={"width": 1280, "height": 900})
             watched = Watched(page, said[0].removeprefix("Live page: "))
             await watched.watch()
@@ -138,8 +140,9 @@ async def answers(page: Watched, figures: dict[str, Any], changed: str, number: 
     await page.says("#why", words[figures["straggler_why"][6]])
     await page.page.select_option("#event-kind", "profile")
     await page.page.fill("#event-device", changed)
-    await page.says(".events tbody tr", f"{number}")
-    await page.says(".events tbody tr", "profile small → wider")
+    cell = page.page.locator("td:first-child, th:first-child", has_text=re.compile(rf"^{number}$"))
+    row = page.page.locator(".events tbody tr", has=cell).filter(has_text="profile small → wider")
+    await row.first.wait_for()
 
 
 async def late_joiner(page: Watched) -> None:
@@ -147,8 +150,10 @@ async def late_joiner(page: Watched) -> None:
     first = await page.page.locator("#view-run .figures").inner_text()
     await page.page.reload()
     await page.says("#strip", "ended")
-    assert await page.page.locator("#view-run .figures").inner_text() == first
-    assert await page.page.locator("svg.chart .mark").count() >= 3
+    await page.page.wait_for_function(
+        "(text) => document.querySelector('#view-run .figures').innerText === text", arg=first
+    )
+    await page.page.locator("svg.chart .mark").nth(2).wait_for(state="attached")
 
 
 async def test_three_runs_are_compared_with_the_keyboard_alone(tmp_path: Path) -> None:
