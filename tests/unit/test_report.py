@@ -15,7 +15,7 @@ from orchestrator.records.facts import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
-from orchestrator.report.page import embedded
+from orchestrator.report.page import badges, embedded
 from orchestrator.report.palette import PHASES
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep, resumed, throttle
@@ -240,3 +240,10 @@ def test_pages_offer_no_way_to_send_results_away_and_may_not_ask_anyone(tmp_path
         assert page.index(policy[0]) < page.index("<script>")
         assert 'showSendToCloud: false, plotlyServerURL: ""' in page
         assert "layout, config)" in page
+
+
+def test_the_page_says_whose_times_a_simulation_counts() -> None:
+    told = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
+    summary = summarise(Synthetic().records)
+    assert not any("costs" in text for text, _, _ in badges(summary))
+    assert f"costs: {told}" in [text for text, _, _ in badges(summary | {"costs": told})]
