@@ -23,7 +23,13 @@ def command(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; off the loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
-    token: Annotated[str, typer.Option(help="Ask for this token; made off the loopback where none is given.")] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGEBED_TOKEN",
+            help="Ask for this token; made off the loopback where none is given. `ps` does not show EDGEBED_TOKEN.",
+        ),
+    ] = "",
 ) -> None:
     """Show RUNS in a browser, live or finished. Ctrl-C ends it; the runs do not notice."""
     folders = tuple(find_run(run) for run in runs or [])

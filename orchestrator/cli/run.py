@@ -53,6 +53,12 @@ def run(
     ] = False,
     dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
     dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 0,
+    dashboard_token: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`; or in EDGEBED_TOKEN, which ps does not show."
+        ),
+    ] = "",
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     options: dict[str, Any] = {
@@ -69,7 +75,8 @@ def run(
     else:
         loaded = load(experiment, set_)
         request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
-    page = page_beside(runs_folder(), request.experiment.name, Place(dashboard_host, dashboard_port), _say)
+    place = Place(dashboard_host, dashboard_port, dashboard_token)
+    page = page_beside(runs_folder(), request.experiment.name, place, _say)
     with page if dashboard else contextlib.nullcontext(), _watching(quiet, log_file) as watch:
         folders = asyncio.run(until_signal(session.run_experiment(request, watch)))
     if dashboard:

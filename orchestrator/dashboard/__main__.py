@@ -1,6 +1,7 @@
-"""The page as a process of its own, beside a run (`edgebed run … --dashboard`): its arguments are one JSON document.
+"""The page as a process of its own, beside a run (`edgebed run … --dashboard`).
 
-Says its address on standard output and ends when standard input does.
+Its order is one line of JSON on standard input: no argument, for it may hold a token. It says its address on standard
+output and ends when standard input does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.argv[1], type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     wanted = Wanted((), Path(order.library), order.since, order.experiment)
     try:
         serve(wanted, order.place, lambda line: print(line, flush=True), until_eof=True)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.dashboard.serve import Place
+
+START_S = 30.0
+"""A page that has said nothing for so long will not be served."""
 
 
 @contextlib.contextmanager
@@ -23,21 +29,25 @@ def page_beside(library: Path, experiment: str, place: Place, say: Callable[[str
         UsageError: it could not be served.
     """
     order = {"library": str(library), "since": time.time() - 1, "experiment": experiment, "place": place}
+    errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- not a pipe: nobody would read it
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.dashboard", msgspec.json.encode(order).decode()],
+        [sys.executable, "-m", "orchestrator.dashboard"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,  # Ctrl-C is for the run; the page ends after it
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        line = process.stdout.readline().strip()
+        with contextlib.suppress(BrokenPipeError):  # not as an argument: a token would be seen in `ps`
+            print(msgspec.json.encode(order).decode(), file=process.stdin, flush=True)
+        line = _first_line(process.stdout)
         if not line:
-            _, errors = process.communicate()
-            raise UsageError(f"the page could not be served: {errors.strip()[-300:]}", cure="leave out --dashboard")
+            errors.seek(0)
+            why = errors.read().strip()[-300:] or f"it said nothing within {START_S:.0f} s"
+            raise UsageError(f"the page could not be served: {why}", cure="leave out --dashboard")
         say(f"Live page: {line}")
         yield
     finally:
@@ -47,3 +57,11 @@ def page_beside(library: Path, experiment: str, place: Place, say: Callable[[str
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdout.close()
+        errors.close()
+
+
+def _first_line(stream: IO[str]) -> str:
+    """What the page says first, its address; "" where it ended, or says nothing in time."""
+    ready, _, _ = select.select([stream], [], [], START_S)
+    return stream.readline().strip() if ready else ""

@@ -11,6 +11,7 @@ from edgebed.wire.messages import Phase
 from orchestrator.dashboard.state import Account, Device, Life, Mark, Open, Row, State
 from orchestrator.records import types as t
 from orchestrator.records.facts import Clock
+from orchestrator.records.stragglers import CAUSES, standing_out
 
 MEMORY_S = 10.0
 """CPU and throttling are averages over about so many seconds (not divided) that a device reported."""
@@ -335,7 +336,7 @@ def _settle(state: State) -> None:
 def _straggler(state: State, opened: Open, done: dict[str, Account], complete: bool) -> None:
     row = state.rows[opened.row]
     row.rev = state.rev
-    if len(done) < 2:
+    if len(done) < 2 or state.life.started.method == "serve":
         return
     seconds = {name: account.seconds or 0.0 for name, account in done.items()}
     slowest = max(seconds, key=lambda name: seconds[name])
@@ -345,10 +346,7 @@ def _straggler(state: State, opened: Open, done: dict[str, Account], complete: b
     costs = {name: causes(account, opened.plan_end_ns) for name, account in done.items() if account.tail_end_ns}
     middle = [median(column) for column in zip(*costs.values(), strict=True)]
     row.behind_s = tuple((a - b) / 1e9 / state.dilation for a, b in zip(costs[slowest], middle, strict=True))
-    row.why = CAUSES[max(range(4), key=lambda i: row.behind_s[i])]
-
-
-CAUSES = ("cpu", "uplink", "downlink", "server")
+    row.why = standing_out(dict(zip(CAUSES, row.behind_s, strict=True)), row.gap_s)
 
 
 def causes(account: Account, plan_end_ns: int) -> tuple[int, int, int, int]:

@@ -64,7 +64,10 @@ class Shelf:
                 self._add(records.parent)
 
     def _is_wanted(self, records: Path) -> bool:
-        stat = records.stat()
+        try:
+            stat = records.stat()
+        except OSError:
+            return False  # deleted while we looked
         if stat.st_mtime < self._wanted.since or not stat.st_size:
             return False
         first = _first(records)
@@ -101,8 +104,11 @@ class Shelf:
 
 
 def _first(records: Path) -> t.RunStarted | None:
-    with records.open("rb") as file:
-        record = decode(file.readline())
+    try:
+        with records.open("rb") as file:
+            record = decode(file.readline())
+    except OSError:
+        return None  # deleted since it was found
     return record if isinstance(record, t.RunStarted) else None
 
 
@@ -112,7 +118,11 @@ def make_card(records: Path) -> dict[str, Any] | None:
     if first is None:
         return None
     rounds, accuracy, ended = 0, None, ""
-    for record in _tail(records):
+    try:
+        tail = _tail(records)
+    except OSError:
+        return None
+    for record in tail:
         match record:
             case t.RoundFinished() | t.RoundStarted():
                 rounds = record.round + isinstance(record, t.RoundFinished)

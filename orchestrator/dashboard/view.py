@@ -22,6 +22,7 @@ class Cursor(msgspec.Struct):
     rows: int = 0
     marks: int = 0
     lives: int = 0
+    calibration: int = 0
 
 
 def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
@@ -42,13 +43,10 @@ def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
         "marks_from": cursor.marks,
         "marks": [_mark(mark) for mark in state.marks[cursor.marks :]],
     }
-    if whole:
-        result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
-        result["host"] = state.life.started.host
-    elif len(state.calibration) != 0 and len(state.rows) == 0:
+    if whole or len(state.calibration) != cursor.calibration:
         result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
     cursor.epoch, cursor.rev, cursor.lives = state.epoch, state.rev, len(state.lives)
-    cursor.rows, cursor.marks = len(state.rows), len(state.marks)
+    cursor.rows, cursor.marks, cursor.calibration = len(state.rows), len(state.marks), len(state.calibration)
     return result
 
 
@@ -70,6 +68,7 @@ def head(state: State) -> dict[str, Any]:
         "run": started.run,
         "experiment": started.experiment,
         "method": started.method,
+        "serving": started.method == "serve",
         "seed": started.seed,
         "backend": started.backend,
         "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),

@@ -145,6 +145,7 @@ def _profiles(runs: list[Summary]) -> list[ProfileRow]:
                 rounds[profile] = rounds.get(profile, 0) + 1
                 waited[profile] = waited.get(profile, 0.0) + seconds
                 causes = why.setdefault(profile, {})
+                cause = cause or "no single cause"
                 causes[cause] = causes.get(cause, 0) + 1
     total = sum(rounds.values())
     experiment, method = runs[0]["experiment"], named(runs[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 
 import msgspec
@@ -25,7 +26,8 @@ _OF_PHASE = {
 
 class Straggler(msgspec.Struct, frozen=True):
     """The slowest device of a round. `gap_s`: behind the median device; `why`: the cause in which it is furthest behind
-    the median device (one of CAUSES). Seconds are not divided by the dilation."""
+    the median device (one of CAUSES; "" where no single one stands out, see `standing_out`). Seconds are not divided by
+    the dilation."""
 
     device: str
     gap_s: float
@@ -34,16 +36,26 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 def straggler(timeline: RoundTimeline) -> Straggler | None:
-    """None for a round in which fewer than two devices got done: there is nobody to be behind."""
+    """None for a round in which fewer than two devices got done, or that is serving: there is nobody to be behind."""
     facts = timeline.facts
-    if len(facts.done) < 2:
+    if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None
     seconds = {device: done.seconds for device, done in facts.done.items()}
     slowest = max(seconds, key=lambda device: seconds[device])
     costs = {device: causes(timeline, device) for device in seconds}
     behind = {cause: (costs[slowest][cause] - median(c[cause] for c in costs.values())) / 1e9 for cause in CAUSES}
-    why = max(behind, key=lambda cause: behind[cause])
-    return Straggler(slowest, seconds[slowest] - median(seconds.values()), why, behind)
+    gap = seconds[slowest] - median(seconds.values())
+    return Straggler(slowest, gap, standing_out(behind, gap), behind)
+
+
+LEAST = 0.1
+"""[ours] A cause that explains less than this share of the gap is not called its reason."""
+
+
+def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
+    """The cause in which a straggler is furthest behind; "" where that is none, or next to nothing of the gap."""
+    why = max(behind_s, key=lambda cause: behind_s[cause])
+    return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
 
 
 def waits(timeline: RoundTimeline) -> tuple[str | None, int]:

@@ -211,17 +211,24 @@ def shares(summary: Summary) -> Figure:
     )
 
 
+NO_CAUSE = "no single cause"
+
+
 def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure:
     """Seconds of every round, and how far the slowest device was behind the median one, by cause."""
     numbers = summary["number"]
-    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait"}
+    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait", "": "idle"}
     rows = list(zip(numbers, summary["straggler_gaps_s"], summary["straggler"], summary["straggler_why"], strict=True))
     data: list[dict[str, Any]] = []
     for cause, phase in causes.items():
         own = [row for row in rows if row[3] == cause]
         if own:
-            bar: dict[str, Any] = {"type": "bar", "name": f"straggler gap: {cause}", "marker": {"color": colour(phase)}}
-            hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause})<extra></extra>"
+            bar: dict[str, Any] = {
+                "type": "bar",
+                "name": f"straggler gap: {cause or NO_CAUSE}",
+                "marker": {"color": colour(phase)},
+            }
+            hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause or NO_CAUSE})<extra></extra>"
             points: dict[str, Any] = {
                 "x": [r[0] for r in own],
                 "y": [r[1] for r in own],

@@ -124,12 +124,14 @@ def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
 
 
 def _gaps(axes: Any, summary: Summary) -> None:
-    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait"}
+    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait", "": "idle"}
     rows = list(zip(summary["number"], summary["straggler_gaps_s"], summary["straggler_why"], strict=True))
     for cause, phase in causes.items():
         own = [(number, gap) for number, gap, why in rows if why == cause]
         if own:
-            axes.bar([n for n, _ in own], [g for _, g in own], color=_rgba(phase), label=f"gap: {cause}")
+            axes.bar(
+                [n for n, _ in own], [g for _, g in own], color=_rgba(phase), label=f"gap: {cause or 'no single cause'}"
+            )
     lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
     axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
     axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))

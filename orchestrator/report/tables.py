@@ -167,7 +167,11 @@ def _round_row(summary: Summary, index: int) -> list[str]:
     behind, slow = of("straggler_behind_s") or {}, of("straggler")
     cut = summary["cut"][slow][index] if slow is not None else None
     own = [str(of("number")), seconds(of("round_s")), text(slow, str), text(of("straggler_profile"), str)]
-    why = [text(cut, str), text(of("straggler_gaps_s"), seconds), text(of("straggler_why"), str)]
+    why = [
+        text(cut, str),
+        text(of("straggler_gaps_s"), seconds),
+        text(of("straggler_why"), lambda why: why or "no single cause"),
+    ]
     return [*own, *why, *(text(behind.get(cause), _signed) for cause in CAUSES), seconds(of("waited_s"))]
 
 
@@ -268,8 +272,9 @@ def _who(summary: Summary) -> str:
     by_cause = dict(zip(CAUSES, map(int, top[3:7]), strict=True))
     why = max(by_cause, key=lambda cause: by_cause[cause])
     where = {"cpu": "computing", "uplink": "its uplink", "downlink": "its downlink", "server": "the server"}[why]
+    mostly = f"mostly because of {where}" if by_cause[why] else "and no single cause stands out"
     return (
-        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {summary['rounds']} rounds, mostly because of {where}; "
+        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {summary['rounds']} rounds, {mostly}; "
         f"the others together waited {top[7]} for it."
     )
 

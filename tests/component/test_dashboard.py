@@ -18,9 +18,11 @@ import msgspec
 import prometheus_client.parser
 import pytest
 
+from edgebed.errors import UsageError
 from orchestrator.dashboard.app import TICK_S
 from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.shelf import Shelf, Wanted, make_card
 from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import write_summary
@@ -228,6 +230,44 @@ def test_a_port_that_is_taken_is_told_with_its_cure(tmp_path: Path) -> None:
         again = subprocess.run([*CLI, "--port", port], env=env, capture_output=True, text=True, check=False)
         assert again.returncode == 2
         assert "--port 0" in again.stderr
+
+
+def test_a_token_for_the_page_beside_a_run_is_asked_for_and_is_no_argument(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "runs").mkdir()
+    with page_beside(tmp_path / "runs", "synthetic", Place(token="geheim"), said.append):
+        address = said[0].removeprefix("Live page: ").partition("?")[0]
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(address, headers={"authorization": "Bearer geheim"}).status_code == 200
+        arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_page(path)]
+        assert arguments
+        assert not any(b"geheim" in each for each in arguments)
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        return b"orchestrator.dashboard" in path.read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_page_that_says_nothing_does_not_hold_up_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\necho trouble >&2\nexec cat >/dev/null\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr("orchestrator.dashboard.beside.START_S", 0.5)
+    with pytest.raises(UsageError, match="trouble"), page_beside(tmp_path, "synthetic", Place(), print):
+        pass
+
+
+def test_a_run_that_is_deleted_while_it_is_looked_at_is_left_out(tmp_path: Path) -> None:
+    gone = tmp_path / "gone" / "records.jsonl"
+    gone.parent.mkdir()
+    gone.symlink_to(tmp_path / "nothing")
+    record(tmp_path / "one", Synthetic().records)
+    assert [card["id"] for card in Shelf(Wanted(library=tmp_path)).cards()] == ["one"]
+    assert make_card(gone) is None
 
 
 def test_the_page_beside_a_run_ends_with_it(tmp_path: Path) -> None:

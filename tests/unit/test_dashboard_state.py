@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from orchestrator import dashboard
 from orchestrator.dashboard.fold import fold
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.state import State
-from orchestrator.dashboard.view import Cursor, changes, curve, history, summary
+from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
 from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
+from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
+from orchestrator.report.palette import PHASES
 from tests.synthetic import FLEET, MS, Speed, Synthetic
 
 
@@ -43,7 +48,7 @@ def test_the_rounds_are_those_of_the_summary(run: Synthetic) -> None:
     assert [row.axis_s + (row.seconds or 0) for row in state.rows] == pytest.approx(expected["elapsed_s"])
     assert [row.accuracy for row in state.rows] == expected["accuracy"]
     assert [row.straggler or None for row in state.rows] == expected["straggler"]
-    assert [row.why or None for row in state.rows] == expected["straggler_why"]
+    assert [row.why for row in state.rows] == [why or "" for why in expected["straggler_why"]]
     assert [row.gap_s for row in state.rows] == [
         g if g is None else pytest.approx(g) for g in expected["straggler_gaps_s"]
     ]
@@ -259,3 +264,38 @@ def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:
     assert ends == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert [point[0] for point in curve(state)] == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert summary(state)["total_s"] == pytest.approx(expected["total_s"], abs=0.01)
+
+
+STATIC = Path(dashboard.__file__).parent / "static"
+
+
+def test_the_page_knows_every_name_that_the_report_has_a_colour_for() -> None:
+    style, words = (STATIC / "style.css").read_text(), (STATIC / "format.js").read_text()
+    words = words[words.index("export const PHASES") : words.index("/** Names in the order")]
+    assert {name for name in PHASES if f".p-{name} " not in style} == set()
+    assert {name for name in PHASES if not re.search(rf"\b{name}: ", words)} == set()
+
+
+def test_calibration_is_sent_whenever_it_has_grown() -> None:
+    state, cursor = folded(Synthetic(rounds=2).records), Cursor()
+    before = changes(state, cursor)
+    assert before is not None
+    row = t.Calibrated(9, "weak", "cpu", "alone", 1.0, 1.0, 0.0, "", True, True, "")
+    fold(state, [(10**9, row)])
+    sent = changes(state, cursor)
+    assert sent is not None
+    assert len(sent["calibration"]) == len(before["calibration"]) + 1
+    fold(state, [(10**9 + 1, t.Fault(10, "weak", "x"))])
+    assert "calibration" not in (changes(state, cursor) or {})
+
+
+def test_no_single_cause_is_told_as_none() -> None:
+    assert standing_out({"cpu": 0.5, "uplink": 0.1}, 1.0) == "cpu"
+    assert standing_out({"cpu": 0.09, "uplink": 0.0}, 1.0) == ""
+    assert standing_out({"cpu": 0.0, "uplink": -1.0}, 0.0) == ""
+
+
+def test_a_serving_run_has_no_straggler() -> None:
+    state = folded(Synthetic(rounds=2, method="serve").records)
+    assert [row.straggler for row in state.rows] == ["", ""]
+    assert head(state)["serving"]

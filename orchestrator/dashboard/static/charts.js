@@ -60,7 +60,7 @@ export class Chart {
     const xs = known.map((p) => p[0]).concat((data.marks || []).map((m) => m.x));
     const x0 = data.xMin ?? Math.min(0, low(xs)), x1 = Math.max(high(xs) + (data.pad ?? 0), x0 + 1e-9);
     const y0 = data.yMin ?? Math.min(0, low(known.map((p) => p[1])));
-    const y1 = Math.max(data.yMax ?? 0, high(known.map((p) => p[1])) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9);
+    const y1 = data.yMax ?? Math.max(high(known.map((p) => p[1])) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9);
     const X = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
     const Y = (v) => this.height - BOTTOM - ((v - y0) / (y1 - y0)) * (this.height - TOP - BOTTOM);
     this.scale = {X, Y, width};
@@ -80,7 +80,7 @@ export class Chart {
   axes(x0, x1, y0, y1) {
     const {X, Y, width} = this.scale, {data} = this, bottom = this.height - BOTTOM;
     return s("g.axes", {},
-      ticks(y0, y1, 4).map((v) => [
+      ticks(y0, y1, 5).map((v) => [
         s("line.grid", {x1: LEFT, x2: width - RIGHT, y1: Y(v), y2: Y(v)}),
         s("text.tick.end", {x: LEFT - 6, y: Y(v) + 4}, data.y[1](v))]),
       ticks(x0, x1, Math.max(2, Math.floor(width / 110))).filter((v) => !data.whole || Number.isInteger(v)).map((v) =>
@@ -113,7 +113,7 @@ export class Chart {
 
   bars(series, width) {
     const {X, Y} = this.scale, columns = new Map(), zero = Y(0);
-    const size = Math.max(1, (width - LEFT - RIGHT) / Math.max(1, series.slots || series.points.length));
+    const size = Math.max(1, (width - LEFT - RIGHT) / Math.max(1, series.points.length));
     for (const p of series.points) {
       if (p[1] === null) continue;
       const key = size >= 2 ? p[0] : Math.round(X(p[0]) / 2);

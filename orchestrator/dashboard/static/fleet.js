@@ -4,8 +4,8 @@ import {h, put} from "./dom.js";
 import {number, percent, seconds} from "./format.js";
 
 const COLUMNS = [
-  ["device", ""], ["state", ""], ["profile", ""], ["CPU of quota", "num"], ["throttled", "num"], ["up of Mbit/s", "num"],
-  ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["stages", "num"], ["last round", "num"], ["predicted", "num"],
+  ["device", ""], ["state", ""], ["last round", "num"], ["predicted", "num"], ["stages", "num"], ["CPU of quota", "num"],
+  ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["profile", ""],
 ];
 
 export class Fleet {
@@ -20,7 +20,7 @@ export class Fleet {
     this.element = h("section.card", {"aria-labelledby": "h-fleet"},
       h("div.head", {}, h("h2", {id: "h-fleet"}, "Fleet ", this.count), h("div.tools", {},
         h("label", {for: "device-filter"}, "Name or profile"), this.filter, h("label", {for: "device-state"}, "State"), this.state)),
-      h("div.scroll", {tabindex: 0, role: "region", "aria-label": "Fleet, scrolls"},
+      h("div.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Fleet, scrolls"},
         h("table.fleet", {}, h("caption.hidden-text", {}, "Devices: state, profile, use of their limits"), h("thead", {}, h("tr", {}, heads)), this.body)),
       h("p.quiet", {}, "CPU and throttling: over the last 10 s or so that the device reported. Up and down: while it was sending or receiving in its last round. Limits are those of the profile; D divides them all."));
   }
@@ -64,14 +64,14 @@ export class Fleet {
     };
     row.className = `s-${d.state.replace(" ", "-")}`;
     show(0, d.state);
-    show(1, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
-    show(2, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share)} of ${number(d.cpus)}`, d.cpu_share);
-    show(3, percent(d.throttled_share), d.throttled_share);
-    show(4, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
-    show(5, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
-    show(6, d.memory_used_mib === null ? `– of ${d.memory_mib}` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib}`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);
-    show(7, d.cut === null ? "–" : String(d.cut));
-    show(8, seconds(d.actual_s));
-    show(9, seconds(d.predicted_s));
+    show(9, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
+    show(4, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share)} of ${number(d.cpus)}`, d.cpu_share);
+    show(8, percent(d.throttled_share), d.throttled_share);
+    show(5, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
+    show(6, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
+    show(7, d.memory_used_mib === null ? `– of ${d.memory_mib}` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib}`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);
+    show(3, d.cut === null ? "–" : String(d.cut));
+    show(1, seconds(d.actual_s));
+    show(2, seconds(d.predicted_s));
   }
 }

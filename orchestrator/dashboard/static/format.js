@@ -38,19 +38,24 @@ export const NAMES = {
 
 export const PHASES = {
   dispatch: "dispatch: its task was not sent yet", download: "download", decode: "decode", compute: "compute", encode: "encode",
-  blocked: "blocked: upload queue full", upload_tail: "upload of the rest", reply_wait: "wait for a reply",
+  blocked: "blocked: upload queue full", upload_tail: "upload of the rest", reply_wait: "wait for a reply", request_wait: "wait for a request",
   server_wait: "wait for its server half", wait_for_others: "wait for others", plan: "plan", merge: "merge",
   evaluation: "evaluation", checkpoint: "checkpoint", orchestrator: "orchestrator", idle: "not drawn", left_out: "left out",
   offline: "away", unreported: "unreported", working: "at work, details not reported yet", server: "server half at work",
   probe: "probe",
 };
 
+/** Names in the order above; those that this page does not know yet at the end. */
+export function ordered(names) {
+  return [...Object.keys(PHASES).filter((name) => names.has(name)), ...[...names].filter((name) => !(name in PHASES)).sort()];
+}
+
 /** Round numbers for an axis: about `count` of them between two values. */
 export function ticks(low, high, count) {
   const span = high - low;
   if (!(span > 0)) return [low];
   const raw = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((f) => f * power).find((v) => v >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((v) => v >= raw * 0.999);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return found;

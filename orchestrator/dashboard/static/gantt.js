@@ -1,7 +1,7 @@
 // One round: a row per device with the names of its time, the server below. A live round grows.
 
 import {fold, h, s, table, tip} from "./dom.js";
-import {PHASES, seconds, tick, ticks} from "./format.js";
+import {PHASES, ordered, seconds, tick, ticks} from "./format.js";
 
 const RIGHT = 16, TOP = 22;
 
@@ -80,7 +80,7 @@ export class Gantt {
     const seen = new Set(rows.flatMap((one) => one.bars.map((bar) => bar[0])));
     const predicted = rows.some((one) => one.one?.predicted_s);
     this.legend.replaceChildren(
-      ...Object.keys(PHASES).filter((name) => seen.has(name)).map((name) => h("span", {}, h(`i.p-${name}`), PHASES[name])),
+      ...ordered(seen).map((name) => h("span", {}, h(`i.p-${name}`), PHASES[name] || name.replaceAll("_", " "))),
       predicted ? h("span", {}, h("i.predicted-key"), "predicted") : "");
   }
 
@@ -94,7 +94,7 @@ export class Gantt {
     const {data} = this;
     if (!data) return h("p", {}, "no round has begun yet");
     const seen = new Set(Object.values(data.devices).flatMap((one) => Object.keys(one.sums)));
-    const columns = Object.keys(PHASES).filter((name) => seen.has(name));
+    const columns = ordered(seen);
     return table(`Round ${data.round}`,
       [["device"], ["done after", "num"], ["predicted", "num"], ["stages", "num"], ...columns.map((name) => [name.replaceAll("_", " "), "num"])],
       Object.entries(data.devices).map(([name, one]) => [name, one.out || seconds(one.actual_s), seconds(one.predicted_s),

@@ -11,9 +11,14 @@ let source = null, cards = [], shown = "", ended = false, arrived = false;
 
 function route() {
   const [, kind, rest = ""] = location.hash.split("/");
-  if (kind === "run" && rest) return {view: "run", run: decodeURIComponent(rest)};
-  if (kind === "compare") return {view: "compare", runs: rest.split(",").filter(Boolean).map(decodeURIComponent)};
+  if (kind === "run" && rest) return {view: "run", run: decoded(rest)};
+  if (kind === "compare") return {view: "compare", runs: rest.split(",").filter(Boolean).map(decoded)};
   return {view: "runs"};
+}
+
+/** Addresses are typed by people too: one that is no encoding is taken as it stands. */
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
 }
 
 function go(focus) {
@@ -46,7 +51,7 @@ function listen(run) {
   source = new EventSource(`/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
   let fresh = true;
   source.onopen = () => { say("connected", "good"); fresh = true; };
-  source.onerror = () => { if (!ended) say("connection lost, trying again", "bad"); };
+  source.onerror = () => { if (!ended) say(source.readyState === EventSource.CLOSED ? "connection refused: reload the page" : "connection lost, trying again", "bad"); };
   source.addEventListener("runs", (event) => {
     cards = JSON.parse(event.data);
     views.runs.draw(cards);

@@ -75,7 +75,6 @@ export class RunView {
     this.rows.splice(change.rows_from, Infinity, ...change.rows);
     this.marks.splice(change.marks_from, Infinity, ...change.marks);
     if (change.calibration) this.calibration = change.calibration;
-    if (change.host) this.host = change.host;
     const ended = this.head && !this.head.ended && change.head.ended;
     this.head = change.head;
     this.devices = change.devices;
@@ -162,7 +161,7 @@ export class RunView {
       ["accuracy now", known.length ? percent(known.at(-1)[R.accuracy], 1) : "–"],
       ["best", known.length ? percent(best, 1) : "–"],
       [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
-      ["median straggler gap", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
+      head.serving ? ["devices", String(this.devices.length)] : ["median straggler gap", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
       ["bytes up", bytes(head.bytes_up)],
       ["bytes down", bytes(head.bytes_down)],
     ];
@@ -197,21 +196,23 @@ export class RunView {
     if (!row) return ["No round has begun yet."];
     if (row[R.seconds] === null) return [live ? "The straggler is known when the round is over." : "This round was not finished."];
     const out = row[R.out] ? ` ${row[R.out]} left out.` : "";
+    if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
     const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out} `;
     if (!row[R.straggler]) return [took, "Fewer than two devices got done: nobody was behind."];
     const why = row[R.why] ? [" because of ", h("b", {}, NAMES[row[R.why]]), ` (against the median device: ${CAUSES.map((cause, i) =>
-      `${cause === "cpu" ? "CPU" : cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : ["; why is known when it has reported its phases."];
+      `${cause === "cpu" ? "CPU" : cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : row[R.behind].length ? ["; no single cause stands out."] : ["; why is known when it has reported its phases."];
     return [took, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
   }
 
   drawCharts() {
-    const done = this.finished(), end = (row) => row[R.axis] + row[R.seconds];
+    const done = this.finished(), end = (row) => row[R.axis] + row[R.seconds], {serving} = this.head;
+    this.gap.element.hidden = serving;
     const marks = this.marks.filter((m) => m[2] !== "ended").map(([x, , kind, device, text]) => ({x, kind, text: `${device}${device ? ": " : ""}${text}`}));
     const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
     this.accuracy.draw({
       series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
         `${percent(row[R.accuracy], 1)} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
-      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0,
+      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0, yMax: 1,
       line: {y: this.head.target, label: `target ${percent(this.head.target)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], percent(row[R.accuracy], 1), number(row[R.loss])]),
@@ -219,14 +220,14 @@ export class RunView {
     this.gap.draw({
       series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
         `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${NAMES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`}))], whole: true, pad: 0.5, xMin: 0.5,
+      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`})), {name: "no single cause", cls: "k-none"}], whole: true, pad: 0.5, xMin: 0.5,
       x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
       rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), row[R.why] || "–"]),
       empty: "nobody was behind yet",
     });
     this.lengths.draw({
-      series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}, ${row[R.merged]} of ${row[R.drawn]} merged`, row[R.number], row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
-      legend: [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
+      series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number], !serving && row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
+      legend: serving ? [] : [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
       x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
       rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out]]),
     });

@@ -15,11 +15,11 @@ export class RunsView {
     this.go = h("button.main", {type: "button", onclick: () => { location.hash = `#/compare/${[...this.chosen].map(encodeURIComponent).join(",")}`; }});
     this.count = h("span.quiet");
     this.body = h("tbody");
-    const heads = [["", ""], ["run", ""], ["method", ""], ["experiment", ""], ["state", ""], ["started (UTC)", ""], ["devices", "num"], ["rounds", "num"], ["accuracy", "num"], ["limits held by", ""], ["D", "num"], ["calibrated", ""]];
+    const heads = [["run", ""], ["state", ""], ["rounds", "num"], ["accuracy", "num"], ["method", ""], ["limits held by", ""], ["calibrated", ""], ["D", "num"], ["devices", "num"], ["started (UTC)", ""], ["experiment", ""]];
     root.replaceChildren(h("div.head", {}, h("h1", {id: "h-runs", tabindex: -1}, "Runs ", this.count), h("div.tools", {},
       h("label", {for: "run-words"}, "Words"), this.words, h("label", {for: "run-method"}, "Method"), this.method, h("label", {for: "run-state"}, "State"), this.state, this.go)),
-    h("div.card.scroll", {tabindex: 0, role: "region", "aria-label": "Runs, scrolls"}, h("table.runs", {}, h("caption.hidden-text", {}, "Runs, the newest first"),
-      h("thead", {}, h("tr", {}, heads.map(([label, kind]) => h("th" + (kind ? "." + kind : ""), {scope: "col"}, label || h("span.hidden-text", {}, "compare"))))), this.body)));
+    h("div.card.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Runs, scrolls"}, h("table.runs", {}, h("caption.hidden-text", {}, "Runs, the newest first"),
+      h("thead", {}, h("tr", {}, heads.map(([label, kind]) => h("th" + (kind ? "." + kind : ""), {scope: "col"}, label)))), this.body)));
     this.redraw();
   }
 
@@ -46,16 +46,17 @@ export class RunsView {
     this.key = key;
     const focus = document.activeElement?.dataset?.run, box = document.activeElement?.type === "checkbox";
     this.body.replaceChildren(...shown.map((card) => this.row(card)));
-    if (!shown.length) this.body.replaceChildren(h("tr", {}, h("td", {colspan: 12}, this.cards.length ? "No run fits these filters." : "There is no run yet. It appears here when it begins.")));
+    if (!shown.length) this.body.replaceChildren(h("tr", {}, h("td", {colspan: 11}, this.cards.length ? "No run fits these filters." : "There is no run yet. It appears here when it begins.")));
     if (focus) this.body.querySelector(`${box ? "input" : "a"}[data-run="${CSS.escape(focus)}"]`)?.focus();
   }
 
   row(card) {
     const box = h("input", {type: "checkbox", "data-run": card.id, "aria-label": `compare ${card.id}`, checked: this.chosen.has(card.id),
       onchange: () => { if (box.checked) this.chosen.add(card.id); else this.chosen.delete(card.id); this.redraw(); }});
-    return h("tr", {}, h("td", {}, box), h("th", {scope: "row"}, h("a", {href: `#/run/${encodeURIComponent(card.id)}`, "data-run": card.id}, card.id)),
-      h("td", {}, card.method), h("td", {}, card.experiment), h("td", {}, h(`span.pill.r-${card.state}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
-      h("td", {}, card.started.slice(0, 19).replace("T", " ")), h("td.num", {}, card.devices), h("td.num", {}, card.rounds), h("td.num", {}, percent(card.accuracy, 1)),
-      h("td", {}, card.enforcement), h("td.num", {}, number(card.dilation)), h("td", {}, card.calibrated ? "yes" : h("b.bad", {}, "NO")));
+    return h("tr", {}, h("th", {scope: "row"}, h("span.pick", {}, box, h("a", {href: `#/run/${encodeURIComponent(card.id)}`, "data-run": card.id}, card.id))),
+      h("td", {}, h(`span.pill.r-${card.state}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
+      h("td.num", {}, card.rounds), h("td.num", {}, percent(card.accuracy, 1)), h("td", {}, card.method), h("td", {}, card.enforcement),
+      h("td", {}, card.calibrated ? "yes" : h("b.bad", {}, "NO")), h("td.num", {}, number(card.dilation)), h("td.num", {}, card.devices),
+      h("td", {}, card.started.slice(0, 19).replace("T", " ")), h("td", {}, card.experiment));
   }
 }
