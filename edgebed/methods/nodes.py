@@ -128,18 +128,6 @@ def serving_rates(tree: Tree, arrivals: Mapping[str, float], limits: Mapping[str
     return normalised(served)
 
 
-def limits_for(tree: Tree, arrivals: Mapping[str, float], rates: Sequence[float]) -> dict[str, float]:
-    """μ^max of each node that make a tree of layers serve `rates` (x-y-z): of what comes to exit e, the share
-    Σ_{e'>e} Λ_e' / Σ_{e'≥e} Λ_e' goes on."""
-    shares = normalised(rates)
-    limits: dict[str, float] = {}
-    for node, exit in tree.exits.items():
-        rest = sum(shares[exit - 1 :])
-        goes_on = sum(shares[exit:]) / rest if rest else 1.0
-        limits[node] = _coming(tree, node, arrivals, limits) * goes_on
-    return limits
-
-
 def _coming(tree: Tree, node: str, arrivals: Mapping[str, float], forwarded: Mapping[str, float]) -> float:
     return arrivals.get(node, 0.0) + sum(forwarded[child] for child in tree.children(node))
 

@@ -203,7 +203,9 @@ class _Naming:
         sent = facts.sent.get(device)
         self._sent = FOREVER if sent is None else sent.at_ns
         span = placed.tasks.get(sent.task) if sent is not None else None
-        self._begin = FOREVER if span is None or span.download_ns is None else span.download_ns
+        delivered = facts.delivered.get(device)  # where no download is reported, as by simulated devices
+        known = delivered.at_ns if delivered is not None else FOREVER
+        self._begin = known if span is None or span.download_ns is None else span.download_ns
         self._edges = sorted(
             {t for a, b, _ in self._own for t in (a, b)}
             | {t for interval in self._away for t in interval}

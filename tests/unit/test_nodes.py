@@ -10,7 +10,6 @@ from edgebed.methods.nodes import (
     default_layers,
     exit_chances,
     layered,
-    limits_for,
     rooted,
     serving_rates,
     transfer_rates,
@@ -76,14 +75,6 @@ def test_serving_rates_over_three_layers_by_hand() -> None:
     arrivals = dict.fromkeys("abcd", 5.0)
     limits = dict.fromkeys("abcd", 1.0) | dict.fromkeys("ef", 0.5)
     assert serving_rates(layered(SEVEN, [4, 2, 1]), arrivals, limits) == approx([0.8, 0.15, 0.05])
-
-
-def test_limits_that_give_the_rates_wanted() -> None:
-    tree, arrivals = layered(SEVEN, [4, 2, 1]), dict.fromkeys("abcd", 5.0)
-    limits = limits_for(tree, arrivals, [80, 15, 5])
-    assert limits["a"] == approx(1.0)
-    assert limits["e"] == approx(0.5)
-    assert serving_rates(tree, arrivals, limits) == approx([0.8, 0.15, 0.05])
 
 
 def test_no_requests_have_no_rates() -> None:
