@@ -192,3 +192,19 @@ def test_work_reported_as_one_is_cut_where_its_uploads_begin() -> None:
     whole = round_of([("decode", 10), ("compute", 890), ("upload_tail", 60)], uploads, update, done=960)
     each = [("decode", 10), ("compute", 90)] + [("compute", 100)] * 8 + [("upload_tail", 60)]
     assert ends(whole) == ends(round_of(each, uploads, update, done=960)) == (960, 930, 510)
+
+
+def test_a_wait_after_delivery_is_the_servers_where_no_download_is_reported() -> None:
+    """Simulated devices report their download as waiting."""
+    records: list[t.Record] = []
+    for record in Synthetic({"a": Speed(server=500), "b": Speed()}, 1).records:
+        if isinstance(record, t.DevicePhases):
+            phases = tuple(
+                msgspec.structs.replace(p, name="waiting") if p.name == "download" else p for p in record.phases
+            )
+            record = msgspec.structs.replace(record, phases=phases)
+        records.append(record)
+    (timeline,) = timelines(sort(records))
+    named = [segment.name for segment in timeline.devices["a"].segments]
+    assert named.index("download") < named.index("compute") < named.index("server_wait")
+    assert named.count("download") == 1
