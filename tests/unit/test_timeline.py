@@ -256,7 +256,7 @@ def test_records_in_any_order_of_arrival_give_the_same_names(seed) -> None:  # t
         (Speed(compute=900), "cpu"),
         (Speed(tail=900), "uplink"),
         (Speed(blocked=900), "uplink"),
-        (Speed(blocked=900, held=880), "server"),
+        (Speed(blocked=900, held=900), "server"),
         (Speed(download=900), "downlink"),
         (Speed(server=900), "server"),
     ],
