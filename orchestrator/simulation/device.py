@@ -210,8 +210,8 @@ class SimulatedDevice:
 
     # ---- what goes up ----
 
-    async def send(self, header: Upload | Update | Failure, body: bytes | bytearray) -> None:
-        """Returns at the acknowledgement; raises TransferRefused where it is not wanted."""
+    async def send(self, header: Upload | Update | Failure, body: bytes | bytearray) -> int:
+        """Returns the payload's bytes at the acknowledgement; raises TransferRefused where it is not wanted."""
         size = self._size(self._doing, header, body)
         if header.task in self._cancelled:
             raise Cancelled("the task was cancelled")
@@ -225,6 +225,7 @@ class SimulatedDevice:
                 Inbound(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
             )
         await asyncio.sleep(self.costs.uplink(self.who()).ack_s)
+        return size - (wire_bytes(header, len(body)) - len(body))
 
     def _size(self, doing: Assignment | None, header: Header, body: bytes | bytearray) -> int:
         if doing is None:  # the task has ended: nobody wants it
