@@ -87,7 +87,8 @@ class Outbox:
             self._since = self._device.now_s()
         self._in_flight += 1
         try:
-            self._meter.upload_bytes += await self._device.send(header, body)
+            sent = await self._device.send(header, body)
+            self._meter.upload_bytes += sent  # not in one line: another upload may have ended meanwhile
         except EdgebedError as error:
             self._error = self._error or error
         finally:
