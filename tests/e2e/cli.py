@@ -52,6 +52,11 @@ def write_experiment(folder: Path) -> Path:
     return path
 
 
+def _heed_interrupts() -> None:
+    """A shell that started the tests in the background made them ignore Ctrl-C; what they start would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Cli:
     """One `edgebed` process, in a process group of its own as a shell would start it."""
 
@@ -67,6 +72,7 @@ class Cli:
             env=env,
             cwd=folder,
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
 
     def wait(self, timeout_s: float = 120.0) -> tuple[int, str, str]:
