@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+import psutil
 
 from edgebed import gauge
 from edgebed.errors import EdgebedError
@@ -25,6 +26,28 @@ PATIENCE_S = 60.0
 """What a probe may take beyond its own length: a device of 0.02 CPU answers slowly."""
 
 REFERENCE_S = 0.2
+
+TRIES = 2
+"""Of what is faster than its limit, or failed otherwise: a shared host has hiccups."""
+
+SLOW_TRIES = 4
+"""Of what is only slower than its limit. A busy host can make a device slow, never fast; so the host gets time."""
+
+QUIET_S = 15.0
+"""How long a new try of what was slow waits at most for a host with most of its CPU time free."""
+
+QUIET_SHARE = 0.25
+"""Of the host's CPU time that may be in use while nothing is measured."""
+
+
+async def quiet_host(limit_s: float = QUIET_S) -> None:
+    """Return once the host (its hypervisor's share counts as use) has been idle enough for a second, or at the limit.
+    Nothing may be measured meanwhile."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        times = await asyncio.to_thread(psutil.cpu_times_percent, interval=1.0)
+        if times.idle + getattr(times, "iowait", 0.0) >= 100 * (1 - QUIET_SHARE):
+            return
 
 
 class Prober(Protocol):
@@ -47,7 +70,8 @@ async def calibrate(
     on_row: Callable[[Calibrated], None],
     on_item: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
-    """Measure every device's CPU and link; a row that fails is measured once more, for a shared host has hiccups.
+    """Measure every device's CPU and link. A row that fails is measured again: once, or where it is only too slow up to
+    three times, each time after waiting for a quiet host.
 
     Args:
         limits: in force, by device.
@@ -77,15 +101,20 @@ class _Bench:
         self._cores = usable_cores()
 
     async def item(self, item: Item) -> list[Calibrated]:
-        """All rows of one item. Those that fail at first are there twice."""
+        """All rows of one item. Those that failed and were measured again are there once for each try."""
         rows = await self._devices(item, list(self._limits))
-        failed = {row.device for row in rows if row.judged and not row.passed}
-        if not failed:
-            return rows
-        # Whatever was measured in company is repeated in the same company.
-        again = await self._devices(item, list(self._limits) if item.together else sorted(failed))
-        first = [judgement.superseded(row) if row.device in failed and row.judged else row for row in rows]
-        return first + [row for row in again if row.device in failed]
+        for done in range(1, SLOW_TRIES):
+            failed = {row.device for row in rows if row.judged and not row.passed}
+            slow = {row.device for row in rows if row.judged and judgement.is_slow(row)}
+            if not failed or (done >= TRIES and failed != slow):
+                break
+            if slow:
+                await quiet_host()
+            # Whatever was measured in company is repeated in the same company.
+            again = await self._devices(item, list(self._limits) if item.together else sorted(failed))
+            rows = [judgement.superseded(row, done) if row.device in failed and row.judged else row for row in rows]
+            rows += [row for row in again if row.device in failed]
+        return rows
 
     async def _devices(self, item: Item, devices: Sequence[str]) -> list[Calibrated]:
         if item.together:

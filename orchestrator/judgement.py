@@ -136,9 +136,14 @@ def report_work(context: Context, item: Item, result: ProbeResult, reference: fl
 UNHELD = "the agent does not hold its {} itself (software throttle); cure: run as root, so that the kernel does"
 
 
-def superseded(row: Calibrated) -> Calibrated:
-    """A failed row that was measured once more: kept, no longer judged."""
-    return msgspec.structs.replace(row, condition=f"{row.condition}, first try", judged=False)
+def is_slow(row: Calibrated) -> bool:
+    """Whether a row failed by being slower than its limit, and by nothing worse."""
+    return not row.passed and 0 < row.measured < row.requested
+
+
+def superseded(row: Calibrated, tries: int) -> Calibrated:
+    """A row that failed at that try (from 1) and was measured again: kept, no longer judged."""
+    return msgspec.structs.replace(row, condition=f"{row.condition}, try {tries}", judged=False)
 
 
 def _row(

