@@ -1,0 +1,86 @@
+"""Which measurements of a calibration are repeated, how often, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator import calibration
+from orchestrator.calibration import SLOW_TRIES, TRIES, _Bench
+from orchestrator.judgement import Item
+from orchestrator.records.types import Calibrated
+
+ITEM = Item("upload", True, seconds=1.2)
+
+
+def row(device: str, ratio: float) -> Calibrated:
+    passed = abs(ratio - 1) <= 0.05
+    figures: dict[str, Any] = {"requested": 10.0, "measured": 10.0 * ratio, "unit": "Mbit/s", "error": ratio - 1}
+    return Calibrated(
+        0, device, "uplink", ITEM.condition, **figures, judged=True, passed=passed, cause="" if passed else "x"
+    )
+
+
+class Scripted(_Bench):
+    """A bench whose devices measure what the test says, try by try (the last goes on)."""
+
+    def __init__(self, ratios: Mapping[str, Sequence[float]]) -> None:
+        self._limits, self._ratios, self.tries = dict.fromkeys(ratios), ratios, 0  # type: ignore[assignment]
+
+    async def _devices(self, item: Item, devices: Sequence[str]) -> list[Calibrated]:
+        self.tries += 1
+        return [row(d, self._ratios[d][min(self.tries, len(self._ratios[d])) - 1]) for d in devices]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    waits: list[int] = []
+
+    async def wait() -> None:
+        waits.append(1)
+
+    monkeypatch.setattr(calibration, "quiet_host", wait)
+    return waits
+
+
+async def test_what_holds_is_measured_once(quiet: list[int]) -> None:
+    bench = Scripted({"a": [1.0], "b": [0.97]})
+    assert all(row.passed for row in await bench.item(ITEM))
+    assert (bench.tries, quiet) == (1, [])
+
+
+async def test_what_is_slow_passes_once_the_host_is_quiet_and_every_try_is_kept(quiet: list[int]) -> None:
+    rows = await (bench := Scripted({"a": [0.5, 0.8, 1.0], "b": [1.0]})).item(ITEM)
+    assert (bench.tries, len(quiet)) == (3, 2)
+    assert [(r.device, r.error, r.judged) for r in rows if r.device == "a"] == [
+        ("a", -0.5, False), ("a", pytest.approx(-0.2), False), ("a", 0.0, True)
+    ]  # fmt: skip
+    assert [r.condition.partition("1.2 s")[2] for r in rows if r.device == "a"] == [", try 1", ", try 2", ""]
+    assert [r.judged for r in rows if r.device == "b"] == [True]
+
+
+async def test_what_stays_slow_fails(quiet: list[int]) -> None:
+    rows = await (bench := Scripted({"a": [0.5]})).item(ITEM)
+    assert (bench.tries, len(quiet)) == (SLOW_TRIES, SLOW_TRIES - 1)
+    assert [r.passed for r in rows if r.judged] == [False]
+
+
+@pytest.mark.parametrize("beside", [1.0, 0.5])
+async def test_what_is_too_fast_gets_one_more_try_whatever_its_neighbour_does(beside: float) -> None:
+    rows = await (bench := Scripted({"a": [1.2], "b": [beside]})).item(ITEM)
+    assert bench.tries == TRIES
+    assert [r.passed for r in rows if r.judged and r.device == "a"] == [False]
+
+
+async def test_what_was_too_fast_and_is_slow_now_is_not_called_too_fast() -> None:
+    rows = await (bench := Scripted({"a": [1.2, 0.5, 1.0]})).item(ITEM)
+    assert bench.tries == 3
+    assert [r.passed for r in rows if r.judged] == [True]
+
+
+async def test_a_host_that_stays_busy_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(calibration, "QUIET_SHARE", -1.0)
+    await calibration.quiet_host(limit_s=0.1)
