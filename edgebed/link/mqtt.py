@@ -37,7 +37,9 @@ DEAD_AFTER_MS = 30_000
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 PACE_MIN_S, PACE_MAX_S = 0.002, 0.040
-PACE_LOW_BYTES, PACE_HIGH_BYTES = 32 << 10, 64 << 10
+PACE_SHARE = 0.75
+"""Of the time that the rest of a packet is expected to take: a pause that ends late would cost the transfer time, and
+hide how fast the link is."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -60,9 +62,9 @@ class MqttLink:
     keepalive_s: the broker holds us for dead after one and a half of this without a whole packet from us. 0 switches
         it off: right for data connections, where a single packet may take longer; TCP keepalive still finds a dead
         peer.
-    paced: read in larger bites on a slow link. Each arriving segment wakes paho otherwise: 31 ms of CPU per MB at
-        10 Mbit/s, 14 when paced. In the middle of a packet the socket is left alone for 2 to 40 ms; messages that
-        arrive in one piece never wait.
+    paced: read in larger bites on a slow link. Each arriving segment wakes paho otherwise: several times the CPU time
+        per MB at 10 Mbit/s (`tests/benchmarks/download.py`). In the middle of a packet the socket is left alone for 2
+        to 40 ms, but no longer than the rest of the packet needs; messages that arrive in one piece never wait.
     """
 
     def __init__(
@@ -188,9 +190,8 @@ class _Connection:
         self._granted: dict[int, asyncio.Future[None]] = {}
         self._sock: socket.socket | None = None
         self._misc: asyncio.TimerHandle | None = None
-        self._pause_s = 0.0
+        self._pacer = Pacer()
         self._resume: asyncio.TimerHandle | None = None
-        self._messages = 0
         self._open = False
         self._gone = asyncio.Event()
 
@@ -300,12 +301,12 @@ class _Connection:
         if not self._paced:
             self.client.loop_read()
             return
-        messages, waiting = self._messages, _readable_bytes(self._sock)
+        arrived = _readable_bytes(self._sock)
         self.client.loop_read()
-        self._pause_s = next_pause(self._pause_s, waiting)
-        if self._pause_s and messages == self._messages and self._sock is not None:
+        pause_s = self._pacer.pause_s(arrived, _missing_bytes(self.client), self._loop.time())
+        if pause_s and self._sock is not None:
             self._loop.remove_reader(self._sock)
-            self._resume = self._loop.call_later(self._pause_s, self._watch)
+            self._resume = self._loop.call_later(pause_s, self._watch)
 
     def _watch(self) -> None:
         if self._sock is not None:
@@ -333,7 +334,6 @@ class _Connection:
 
     def _on_paho_message(self, client: Any, userdata: Any, message: paho.MQTTMessage) -> None:
         """An exception here would leave paho's parser half-way through the packet."""
-        self._messages += 1
         try:
             self._on_message_callback(message.topic, bytes(message.payload))
         except Exception as error:
@@ -350,13 +350,29 @@ class _Connection:
             self._on_lost()
 
 
-def next_pause(pause_s: float, waiting: int) -> float:
-    """How long to leave the socket alone after a read that found `waiting` bytes. Pure."""
-    if waiting < PACE_LOW_BYTES:
-        return min(PACE_MAX_S, max(PACE_MIN_S, pause_s * 2))
-    if waiting > PACE_HIGH_BYTES:
-        return pause_s / 2 if pause_s / 2 >= PACE_MIN_S else 0.0
-    return pause_s
+class Pacer:
+    """How long to leave a socket alone after a read, so that much arrives meanwhile, yet nothing waits. Pure."""
+
+    def __init__(self) -> None:
+        self._bytes_s = 0.0  # of the link, as last seen
+        self._read_s: float | None = None  # when the packet in hand was last read from
+
+    def pause_s(self, arrived: int, missing: int, now_s: float) -> float:
+        """After a read of `arrived` bytes at `now_s` that left a packet `missing` bytes short; 0: look at once."""
+        if self._read_s is not None and now_s > self._read_s:
+            self._bytes_s = arrived / (now_s - self._read_s)
+        self._read_s = now_s if missing else None
+        if not missing:
+            return 0.0
+        if not self._bytes_s:
+            return PACE_MIN_S
+        rest_s = PACE_SHARE * missing / self._bytes_s
+        return 0.0 if rest_s < PACE_MIN_S else min(rest_s, PACE_MAX_S)
+
+
+def _missing_bytes(client: paho.Client) -> int:
+    """What the packet that paho is reading still lacks. paho tells nobody; without its attribute nothing is paced."""
+    return int(getattr(client, "_in_packet", {}).get("to_process", 0))
 
 
 def _readable_bytes(sock: socket.socket | None) -> int:

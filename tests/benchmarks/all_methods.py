@@ -1,4 +1,6 @@
-"""All methods on one fleet, and the simulator's error for each, calibrated on another seed of DTFL, FedAvg and S²FL.
+"""All methods on one fleet, and the simulator's error for each, calibrated on the same methods with another seed.
+
+(`simulator_error` holds the simulator against methods that its calibration has not seen.)
 
 Environment: METHODS_EXPERIMENT (methods | methods-mnist), METHODS_BACKEND (local), METHODS_ROUNDS (those of the file),
 METHODS_FOLDER (keeps the runs there, and takes real runs that are there already instead of new ones).
@@ -26,7 +28,6 @@ from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import skip
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
-TAUGHT = ("dtfl", "fedavg", "s2fl")
 TAUGHT_ROUNDS = 6
 LIMIT = 0.10
 
@@ -47,8 +48,7 @@ def measure(folder: Path) -> None:
     experiment = load(path)
     rounds = int(os.environ.get("METHODS_ROUNDS", experiment.training.rounds))
     experiment = _with(experiment, rounds=rounds)
-    taught = [method for method in experiment.methods if method["name"] in TAUGHT]
-    teaching = _with(experiment, methods=taught, seed=2, rounds=TAUGHT_ROUNDS, stop_at_target=False)
+    teaching = _with(experiment, seed=2, rounds=TAUGHT_ROUNDS, stop_at_target=False)
     lessons = _real(teaching, path, folder / "taught")
     runs = _real(experiment, path, folder / "real")
     request = SimulationRequest(
