@@ -41,13 +41,17 @@ class CalibratedCosts:
         return QuotaCpu(lambda: who().limits.cpus, lambda: who().limits.threads, self._now_s, phase)
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        law, costs = self._reference.device_law(assignment), self._calibration.of(device.profile)
-        seconds = law.seconds(samples) * costs.work.get(work_key(assignment), costs.other)
+        law = self._reference.device_law(assignment)
+        seconds = law.seconds(samples) * self._calibration.factor(device.profile, work_key(assignment))
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         costs = self._calibration.of(device.profile)
-        return costs.decode_cpu_s + (costs.build_cpu_s if first else 0.0)
+        narrow = costs.narrow_cpu_s if assignment.keep else 0.0
+        return costs.decode_cpu_s + (costs.build_cpu_s if first else narrow)
+
+    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
+        return self._calibration.of(device.profile).reply_cpu_s
 
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         return self._reference.encode_law(codec).seconds(raw)

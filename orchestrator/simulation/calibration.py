@@ -15,9 +15,9 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
 from orchestrator.experiment import convert, load_yaml
-from orchestrator.simulation.reference import BatchLaw, SizeLaw
+from orchestrator.simulation.reference import BatchLaw, SizeLaw, objective_of
 
-VERSION = 1
+VERSION = 2
 T = TypeVar("T")
 
 
@@ -35,8 +35,10 @@ class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
     other: float  # factor of work that was not seen
     upload_cpu_s: float  # of the agent, for each upload, beside training and encoding
     update_cpu_s: float  # the same for the update, and all else that a task costs it
+    reply_cpu_s: float  # of each reply: to receive and decode it
     decode_cpu_s: float  # of a task
     build_cpu_s: float  # of the first task besides: the agent builds its model
+    narrow_cpu_s: float  # of a task with a part of the network's width besides: its model is built anew
     uplink: LinkFit
     downlink: LinkFit
 
@@ -61,6 +63,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """A profile's costs, or those of a typical one."""
         return self.profiles.get(profile) or _typical(list(self.profiles.values()))
 
+    def factor(self, profile: str, work: str) -> float:
+        """Measured ÷ reference CPU seconds of a kind of work: as seen on that profile, else on others, else of work
+        with the same objective."""
+        own = self.of(profile)
+        if work in own.work:
+            return own.work[work]
+        if elsewhere := [each.work[work] for each in self.profiles.values() if work in each.work]:
+            return median(elsewhere)
+        alike = [factor for key, factor in own.work.items() if objective_of(key) == objective_of(work)]
+        return median(alike) if alike else own.other
+
 
 def _typical(known: list[ProfileCosts]) -> ProfileCosts:
     keys = {key for each in known for key in each.work}
@@ -69,8 +82,10 @@ def _typical(known: list[ProfileCosts]) -> ProfileCosts:
         other=median(each.other for each in known),
         upload_cpu_s=median(each.upload_cpu_s for each in known),
         update_cpu_s=median(each.update_cpu_s for each in known),
+        reply_cpu_s=median(each.reply_cpu_s for each in known),
         decode_cpu_s=median(each.decode_cpu_s for each in known),
         build_cpu_s=median(each.build_cpu_s for each in known),
+        narrow_cpu_s=median(each.narrow_cpu_s for each in known),
         uplink=_typical_link([each.uplink for each in known]),
         downlink=_typical_link([each.downlink for each in known]),
     )

@@ -56,7 +56,10 @@ class CostModel(Protocol):
         """One batch of the device half."""
 
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        """Turning a body of `size` bytes into tensors. `first`: the agent builds its model, too."""
+        """Turning a task's body of `size` bytes into a model. `first`: the agent builds it, too."""
+
+    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
+        """Receiving a reply of `size` bytes and turning it into tensors."""
 
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         """Turning tensors of `raw` bytes into a body."""

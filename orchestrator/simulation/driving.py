@@ -160,7 +160,7 @@ class Driving:
         answer = await device.reply_to(batch)
         self._meter.reply_s += device.now_s() - start
         device.phases.enter("decode")
-        await device.use(self._task, device.costs.decode_s(device.who(), self._assignment, len(answer), False))
+        await device.use(self._task, device.costs.reply_s(device.who(), self._assignment, len(answer)))
         return decode_tensors(answer)
 
 

@@ -12,7 +12,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
 from edgebed.wire.messages import Assignment, Codec, Phase
 from orchestrator.fleet.profile import Limits
-from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
+from orchestrator.records.facts import Clock, RoundFacts, RunFacts, Stretch
 from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
 from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
 from orchestrator.simulation.reference import Reference, SizeLaw, server_key, work_key
@@ -32,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True):
     compute_cpu_s: float
     other_cpu_s: float  # of all phases but decode, less that of the training thread
     decode_cpu_s: float
+    replies: int
     uploads: int
     upload_bytes: int
     update_bytes: int
@@ -54,7 +55,7 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
     return Calibration(
         runs=[run.started.run for run in runs],
         dilation=runs[0].dilation,
-        profiles={name: _profile([w for w in seen if w.profile == name], seen, reference) for name in profiles},
+        profiles={name: _profile([w for w in seen if w.profile == name], reference) for name in profiles},
         server_factor=steps,
         server_other=median(steps.values()) if steps else 1.0,
         orchestrator=_orchestrator(runs),
@@ -117,11 +118,12 @@ def _one(
         compute_cpu_s=report.compute_cpu_s,
         other_cpu_s=max(0.0, cpu - decode - report.compute_cpu_s),
         decode_cpu_s=decode,
+        replies=len(facts.replies.get(device, [])),
         uploads=len(uploads),
         upload_bytes=sum(upload.bytes for upload in uploads),
         update_bytes=update.bytes,
         sent_bytes=sent.bytes,
-        down_s=_down_s(sent, delivered),
+        down_s=_down_s(stretch, device, sent, delivered, phases),
         up_s=_up_s(stretch, device, update, phases, max((u.at_ns for u in uploads), default=0)),
         received=_received(facts, device, update),
     )
@@ -138,8 +140,16 @@ def _batches(assignment: Assignment, samples: int, count: int) -> tuple[int, ...
     return tuple(sizes[i % len(sizes)] for i in range(count))
 
 
-def _down_s(sent: TaskSent, delivered: TaskDelivered) -> float:
-    return (delivered.at_ns - sent.at_ns) / 1e9
+def _down_s(stretch: Stretch, device: str, sent: TaskSent, delivered: TaskDelivered, phases: Sequence[Phase]) -> float:
+    """Until the device began to decode: the acknowledgement may find the orchestrator busy."""
+    clock = _clock(stretch, device)
+    begun = [p.start_ns for p in phases if p.name == "decode"]
+    arrived = clock.to_orchestrator(min(begun)) if clock is not None and begun else delivered.at_ns
+    return max(0, min(arrived, delivered.at_ns) - sent.at_ns) / 1e9
+
+
+def _clock(stretch: Stretch, device: str) -> Clock | None:
+    return next(reversed(stretch.devices[device].clocks.values()), None)
 
 
 def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
@@ -160,7 +170,7 @@ def _up_s(
     stretch: Stretch, device: str, update: UpdateReceived, phases: Sequence[Phase], last_upload_ns: int
 ) -> float | None:
     """From the update's start on the device until it had come; None where an upload was still on its way."""
-    clock = next(reversed(stretch.devices[device].clocks.values()), None)
+    clock = _clock(stretch, device)
     tails = [p.start_ns for p in phases if p.name == "upload_tail"]
     if clock is None or not tails:
         return None
@@ -171,21 +181,30 @@ def _up_s(
 # ---- laws ----
 
 
-def _profile(own: Sequence[Seen], all_: Sequence[Seen], reference: Reference) -> ProfileCosts:
+def _profile(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
     settled = [work for work in own if not work.first] or list(own)
     work = _factors(settled, reference)
-    agent = _agent_law(settled, reference)
-    decode = median(each.decode_cpu_s for each in settled)
+    agent, reply = _agent_laws(settled, reference)
+    plain = [each for each in settled if not each.replies and not each.assignment.keep] or settled
+    decode = median(each.decode_cpu_s for each in plain)
+    build = max(0.0, max((w.decode_cpu_s for w in own if w.first), default=0.0) - decode)
     return ProfileCosts(
         work=work,
         other=median(work.values()),
         upload_cpu_s=agent.byte_s,
         update_cpu_s=agent.fixed_s,
+        reply_cpu_s=reply + _beyond(decode, [(w.decode_cpu_s, w.replies) for w in settled if w.replies], 0.0),
         decode_cpu_s=decode,
-        build_cpu_s=max(0.0, max((w.decode_cpu_s for w in own if w.first), default=0.0) - decode),
+        build_cpu_s=build,
+        narrow_cpu_s=_beyond(decode, [(w.decode_cpu_s, 1) for w in settled if w.assignment.keep], build),
         uplink=_link([(w.update_bytes, w.up_s, w.limits.uplink_bit_s) for w in settled if w.up_s is not None]),
         downlink=_link([(w.sent_bytes, w.down_s, w.limits.downlink_bit_s) for w in settled]),
     )
+
+
+def _beyond(base: float, points: Sequence[tuple[float, int]], unseen: float) -> float:
+    """Median of (seconds − base) ÷ times."""
+    return max(0.0, median((seconds - base) / times for seconds, times in points)) if points else unseen
 
 
 def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
@@ -199,14 +218,18 @@ def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
     return {key: median(values) for key, values in ratios.items()}
 
 
-def _agent_law(seen: Sequence[Seen], reference: Reference) -> SizeLaw:
-    """CPU seconds of the agent for a task with n uploads: `fixed_s` + n × `byte_s`. Where all tasks have equally many,
-    the update costs what an upload does."""
-    points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in seen]
+def _agent_laws(seen: Sequence[Seen], reference: Reference) -> tuple[SizeLaw, float]:
+    """CPU seconds of the agent for a task with n uploads, `fixed_s` + n × `byte_s`, and for each reply besides. Where
+    all tasks have equally many uploads, the update costs what an upload does."""
+    silent = [work for work in seen if not work.replies] or seen
+    points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in silent]
     if len({count for count, _ in points}) > 1:
-        return _line(points)
-    each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
-    return SizeLaw(each, each)
+        law = _line(points)
+    else:
+        each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
+        law = SizeLaw(each, each)
+    rest = [(_agent_cpu_s(w, reference) - law.seconds(w.uploads), w.replies) for w in seen if w.replies]
+    return law, _beyond(0.0, rest, 0.0)
 
 
 def _agent_cpu_s(work: Seen, reference: Reference) -> float:
@@ -240,7 +263,8 @@ def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
     x_mean, y_mean = mean(x for x, _ in middles), mean(y for _, y in middles)
     spread = sum((x - x_mean) ** 2 for x, _ in middles)
     slope = sum((x - x_mean) * (y - y_mean) for x, y in middles) / spread if spread > 0 else 0.0
-    slope = max(0.0, slope)
+    if slope <= 0:
+        return SizeLaw(max(0.0, median(y for _, y in points)), 0.0)
     return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
 
 

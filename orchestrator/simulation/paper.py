@@ -36,6 +36,9 @@ class _Paper:
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         return 0.0
 
+    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
+        return 0.0
+
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         return 0.0
 

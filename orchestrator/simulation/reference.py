@@ -58,6 +58,11 @@ def work_key(assignment: Assignment) -> str:
     return " · ".join(parts)
 
 
+def objective_of(key: str) -> str:
+    """Of a `work_key`."""
+    return key.partition(" · ")[0]
+
+
 def server_key(assignment: Assignment) -> str:
     return f"cut {assignment.stages}"
 

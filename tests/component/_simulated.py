@@ -50,6 +50,9 @@ class PlainCosts:
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         return 0.01
 
+    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
+        return 0.01
+
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         return 0.01
 

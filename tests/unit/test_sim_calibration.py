@@ -100,7 +100,7 @@ def test_the_file_gives_back_what_was_kept(tmp_path: Path) -> None:
     read = load_calibration(path)
     assert read.profiles["slow"].work == {"output · cut 8": pytest.approx(1.5)}
     assert read.orchestrator == made.orchestrator
-    path.write_text(path.read_text().replace("version: 1", "version: 99"))
+    path.write_text(path.read_text().replace("version: 2", "version: 99"))
     with pytest.raises(UsageError, match="version 99"):
         load_calibration(path)
 
