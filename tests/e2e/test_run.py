@@ -103,6 +103,7 @@ def test_a_run_that_ended_leaves_nothing(whole: Cli) -> None:
 @pytest.mark.mosquitto
 def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path: Path) -> None:
     many = ["run", str(write_experiment(tmp_path)), "--method", "dtfl", "--set", "training.rounds=12"]
+    many.append("--allow-uncalibrated")  # here a busy host matters to nobody
     with cli(tmp_path, *many) as first:
         first.expect(RoundFinished, lambda r: r.round == 1)
         children = first.children()
@@ -120,7 +121,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     assert kept["timeline_residual_max"] <= 0.02
     assert (folder / "report.html").stat().st_mtime >= first.began
 
-    with cli(tmp_path, "run", "--resume", str(folder)) as second:
+    with cli(tmp_path, "run", "--resume", str(folder), "--allow-uncalibrated") as second:
         began = second.expect(RunStarted, lambda r: r.resumed_from > 0)
         assert began.resumed_from == kept["rounds"]
         second.expect(RoundFinished, lambda r: r.round == kept["rounds"] + 1)
@@ -132,7 +133,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     left = fleet_id(second.records())
     assert traces(left), "a killed orchestrator cannot tidy up"
 
-    with cli(tmp_path, "run", "--resume", folder.name) as third:
+    with cli(tmp_path, "run", "--resume", folder.name, "--allow-uncalibrated") as third:
         code, _, err = third.wait()
     assert code == 0, err
     assert not traces(left)
