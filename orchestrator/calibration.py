@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from edgebed.errors import EdgebedError
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator import judgement
 from orchestrator.fleet.base import Fleet, Held
-from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.host import Disturbance, HostWatch, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.judgement import Context, Item
 from orchestrator.peer import Peer
@@ -32,6 +33,9 @@ TRIES = 2
 
 SLOW_TRIES = 4
 """Of what is only slower than its limit. A busy host can make a device slow, never fast; so the host gets time."""
+
+DISTURBED_S = 60.0
+"""How long what was slow is tried in all, while the host stands still or its hypervisor takes its CPU time."""
 
 QUIET_S = 15.0
 """How long a new try of what was slow waits at most for a host with most of its CPU time free."""
@@ -71,7 +75,7 @@ async def calibrate(
     on_item: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
     """Measure every device's CPU and link. A row that fails is measured again: once, or where it is only too slow up to
-    three times, each time after waiting for a quiet host.
+    three times, and longer while the host is disturbed, each time after waiting for a quiet host.
 
     Args:
         limits: in force, by device.
@@ -102,19 +106,30 @@ class _Bench:
 
     async def item(self, item: Item) -> list[Calibrated]:
         """All rows of one item. Those that failed and were measured again are there once for each try."""
-        rows = await self._devices(item, list(self._limits))
-        for done in range(1, SLOW_TRIES):
+        end = time.monotonic() + DISTURBED_S
+        rows, meanwhile = await self._watched(item, list(self._limits))
+        for done in itertools.count(1):
             failed = {row.device for row in rows if row.judged and not row.passed}
             slow = {row.device for row in rows if row.judged and judgement.is_slow(row)}
-            if not failed or (done >= TRIES and failed != slow):
+            patient = done < SLOW_TRIES or (meanwhile.serious and time.monotonic() < end)
+            if not failed or not (done < TRIES or (failed == slow and patient)):
                 break
             if slow:
                 await quiet_host()
             # Whatever was measured in company is repeated in the same company.
-            again = await self._devices(item, list(self._limits) if item.together else sorted(failed))
+            again, meanwhile = await self._watched(item, list(self._limits) if item.together else sorted(failed))
             rows = [judgement.superseded(row, done) if row.device in failed and row.judged else row for row in rows]
             rows += [row for row in again if row.device in failed]
         return rows
+
+    async def _watched(self, item: Item, devices: Sequence[str]) -> tuple[list[Calibrated], Disturbance]:
+        """Rows, what is slow among them with what the host lost meanwhile."""
+        with HostWatch() as host:
+            rows = await self._devices(item, devices)
+        lost = host.lost()
+        if lost.serious:
+            rows = [judgement.excused(row, str(lost)) if judgement.is_slow(row) else row for row in rows]
+        return rows, lost
 
     async def _devices(self, item: Item, devices: Sequence[str]) -> list[Calibrated]:
         if item.together:

@@ -141,6 +141,11 @@ def is_slow(row: Calibrated) -> bool:
     return not row.passed and 0 < row.measured < row.requested
 
 
+def excused(row: Calibrated, why: str) -> Calibrated:
+    """The same row, its cause with what the host did meanwhile."""
+    return msgspec.structs.replace(row, cause=f"{row.cause} ({why})" if row.cause else why)
+
+
 def superseded(row: Calibrated, tries: int) -> Calibrated:
     """A row that failed at that try (from 1) and was measured again: kept, no longer judged."""
     return msgspec.structs.replace(row, condition=f"{row.condition}, try {tries}", judged=False)

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import calibration
 from orchestrator.calibration import SLOW_TRIES, TRIES, _Bench
+from orchestrator.fleet.host import Disturbance, HostWatch
 from orchestrator.judgement import Item
 from orchestrator.records.types import Calibrated
 
@@ -34,6 +35,11 @@ class Scripted(_Bench):
         return [row(d, self._ratios[d][min(self.tries, len(self._ratios[d])) - 1]) for d in devices]
 
 
+class Calm(HostWatch):
+    def lost(self) -> Disturbance:
+        return Disturbance(1.0, 0.0, 0.0)
+
+
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     waits: list[int] = []
@@ -42,6 +48,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         waits.append(1)
 
     monkeypatch.setattr(calibration, "quiet_host", wait)
+    monkeypatch.setattr(calibration, "HostWatch", Calm)
     return waits
 
 
@@ -78,6 +85,22 @@ async def test_what_was_too_fast_and_is_slow_now_is_not_called_too_fast() -> Non
     rows = await (bench := Scripted({"a": [1.2, 0.5, 1.0]})).item(ITEM)
     assert bench.tries == 3
     assert [r.passed for r in rows if r.judged] == [True]
+
+
+async def test_while_the_host_is_disturbed_slow_is_tried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stalled(HostWatch):
+        def lost(self) -> Disturbance:
+            return Disturbance(1.0, 0.5, 0.0)
+
+    monkeypatch.setattr(calibration, "HostWatch", Stalled)
+    rows = await (bench := Scripted({"a": [0.5] * 7 + [1.0]})).item(ITEM)
+    assert bench.tries == 8
+    assert [r.passed for r in rows if r.judged] == [True]
+    assert "stood still for 0.50 s" in rows[0].cause
+    monkeypatch.setattr(calibration, "DISTURBED_S", 0.0)
+    rows = await (bench := Scripted({"a": [0.5]})).item(ITEM)
+    assert not rows[-1].passed
+    assert bench.tries == SLOW_TRIES
 
 
 async def test_a_host_that_stays_busy_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,3 +78,22 @@ def test_no_membership_leads_out_of_the_mount(text: str, unified: bool) -> None:
     folder = host.cpu_folder(text, unified)
     assert not folder.startswith("/")
     assert ".." not in folder.split("/")
+
+
+def test_a_thread_that_cannot_run_is_a_host_that_stands_still() -> None:
+    with host.HostWatch() as watch:
+        sum(range(20_000_000))  # one long call that lets no other thread run
+    lost = watch.lost()
+    assert 0.05 < lost.stalled_s <= lost.wall_s
+    assert lost.serious
+
+
+def test_what_a_hypervisor_takes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(10.0, 100.0), (10.2, 102.0)])
+    monkeypatch.setattr(host, "_cpu_times", lambda: next(times))
+    with host.HostWatch() as watch:
+        pass
+    assert watch.lost().stolen == pytest.approx(0.1)
+    assert watch.lost().serious
+    assert "10% of its CPU time was stolen" in str(watch.lost())
+    assert not host.Disturbance(1.0, 0.01, 0.01).serious
