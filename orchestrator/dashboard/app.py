@@ -31,7 +31,7 @@ from orchestrator.records.metrics import exposition
 
 STATIC = Path(__file__).parent / "static"
 
-TICK_S = 0.5
+TICK_S = 1.0
 """A page hears of changes at most so often."""
 
 LIST_S = 2.0

@@ -71,7 +71,7 @@ class CalibratedCosts:
         for assignment, count in zip(assignments, samples, strict=True):
             factor = self._calibration.server_factor.get(server_key(assignment), self._calibration.server_other)
             total += self._reference.server_law(assignment).seconds(count) * factor
-        return total
+        return total * (self._calibration.server_group if len(assignments) > 1 else 1.0)
 
     def orchestrator_s(self, what: str, size: int) -> float:
         if what == "decode_tensors":

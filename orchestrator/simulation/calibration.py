@@ -53,6 +53,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     server: dict[str, BatchLaw]  # reference, by cut
     server_factor: dict[str, float]  # measured seconds of a step ÷ the reference's, by cut
     server_other: float
+    server_group: float  # measured seconds of a step with several devices ÷ the sum of theirs
     encode: dict[str, SizeLaw]  # reference, by codec
     profiles: dict[str, ProfileCosts]
     orchestrator: dict[str, float]  # seconds by what it does

@@ -51,13 +51,14 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
     if not seen:
         raise UsageError("the runs hold no finished work", cure="calibrate from runs of three rounds at least")
     profiles = sorted({work.profile for work in seen})
-    steps = _server_factors(runs, reference)
+    steps, group = _server_factors(runs, reference)
     return Calibration(
         runs=[run.started.run for run in runs],
         dilation=runs[0].dilation,
         profiles={name: _profile([w for w in seen if w.profile == name], reference) for name in profiles},
         server_factor=steps,
         server_other=median(steps.values()) if steps else 1.0,
+        server_group=group,
         orchestrator=_orchestrator(runs),
         receive=_line([point for work in seen for point in work.received]),
         cuts={c.cut: _cut_cost(c) for run in runs for stretch in run.stretches for c in stretch.cuts},
@@ -153,7 +154,8 @@ def _clock(stretch: Stretch, device: str) -> Clock | None:
 
 
 def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
-    """The update, where no server half was waited for; and the uploads that met an idle server."""
+    """The update, where no server half was waited for; and the uploads that met an idle server, but for the first: it
+    may have waited until there was a server half."""
     uploads = facts.uploads.get(device)
     if not uploads:
         return [(update.bytes, (facts.done[device].at_ns - update.at_ns) / 1e9)]
@@ -162,7 +164,9 @@ def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tu
     return [
         (u.bytes, (starts[u.batch] - u.at_ns) / 1e9)
         for u in uploads
-        if u.batch in starts and not any(start < starts[u.batch] and end > u.at_ns for start, end in busy)
+        if u.batch > 0
+        and u.batch in starts
+        and not any(start < starts[u.batch] and end > u.at_ns for start, end in busy)
     ]
 
 
@@ -268,21 +272,28 @@ def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
     return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
 
 
-def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> dict[str, float]:
-    """Median of measured ÷ reference seconds, by cut: a step that the host held up says little of the next. Steps of
-    single devices only: what a group costs is their sum."""
-    ratios: dict[str, list[float]] = {}
+def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], float]:
+    """Medians of measured ÷ reference seconds: by cut, of single devices' steps (a step that the host held up says
+    little of the next); and of groups' steps, where a group is expected to cost what its devices do."""
+    single: dict[str, list[float]] = {}
+    groups: list[tuple[float, list[Assignment]]] = []
     for run in runs:
         for _, facts in run.rounds():
             for step in facts.steps:
-                assignment = facts.started.assignments.get(step.devices[0])
-                if len(step.devices) == 1 and assignment is not None:
-                    law = reference.server_law(assignment)
-                    expected = law.seconds(assignment.batch_size)
-                    if expected > 0:
-                        seconds = (step.end_ns - step.start_ns) / 1e9
-                        ratios.setdefault(server_key(assignment), []).append(seconds / expected)
-    return {key: median(values) for key, values in ratios.items()}
+                work = [facts.started.assignments[d] for d in step.devices if d in facts.started.assignments]
+                seconds = (step.end_ns - step.start_ns) / 1e9
+                if len(work) > 1:
+                    groups.append((seconds, work))
+                elif work and (expected := reference.server_law(work[0]).seconds(work[0].batch_size)) > 0:
+                    single.setdefault(server_key(work[0]), []).append(seconds / expected)
+    factors = {key: median(values) for key, values in single.items()}
+    other = median(factors.values()) if factors else 1.0
+
+    def expected_s(work: Assignment) -> float:
+        return reference.server_law(work).seconds(work.batch_size) * factors.get(server_key(work), other)
+
+    ratios = [seconds / sum(map(expected_s, work)) for seconds, work in groups if sum(map(expected_s, work)) > 0]
+    return factors, median(ratios) if ratios else 1.0
 
 
 def _orchestrator(runs: Sequence[RunFacts]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 import msgspec
 import torch
@@ -18,6 +19,9 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec
 
 REPEATS = 5
+ANCHORS = 3
+"""Known laws that are measured again to learn how fast the host is now; their median counts."""
+
 LEAST = 4
 """The smaller of the two batches that a law is drawn through."""
 
@@ -71,12 +75,12 @@ def codec_key(codec: Codec) -> str:
     return f"{codec.dtype}{' zstd' if codec.zstd else ''}"
 
 
-def _plain_key(laws: Mapping[str, BatchLaw]) -> tuple[str, int] | None:
-    """Objective and cut of the dearest kind of work that any model can do again."""
+def _plain_keys(laws: Mapping[str, BatchLaw]) -> list[tuple[str, int]]:
+    """Objective and cut of the dearest kinds of work that any model can do again, at most ANCHORS."""
     found = [(law.seconds(LEAST), key.split(" · cut ")) for key, law in laws.items()]
     plain = [(seconds, parts[0], parts[1]) for seconds, parts in found if parts[0] in ("head", "output")]
-    best = max((each for each in plain if each[2].isdigit()), default=None)
-    return None if best is None else (best[1], int(best[2]))
+    best = sorted((each for each in plain if each[2].isdigit()), reverse=True)[:ANCHORS]
+    return [(objective, int(cut)) for _, objective, cut in best]
 
 
 class Reference:
@@ -100,7 +104,7 @@ class Reference:
         self.device_laws: dict[str, BatchLaw] = dict(device or {})
         self.server_laws: dict[str, BatchLaw] = dict(server or {})
         self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
-        self._anchor = _plain_key(self.device_laws)
+        self._anchors = _plain_keys(self.device_laws)
 
     def device_law(self, assignment: Assignment) -> BatchLaw:
         key = work_key(assignment)
@@ -110,14 +114,14 @@ class Reference:
         return self.device_laws[key]
 
     def _pace(self, assignment: Assignment) -> float:
-        """Known seconds ÷ seconds now of a law that was read from a file: the host may be busier now, or another."""
-        if self._anchor is None:
-            return 1.0
-        objective, stages = self._anchor
+        """Known seconds ÷ seconds now of laws that were read from a file: the host may be busier now, or another."""
         plain = {"train_from": 0, "keep": {}, "options": {}, "steps": 0, "uploads": ("weights",)}
-        known = msgspec.structs.replace(assignment, objective=objective, stages=stages, **plain)
-        full = len(self._batch[1])
-        return self.device_laws[work_key(known)].seconds(full) / self._measure_device(known).seconds(full)
+        full, ratios = len(self._batch[1]), []
+        for objective, stages in self._anchors:
+            known = msgspec.structs.replace(assignment, objective=objective, stages=stages, **plain)
+            now_s = self._measure_device(known).seconds(full)
+            ratios.append(self.device_laws[work_key(known)].seconds(full) / now_s)
+        return median(ratios) if ratios else 1.0
 
     def server_law(self, assignment: Assignment) -> BatchLaw:
         """One step of a copy of the upper stages with the upload of one device."""

@@ -46,6 +46,7 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     accelerator: str = "cpu"
     calibrate_from: tuple[Path, ...] = ()  # folders of real runs
     save_calibration: Path | None = None
+    built: bool = False  # the fleet has stood for another run: its agents have built the model
 
 
 class Stage:
@@ -61,7 +62,8 @@ class Stage:
     ) -> None:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
-        self.built: set[str] = set()  # devices whose agents have built their model: methods share the standing fleet
+        # Devices whose agents have built their model: methods share the standing fleet.
+        self.built: set[str] = set(prepared.shards) if request.built else set()
         self.accelerator = torch.device(request.accelerator)
         self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
         batch = prepared.sample(self.experiment.training.batch_size)

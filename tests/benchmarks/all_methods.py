@@ -1,6 +1,7 @@
-"""All methods on one fleet, and the simulator's error for each, calibrated on a run with another seed just before.
+"""All methods on one fleet, and the simulator's error for each, calibrated on runs with another seed.
 
-The last column is what no simulator can beat for long: the error of that other run, taken as the prediction. A shared
+Each method's two runs follow one another, so that a host that drifts is the same for both. The last column is what
+no simulator can beat for long: the error of a method's other real run, taken as the prediction. A shared
 host does not give a CPU second the same worth from one minute to the next. (`simulator_error` holds the simulator
 against methods that its calibration has not seen.)
 
@@ -59,14 +60,19 @@ def measure(folder: Path) -> None:
     parts = {folder / "taught": teaching, folder / "real": experiment}
     asyncio.run(_play(parts, path))
     taught, real = (_known(part) for part in parts)
+    request = SimulationRequest(
+        experiment,
+        path,
+        folder / "simulated",
+        calibrate_from=tuple(taught.values()),
+        save_calibration=folder / "calibration.yaml",
+        built=True,
+    )
+    simulated = simulate(request, session.Watch(session.quiet))
     rows = []
-    for method in experiment.methods:
+    for method, run in zip(experiment.methods, simulated, strict=True):
         name = str(method["name"])
-        request = SimulationRequest(
-            _with(experiment, [method]), path, folder / "simulated", calibrate_from=(taught[name],)
-        )
-        (simulated,) = simulate(request, session.Watch(session.quiet))
-        found = [sim_error(_facts(run), _facts(real[name])) for run in (simulated, taught[name])]
+        found = [sim_error(_facts(each), _facts(real[name])) for each in (run, taught[name])]
         rows.append((load_summary(real[name]), *found))
     _show(rows)
 
