@@ -10,7 +10,7 @@ equally many split points.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
 import msgspec
@@ -25,9 +25,8 @@ from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update
 from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.cpu import Cpu
-from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.simulation.paper import FlopCosts, OperationCosts, ReferenceCosts
+from orchestrator.simulation.link import wire_bytes
+from orchestrator.simulation.paper import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
 from orchestrator.simulation.reference import Reference
 
 MEASURED_BATCH = 20
@@ -117,7 +116,7 @@ def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
 Counted = FlopCosts | OperationCosts | ReferenceCosts
 
 
-class AsIfCosts:
+class AsIfCosts(PaperCosts):
     """A cost model by the larger network's counts, or by its halves as measured on this host.
 
     Args:
@@ -125,8 +124,6 @@ class AsIfCosts:
         large_batch: its batch size; ours is `batch_size`.
         what: whose times and bytes these are, and who learns, for people.
     """
-
-    dilation = 1.0
 
     def __init__(
         self,
@@ -165,9 +162,6 @@ class AsIfCosts:
             server_s=self.server_step_s([assignment], [self._batch_size]),
         )
 
-    def cpu(self, who: Callable[[], Device]) -> Cpu:
-        return self._counted.cpu(who)
-
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return self._batch(assignment, samples)
 
@@ -179,15 +173,6 @@ class AsIfCosts:
     def _batches(self, samples: int) -> float:
         """How many of the larger experiment's batches so many samples of ours stand for."""
         return samples * self._each / self._large_batch
-
-    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        return 0.0
-
-    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
-        return 0.0
-
-    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        return 0.0
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
         """Bytes on the wire of a body of `size` bytes of ours."""
@@ -207,20 +192,11 @@ class AsIfCosts:
                     self._factors[key] = 1.0
         return self._factors[key]
 
-    def uplink(self, device: Device) -> LinkCost:
-        return self._counted.uplink(device)
-
-    def downlink(self, device: Device) -> LinkCost:
-        return self._counted.downlink(device)
-
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         return sum(
             self._counted.server_step_s([self._twins.enlarged(assignment)], [self._large_batch]) * self._batches(count)
             for assignment, count in zip(assignments, samples, strict=True)
         )
-
-    def orchestrator_s(self, what: str, devices: int) -> float:
-        return 0.0
 
 
 def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, samples: Sequence[int]) -> AsIfCosts:

@@ -18,8 +18,8 @@ from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference
 
 
-class _Paper:
-    """What the three have in common."""
+class PaperCosts:
+    """What they have in common."""
 
     kind = ""
     dilation = 1.0
@@ -55,7 +55,7 @@ class _Paper:
         return 0.0
 
 
-class ReferenceCosts(_Paper):
+class ReferenceCosts(PaperCosts):
     """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server
     ÷ `server_speed`."""
 
@@ -77,7 +77,7 @@ class ReferenceCosts(_Paper):
         return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
 
 
-class FlopCosts(_Paper):
+class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
     The transfers that this counts (weights down and up, features up, gradients down) are those that the method makes.
@@ -101,7 +101,7 @@ class FlopCosts(_Paper):
         return sum(self._flops.server(each) * count for each, count in pairs) / self._server
 
 
-class OperationCosts(_Paper):
+class OperationCosts(PaperCosts):
     """FedPMT's complexity: the operations of its table II ÷ the operations a device does in a second."""
 
     kind = "operations"
