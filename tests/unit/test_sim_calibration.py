@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
-from edgebed.wire.messages import Codec, Phase, Report
+from edgebed.wire.messages import Assignment, Codec, Phase, Report
 from orchestrator.fleet.profile import Limits
 from orchestrator.records import types as t
 from orchestrator.records.facts import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device
-from orchestrator.simulation.fitting import STRETCH, _line, _link, fit
+from orchestrator.simulation.fitting import STRETCH, Seen, _line, _link, _profile, _server_factors, fit
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from tests.component._fleet import model
 from tests.unit.test_simulation import assignment
@@ -138,3 +139,64 @@ def test_a_line_has_no_negative_part() -> None:
 def test_a_link_is_never_faster_than_its_wire() -> None:
     quick = _link([(125_000, 0.9, RATE)])
     assert (quick.latency_s, quick.stretch) == (0.0, STRETCH)
+
+
+def work(**changes: Any) -> Seen:
+    """A settled task of FedAvg: 2 ms to decode, 5 ms for the agent besides training."""
+    usual: dict[str, Any] = {
+        "profile": "slow", "assignment": WORK, "first": False, "limits": DEVICE.limits, "batches": (8, 8),
+        "compute_cpu_s": 0.030, "other_cpu_s": 0.005, "decode_cpu_s": 0.002, "replies": 0, "uploads": 0,
+        "upload_bytes": 0, "update_bytes": 1000, "sent_bytes": 1000, "down_s": 0.01, "up_s": 0.01, "received": [],
+    }  # fmt: skip
+    return Seen(**{**usual, **changes})
+
+
+def test_uploads_replies_and_narrow_models_have_their_own_cost() -> None:
+    split = assignment(batch_size=8)
+    tasks = [
+        work(),
+        work(assignment=split, uploads=10, other_cpu_s=0.015),
+        work(assignment=split, uploads=10, replies=10, other_cpu_s=0.035, decode_cpu_s=0.012),
+        work(assignment=msgspec.structs.replace(WORK, keep={"md1": (0,)}), decode_cpu_s=0.022),
+    ]
+    made = _profile(tasks, NarrowReference())
+    assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.005), pytest.approx(0.001))
+    assert made.reply_cpu_s == pytest.approx(0.002 + 0.001)  # heard and decoded
+    assert (made.decode_cpu_s, made.narrow_cpu_s) == (pytest.approx(0.002), pytest.approx(0.020))
+
+
+class NarrowReference(Reference):
+    """A law for every kind of work."""
+
+    def __init__(self) -> None:
+        known = reference()
+        super().__init__(model(), (None, None), encode=known.encode_laws)  # type: ignore[arg-type]
+
+    def device_law(self, assignment: Assignment) -> BatchLaw:
+        return BatchLaw(0.010, 0.0, 0.3)
+
+
+def test_unseen_work_takes_the_factor_of_other_profiles_then_of_its_objective() -> None:
+    made = fit([real()], reference())
+    slow = msgspec.structs.replace(made.profiles["slow"], work={"output · cut 8": 2.0, "head · cut 1": 1.0}, other=1.5)
+    quick = msgspec.structs.replace(slow, work={"output · cut 8 · from 4": 3.0})
+    both = msgspec.structs.replace(made, profiles={"slow": slow, "quick": quick})
+    assert both.factor("slow", "output · cut 8") == 2.0
+    assert both.factor("slow", "output · cut 8 · from 4") == 3.0
+    assert both.factor("slow", "head · cut 5") == 1.0
+    assert both.factor("slow", "server · cut 2") == 1.5
+
+
+def test_a_groups_step_has_a_factor_of_its_own() -> None:
+    work, step = {name: assignment(batch_size=8) for name in "ab"}, SECOND // 100
+    head = t.RunStarted(SECOND, "", "r", "x", "s2fl", 1, "local", "kernel", 1.0, True, 0, 1.0)
+    records: list[t.Record] = [
+        head,
+        t.RoundStarted(2 * SECOND, 0, 0.0, 0.1, ("a", "b"), work),
+        t.ServerStep(2 * SECOND, 2 * SECOND + 2 * step, 0, ("a",), 0),
+        t.ServerStep(3 * SECOND, 3 * SECOND + 3 * step, 0, ("a", "b"), 1),
+        t.RoundFinished(5 * SECOND, 0, 3.0, ("a", "b"), "all done"),
+    ]
+    factors, group = _server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
+    assert factors == {"cut 2": pytest.approx(2.0)}  # 20 ms where the reference takes 10
+    assert group == pytest.approx(30 / 40)
