@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -19,15 +20,20 @@ _encode = msgspec.json.Encoder().encode
 class Recorder:
     """One line per record, written at once and unbuffered: a killed orchestrator loses none.
 
-    A line that an earlier crash tore off is removed when the file is opened again.
+    A line that an earlier crash tore off is removed when the file is opened again. One process at a time may write.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._subscribers: list[Callable[[Record], None]] = []
         try:
-            _mend(path)
             self._file = path.open("ab", buffering=0)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _mend(path)
+            self._file.seek(0, os.SEEK_END)
+        except BlockingIOError:
+            self._file.close()
+            raise RunError(f"{path}: another orchestrator is writing", cure="wait for it, or end it") from None
         except OSError as error:
             raise self._failed(error) from None
 

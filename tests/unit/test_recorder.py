@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgebed.errors import UsageError
+from edgebed.errors import RunError, UsageError
 from orchestrator.records import types as t
 from orchestrator.records.facts import sort
 from orchestrator.records.reader import decode, read
@@ -48,6 +48,21 @@ def test_a_record_is_on_disk_before_the_call_returns(tmp_path: Path) -> None:
     recorder.record(RECORDS[0])
     assert read(path) == RECORDS[:1]
     recorder.close()
+
+
+def test_one_orchestrator_at_a_time_writes_and_the_other_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    first = Recorder(path)
+    first.record(RECORDS[0])
+    with path.open("ab") as torn:
+        torn.write(b'{"half')  # as the first one's next record may be when the second comes
+    with pytest.raises(RunError, match="another orchestrator is writing") as refused:
+        Recorder(path)
+    assert refused.value.cure
+    assert path.read_bytes().endswith(b'{"half')
+    first.close()
+    write(path, RECORDS[1:2])
+    assert read(path) == RECORDS[:2]
 
 
 @pytest.mark.parametrize("keep", [1, 17, -2, -1])
