@@ -23,7 +23,7 @@ from orchestrator.records.sim_error import SIMULATED, sim_error
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import figure, skip
 
-DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
+EXPERIMENT = Path(__file__).parents[2] / "profiles" / "experiments" / "methods.yaml"
 TAUGHT = ("dtfl", "fedavg")
 HELD_OUT = ("dtfl", "fedavg", "fedprox", "feddrop", "splitfed", "s2fl")
 OPTIONS: dict[str, dict[str, Any]] = {"dtfl": {"tiers": 7}}
@@ -31,11 +31,11 @@ LIMIT = 0.10
 
 
 def experiment(seed: int, methods: tuple[str, ...]) -> Experiment:
-    demo = load(DEMO)
+    file = load(EXPERIMENT)
     rounds = int(os.environ.get("SIMULATOR_ROUNDS", "6"))
-    training = msgspec.structs.replace(demo.training, seed=seed, rounds=rounds, stop_at_target=False)
+    training = msgspec.structs.replace(file.training, seed=seed, rounds=rounds, stop_at_target=False)
     chosen = [{"name": name, **OPTIONS.get(name, {})} for name in methods]
-    return msgspec.structs.replace(demo, name=f"seed{seed}", methods=chosen, training=training)
+    return msgspec.structs.replace(file, name=f"seed{seed}", methods=chosen, training=training)
 
 
 def real(folder: Path, seed: int, methods: tuple[str, ...]) -> dict[str, Path]:
@@ -44,7 +44,7 @@ def real(folder: Path, seed: int, methods: tuple[str, ...]) -> dict[str, Path]:
     missing = tuple(name for name in methods if name not in known)
     if missing:
         backend = os.environ.get("SIMULATOR_BACKEND", "local")
-        request = session.Request(experiment(seed, missing), DEMO, folder, backend=backend)
+        request = session.Request(experiment(seed, missing), EXPERIMENT, folder, backend=backend)
         paths = asyncio.run(session.run_experiment(request, session.Watch(session.quiet)))
         known |= dict(zip(missing, paths, strict=True))
     return {name: known[name] for name in methods}
@@ -63,7 +63,7 @@ def measure(folder: Path) -> None:
     taught, others = real(folder, 1, TAUGHT), real(folder, 2, held_out)
     request = SimulationRequest(
         experiment(2, held_out),
-        DEMO,
+        EXPERIMENT,
         folder / "simulated",
         calibrate_from=tuple(taught.values()),
         save_calibration=folder / "calibration.yaml",
