@@ -17,7 +17,8 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,7 +32,7 @@ from orchestrator.records.reader import read
 from orchestrator.records.sim_error import SimError, sim_error
 from orchestrator.records.summary import load_summary
 from orchestrator.simulation.run import SimulationRequest, simulate
-from tests.benchmarks._figures import skip
+from tests.benchmarks._figures import figure, skip
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 LIMIT = 0.10
@@ -72,8 +73,8 @@ def measure(folder: Path) -> None:
     rows = []
     for method, run in zip(experiment.methods, simulated, strict=True):
         name = str(method["name"])
-        found = [sim_error(_facts(each), _facts(real[name])) for each in (run, taught[name])]
-        rows.append((load_summary(real[name]), *found))
+        simulation, other = (sim_error(_facts(each), _facts(real[name])) for each in (run, taught[name]))
+        rows.append(Row(load_summary(real[name]), simulation, other))
     _show(rows)
 
 
@@ -121,8 +122,16 @@ def _facts(folder: Path) -> RunFacts:
     return sort(read(folder / "records.jsonl"))
 
 
-def _show(rows: Sequence[tuple[dict[str, Any], SimError | None, SimError | None]]) -> None:
-    first = rows[0][0]
+class Row(NamedTuple):
+    """A real run, and how far from it a simulation is, and another real run."""
+
+    summary: dict[str, Any]
+    simulation: SimError | None
+    other: SimError | None
+
+
+def _show(rows: Sequence[Row]) -> None:
+    first = rows[0].summary
     print(
         f"  target {first['target_accuracy']:.0%}, dilation {first['dilation']:.3g}, limits by {first['enforcement']}"
     )
@@ -138,14 +147,17 @@ def _show(rows: Sequence[tuple[dict[str, Any], SimError | None, SimError | None]
             _or_dash(summary["straggler_gap_s"], "{:.2f}"),
             _or_dash(summary["idle_share_mean"], "{:.0%}"),
             f"{summary['bytes_up_total'] / 1e6:.2f}/{summary['bytes_down_total'] / 1e6:.2f}",
-            _or_dash(error and error.median, "{:.1%}"),
-            _or_dash(error and error.p90, "{:.1%}"),
-            _or_dash(other and other.median, "{:.1%}"),
+            f"{error.median:.1%}" if error else "–",
+            f"{error.p90:.1%}" if error else "–",
+            f"{other.median:.1%}" if other else "–",
         ]
         print(f"  | {' | '.join(cells)} |", flush=True)
-    known = [error.median for _, error, _ in rows if error is not None]
-    held = sum(error <= LIMIT for error in known)
+    known = [row.simulation for row in rows if row.simulation]
+    held = sum(error.median <= LIMIT for error in known)
     print(f"  simulator: median error of a round at most {LIMIT:.0%} for {held} of {len(known)} methods")
+    for what, errors in (("simulated", known), ("another real run", [row.other for row in rows if row.other])):
+        rounds = [abs(each.error) for error in errors for each in error.rounds]
+        figure(f"median error over the rounds of all methods: {what}", median(rounds), most=LIMIT)
 
 
 def _or_dash(value: float | None, form: str) -> str:
