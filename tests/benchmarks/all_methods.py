@@ -156,8 +156,8 @@ def _show(rows: Sequence[Row]) -> None:
     held = sum(error.median <= LIMIT for error in known)
     print(f"  simulator: median error of a round at most {LIMIT:.0%} for {held} of {len(known)} methods")
     for what, errors in (("simulated", known), ("another real run", [row.other for row in rows if row.other])):
-        rounds = [abs(each.error) for error in errors for each in error.rounds]
-        figure(f"median error over the rounds of all methods: {what}", median(rounds), most=LIMIT)
+        shares = [abs(each.error) for error in errors for each in error.rounds]
+        figure(f"median error over the rounds of all methods: {what}", median(shares), most=LIMIT)
 
 
 def _or_dash(value: float | None, form: str) -> str:
