@@ -112,14 +112,15 @@ class _Bench:
             failed = {row.device for row in rows if row.judged and not row.passed}
             slow = {row.device for row in rows if row.judged and judgement.is_slow(row)}
             patient = done < SLOW_TRIES or (meanwhile.serious and time.monotonic() < end)
-            if not failed or not (done < TRIES or (failed == slow and patient)):
+            retry = failed if done < TRIES else slow if patient else set()
+            if not retry:
                 break
             if slow:
                 await quiet_host()
             # Whatever was measured in company is repeated in the same company.
-            again, meanwhile = await self._watched(item, list(self._limits) if item.together else sorted(failed))
-            rows = [judgement.superseded(row, done) if row.device in failed and row.judged else row for row in rows]
-            rows += [row for row in again if row.device in failed]
+            again, meanwhile = await self._watched(item, list(self._limits) if item.together else sorted(retry))
+            rows = [judgement.superseded(row, done) if row.device in retry and row.judged else row for row in rows]
+            rows += [row for row in again if row.device in retry]
         return rows
 
     async def _watched(self, item: Item, devices: Sequence[str]) -> tuple[list[Calibrated], Disturbance]:

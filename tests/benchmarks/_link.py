@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from tests.benchmarks._figures import progress, skip
 
 
 class Shaped(NamedTuple):
@@ -48,3 +51,14 @@ def shaped_link(mbit: int) -> Iterator[Shaped]:
     finally:
         subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", near], check=False, capture_output=True)
+
+
+def over_rates(rates: Iterable[int], measure: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    """Measure at each of these Mbit/s, or say why no link can be shaped."""
+    if why := missing():
+        skip(why)
+        return
+    for mbit in rates:
+        over = progress(f"{mbit} Mbit/s")
+        asyncio.run(measure(mbit))
+        over()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.benchmarks._figures import figure, percentile, progress, skip
-from tests.benchmarks._link import missing, shaped_link
+from tests.benchmarks._figures import figure, percentile
+from tests.benchmarks._link import over_rates, shaped_link
 from tests.benchmarks._near import both_ends
 
 BATCHES = {10: 1, 100: 6}  # by Mbit/s; some 12 to 21 seconds each
@@ -28,13 +28,7 @@ async def measure(mbit: int) -> None:
 
 
 def main() -> None:
-    if why := missing():
-        skip(why)
-        return
-    for mbit in BATCHES:
-        over = progress(f"{mbit} Mbit/s")
-        asyncio.run(measure(mbit))
-        over()
+    over_rates(BATCHES, measure)
 
 
 if __name__ == "__main__":

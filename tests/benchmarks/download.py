@@ -5,7 +5,6 @@ A device reads a slow link in larger bites (`edgebed.link.mqtt`): that must save
 
 from __future__ import annotations
 
-import asyncio
 import time
 from statistics import median
 
@@ -13,8 +12,8 @@ import torch
 
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Codec, Reply
-from tests.benchmarks._figures import figure, progress, skip
-from tests.benchmarks._link import missing, shaped_link
+from tests.benchmarks._figures import figure
+from tests.benchmarks._link import over_rates, shaped_link
 from tests.benchmarks._near import Near, both_ends
 
 RATES = (10, 30, 100)
@@ -44,20 +43,13 @@ async def measure(mbit: int) -> None:
 
 
 async def _one(near: Near, body: bytes | bytearray, n: int) -> float:
-    await asyncio.sleep(0.02)
     begin = time.perf_counter()
     await near.port.send("dev", Reply("bench", n), body)
     return time.perf_counter() - begin
 
 
 def main() -> None:
-    if why := missing():
-        skip(why)
-        return
-    for mbit in RATES:
-        over = progress(f"{mbit} Mbit/s")
-        asyncio.run(measure(mbit))
-        over()
+    over_rates(RATES, measure)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from tests.benchmarks._figures import figure, progress, skip
-from tests.benchmarks._link import missing, shaped_link
+from tests.benchmarks._figures import figure
+from tests.benchmarks._link import over_rates, shaped_link
 from tests.benchmarks._near import both_ends, raw_sink
 
 RATES = (10, 30, 100)
@@ -28,13 +26,7 @@ async def measure(mbit: int) -> None:
 
 
 def main() -> None:
-    if why := missing():
-        skip(why)
-        return
-    for mbit in RATES:
-        over = progress(f"{mbit} Mbit/s")
-        asyncio.run(measure(mbit))
-        over()
+    over_rates(RATES, measure)
 
 
 if __name__ == "__main__":

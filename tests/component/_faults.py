@@ -79,9 +79,7 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
     assert all("mbps (megabytes) taken for mbit" in cause for cause in faults["d0"] if "link:" in cause)
     assert any(cause.startswith("cpu busy: no CPU quota is in force") for cause in faults["d1"])
     assert any(cause.startswith("downlink: the downlink is not shaped, only the uplink is") for cause in faults["d2"])
-    # d1 has the host's CPU to itself, so that the others may be slow; nothing else is said of what is sound.
-    others = [cause for cause in faults["d1"] + faults["d2"] if cause.startswith("uplink")]
-    assert all("too slow" in cause for cause in others), others
+    assert not any(cause.startswith("uplink") for cause in faults["d1"] + faults["d2"])
 
 
 def pid_of(standing: Standing, device: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,11 +75,14 @@ async def test_what_stays_slow_fails(quiet: list[int]) -> None:
     assert [r.passed for r in rows if r.judged] == [False]
 
 
-@pytest.mark.parametrize("beside", [1.0, 0.5])
-async def test_what_is_too_fast_gets_one_more_try_whatever_its_neighbour_does(beside: float) -> None:
-    rows = await (bench := Scripted({"a": [1.2], "b": [beside]})).item(ITEM)
-    assert bench.tries == TRIES
+@pytest.mark.parametrize(("beside", "tries"), [(1.0, 1), (0.5, SLOW_TRIES)])
+async def test_what_is_too_fast_gets_one_more_try_and_takes_none_from_a_slow_neighbour(
+    beside: float, tries: int
+) -> None:
+    rows = await Scripted({"a": [1.2], "b": [beside]}).item(ITEM)
+    assert [r.judged for r in rows if r.device == "a"] == [False] * (TRIES - 1) + [True]
     assert [r.passed for r in rows if r.judged and r.device == "a"] == [False]
+    assert len([r for r in rows if r.device == "b"]) == tries
 
 
 async def test_what_was_too_fast_and_is_slow_now_is_not_called_too_fast() -> None:
@@ -103,7 +107,19 @@ async def test_while_the_host_is_disturbed_slow_is_tried_on(monkeypatch: pytest.
     assert bench.tries == SLOW_TRIES
 
 
-async def test_a_host_that_stays_busy_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("idle", "looks"), [([90.0], 1), ([10.0, 20.0, 80.0], 3), ([10.0] * 50, 5)])
+async def test_a_busy_host_is_waited_for_until_it_is_quiet_or_the_limit(
+    monkeypatch: pytest.MonkeyPatch, idle: list[float], looks: int
+) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(calibration, "QUIET_SHARE", -1.0)
-    await calibration.quiet_host(limit_s=0.1)
+    now, seen = [100.0], list[float]()
+
+    def look(interval: float) -> Any:
+        now[0] += interval
+        seen.append(idle[len(seen)])
+        return SimpleNamespace(idle=seen[-1])
+
+    monkeypatch.setattr(calibration.psutil, "cpu_times_percent", look)
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    await calibration.quiet_host(limit_s=5.0)
+    assert len(seen) == looks
