@@ -96,6 +96,7 @@ class TaskRun:
             compute_s=result.compute_s,
             compute_cpu_s=result.compute_cpu_s,
             encode_s=result.encode_s,
+            encode_cpu_s=result.encode_cpu_s,
             notes=result.notes,
             throttled_s=throttled_s,
             download_bytes=self._download[0],

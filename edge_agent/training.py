@@ -64,6 +64,7 @@ class Result(msgspec.Struct):
     compute_s: float
     compute_cpu_s: float
     encode_s: float
+    encode_cpu_s: float
 
 
 class Trainer:
@@ -98,6 +99,7 @@ class Trainer:
             compute_s=clock.wall_s - (batches.waited_s if isinstance(batches, Requests) else 0.0),
             compute_cpu_s=clock.cpu_s,
             encode_s=encoding.wall_s,
+            encode_cpu_s=encoding.cpu_s,
         )
 
     def _drive(self, half: Half, task: Task, io: TaskIO, clock: _Stopwatch, encoding: _Stopwatch) -> Trained:

@@ -62,6 +62,7 @@ class Dtfl(Method):
             )
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        self.history.meet(devices)
         choice = schedule_tiers(
             devices,
             self._candidates(),

@@ -61,6 +61,7 @@ class FedProx(FedAvg):
         self.speeds = Speeds()
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        self.speeds.meet(devices)
         whole = {device.name: count_batches(device.samples, schedule) for device in devices}
         steps = steps_in_time(whole, self.speeds) if self.options.steps == "by_speed" else whole
         return Plan(

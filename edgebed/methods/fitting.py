@@ -21,7 +21,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import DeviceView, Outcome, Schedule
-from edgebed.methods.speed import NEWEST
+from edgebed.methods.speed import NEWEST, work_s
 from edgebed.methods.tiers import count_batches
 
 ROUNDING = 1 + 1e-9
@@ -68,7 +68,7 @@ class Powers(msgspec.Struct):
             report, device = outcome.report, outcome.device
             if report.batches > 0 and report.compute_s > 0 and device in self.cpus:
                 known = self.measured.setdefault(device, Measured())
-                seconds = report.compute_s / report.batches * self.cpus[device]
+                seconds = work_s(report, self.cpus[device]) / report.batches * self.cpus[device]
                 fresh = known.last < 0
                 known.last = size(outcome)
                 known.cpu_s[known.last] = _mix(known.cpu_s.get(known.last), seconds)

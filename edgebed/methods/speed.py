@@ -8,10 +8,26 @@ from statistics import median
 
 import msgspec
 
-from edgebed.methods.base import Outcome
+from edgebed.methods.base import DeviceView, Outcome
+from edgebed.wire.messages import Report
 
 NEWEST = 0.5
 """Weight of the newest measurement, as in DTFL's scheduler **[ours]**."""
+
+
+def work_s(report: Report, cpus: float | None) -> float:
+    """Seconds of a round's own work, compute and turning features into bytes, at the speed that the quota allows in the
+    long run: the wall seconds, or the CPU seconds ÷ `cpus` where those are more.
+
+    A quota refills while a device waits (for its link, for a reply), so a batch after a rest runs at the speed of the
+    host. Its wall seconds alone say that the device is up to 1 / `cpus` times as fast as it is. A software throttle
+    rests between batches, where the wall seconds do not count it either.
+
+    Args:
+        cpus: the quota in force during the round, after dilation, as `report`'s seconds are; None: not known.
+    """
+    wall_s = report.compute_s + report.encode_s
+    return max(wall_s, (report.compute_cpu_s + report.encode_cpu_s) / cpus) if cpus else wall_s
 
 
 class Speeds(msgspec.Struct):
@@ -20,6 +36,11 @@ class Speeds(msgspec.Struct):
     round_s: dict[str, float] = {}  # its whole round
     batch_s: dict[str, float] = {}  # compute of one batch
     communication_s: dict[str, float] = {}  # of a round
+    cpus: dict[str, float] = {}  # in force in the last round planned
+
+    def meet(self, devices: Sequence[DeviceView]) -> None:
+        """Call with the devices of every round that is planned."""
+        self.cpus |= {device.name: device.cpus for device in devices}
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -27,7 +48,8 @@ class Speeds(msgspec.Struct):
             _mix(self.round_s, outcome.device, outcome.seconds)
             _mix(self.communication_s, outcome.device, outcome.communication_s)
             if report.batches > 0:
-                _mix(self.batch_s, outcome.device, (report.compute_s + report.encode_s) / report.batches)
+                seconds = work_s(report, self.cpus.get(outcome.device))
+                _mix(self.batch_s, outcome.device, seconds / report.batches)
 
 
 def _mix(means: dict[str, float], device: str, value: float) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 import msgspec
 
 from edgebed.methods.base import CutCost, DeviceView, Outcome, Schedule
+from edgebed.methods.speed import work_s
 
 PAYLOAD_SHARE = 1448 / 1514
 """Bytes of payload per byte on the wire in a full TCP segment: what a declared rate is worth before it is measured."""
@@ -46,18 +47,24 @@ class History(msgspec.Struct):
     last_cut: dict[str, int] = {}  # the cut whose T̄ stands for the device now
     link_bytes_s: dict[str, float] = {}  # ν
     server_factor: float = 1.0  # measured seconds of a server step ÷ profiled seconds
+    cpus: dict[str, float] = {}  # in force in the last round planned
+
+    def meet(self, devices: Sequence[DeviceView]) -> None:
+        """Call with the devices of every round that is planned: what they report is judged by their quota."""
+        self.cpus |= {device.name: device.cpus for device in devices}
 
     def observe(self, outcomes: Sequence[Outcome], costs: Mapping[int, CutCost], ema: float) -> None:
         """Add a round's measurements; devices that are not among them keep their last estimate.
 
-        The paper takes the round's time less its communication as compute time; the device measures its compute
-        directly here, since the two overlap; turning features into bytes holds the training up and counts **[ours]**.
+        The paper takes the round's time less its communication as compute time. The device measures its compute
+        directly here, since the two overlap; turning features into bytes holds the training up and counts; CPU seconds
+        ÷ CPUs count where they are more than the wall seconds (`speed.work_s`) **[ours]**.
         """
         for outcome in outcomes:
             device, cut, report = outcome.device, outcome.assignment.stages, outcome.report
             if report.batches > 0 and report.compute_s > 0:
                 tiers = self.compute_s.setdefault(device, {})
-                seconds = report.compute_s + report.encode_s
+                seconds = work_s(report, self.cpus.get(device))
                 tiers[cut] = _ema(tiers.get(cut), seconds / report.batches, ema)
                 self.last_cut[device] = cut
             if 0 < outcome.link_bytes_s < math.inf:

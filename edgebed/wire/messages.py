@@ -301,6 +301,7 @@ class Report(msgspec.Struct, frozen=True):
     reply_s: float = 0.0  # training stood still for a reply
     encode_s: float = 0.0  # training stood still while features were turned into bytes
     notes: dict[str, float] = {}  # what the device half has to tell the method, e.g. the mask it chose (FedPMT)
+    encode_cpu_s: float = 0.0  # CPU time of the training thread in that
     memory_mib: float = 0.0  # resident in memory at the end of the task; 0 where that cannot be seen
 
 

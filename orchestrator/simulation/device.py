@@ -185,6 +185,7 @@ class SimulatedDevice:
             blocked_s=meter.blocked_s,
             reply_s=meter.reply_s,
             encode_s=meter.encode_s,
+            encode_cpu_s=meter.encode_cpu_s,
             notes=trained.notes,
         )
 

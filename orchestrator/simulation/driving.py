@@ -30,7 +30,8 @@ class Meter:
     def __init__(self, arrival: Arrival) -> None:
         self.download_bytes = arrival.bytes
         self.download_s = (arrival.last_ns - arrival.first_ns) / 1e9
-        self.compute_s = self.compute_cpu_s = self.encode_s = self.blocked_s = self.reply_s = self.upload_s = 0.0
+        self.compute_s = self.compute_cpu_s = self.encode_s = self.encode_cpu_s = 0.0
+        self.blocked_s = self.reply_s = self.upload_s = 0.0
         self.upload_bytes = 0
         self.batches = 0
 
@@ -150,6 +151,7 @@ class Driving:
         body = encode_tensors(out.tensors, self._assignment.codec)
         cpu_s = costs.encode_s(device.who(), self._assignment, raw_bytes(out.tensors), self._assignment.codec)
         self._meter.encode_s += await device.use(self._task, cpu_s)
+        self._meter.encode_cpu_s += cpu_s
         await self._outbox.put(Upload(device.name, self._task.id, batch, out.samples), body)
         return await self._reply(batch) if out.wait else None
 

@@ -101,6 +101,14 @@ def test_measurements_are_averaged_and_follow_a_change_of_quota() -> None:
         assert powers.seconds(view("a", EIGHT, cpus), SCHEDULE, COSTS, ALIKE)[-1] == pytest.approx(expected)
 
 
+def test_a_batch_that_ran_on_a_rested_quota_does_not_make_a_device_quick() -> None:
+    """0.1 CPU: 0.25 CPU seconds a batch (`outcome` says 0.5 for two) take 2.5 s, though the clock saw 0.4 s."""
+    powers, device = Powers(), view("a", EIGHT, 0.1)
+    powers.meet([device])
+    powers.observe([outcome("a", 0.4)], lambda _: 2, ALIKE)
+    assert powers.seconds(device, SCHEDULE, COSTS, ALIKE)[-1] == pytest.approx(2 * 2.5)
+
+
 def test_a_device_that_was_not_measured_is_judged_by_those_that_were() -> None:
     powers = Powers()
     powers.meet(devices(a=2, b=1))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edgebed.methods.base import Outcome
 from edgebed.methods.speed import Speeds, split_tiers, steps_in_time
 from edgebed.wire.messages import Assignment, Report
+from tests.contract.rounds import view
 
 
 def outcome(device: str, seconds: float, compute_s: float, batches: int, communication_s: float) -> Outcome:
@@ -23,6 +25,18 @@ def test_seconds_are_moving_averages_per_batch() -> None:
     assert speeds.round_s == {"a": 15.0, "b": 5.0}
     assert speeds.batch_s == {"a": 3.0}
     assert speeds.communication_s == {"a": 2.0, "b": 1.0}
+
+
+def test_cpu_seconds_by_the_quota_count_where_the_clock_saw_less() -> None:
+    """Three batches of 0.2 CPU seconds at 0.1 CPU: 2 s each in the long run. Without a known quota the clock counts."""
+    report = msgspec.structs.replace(outcome("a", 10.0, 1.5, 3, 1.0).report, compute_cpu_s=0.45, encode_cpu_s=0.15)
+    measured = msgspec.structs.replace(outcome("a", 10.0, 1.5, 3, 1.0), report=report)
+    speeds, unknown = Speeds(), Speeds()
+    speeds.meet([view("a", cpus=0.1)])
+    for each in (speeds, unknown):
+        each.observe([measured])
+    assert speeds.batch_s == pytest.approx({"a": 2.0})
+    assert unknown.batch_s == {"a": 0.5}
 
 
 @pytest.mark.parametrize(

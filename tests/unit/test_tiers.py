@@ -117,6 +117,44 @@ def test_turning_features_into_bytes_counts_as_work_of_the_device() -> None:
     assert measured.batch_s(view("a"), COSTS[1], COSTS) == pytest.approx(3.0)
 
 
+def rested(device: str, cut: int, *, wall_s: float, cpu_s: float, encode_cpu_s: float = 0.0) -> Outcome:
+    """Ten batches, each after a rest in which the quota was refilled: less wall time than the quota allows for long."""
+    measured = outcome(device, cut, wall_s, 100.0)
+    report = msgspec.structs.replace(measured.report, compute_cpu_s=cpu_s, encode_cpu_s=encode_cpu_s)
+    return msgspec.structs.replace(measured, report=report)
+
+
+def test_a_batch_that_ran_on_a_rested_quota_does_not_make_a_device_quick() -> None:
+    """0.1 CPU, 10 batches of 20 ms CPU, in 30 ms each since uploads held them up: 200 ms a batch is what it can do."""
+    measured = History()
+    measured.meet([view("a", cpus=0.1)])
+    measured.observe([rested("a", 1, wall_s=0.3, cpu_s=0.15, encode_cpu_s=0.05)], COSTS, ema=0.5)
+    assert measured.batch_s(view("a", cpus=0.1), COSTS[1], COSTS) == pytest.approx(0.2)
+    measured.observe([rested("a", 1, wall_s=4.0, cpu_s=0.2)], COSTS, ema=1.0)  # slower than its quota: the wall counts
+    assert measured.batch_s(view("a", cpus=0.1), COSTS[1], COSTS) == pytest.approx(0.4)
+
+
+def test_a_rested_quota_does_not_make_the_next_plan_too_deep() -> None:
+    """a at 0.1 CPU computed 10 x 0.2 CPU seconds at cut 1, within 3 s: 20 s, not 3. Cut 3 would take it 60 s; b takes
+    35 s at its best, and a keeps no more than fits."""
+    measured = history(b=(1, 3.5, 1e9))
+    measured.meet([view("a", cpus=0.1), view("b")])
+    measured.observe([rested("a", 1, wall_s=3.0, cpu_s=2.0)], COSTS, ema=0.5)
+    measured.link_bytes_s["a"] = 1e9
+    assert cuts(measured, "a", "b")["a"] == 1
+
+
+@pytest.mark.parametrize("dilation", [1.0, 2.0, 4.87])
+def test_estimates_are_in_the_seconds_of_the_dilated_fleet(dilation: float) -> None:
+    """A profile of 0.2 CPU, dilated: its quota is 0.2 ÷ D, its own account and the clock are in dilated seconds, and
+    what is shown is the estimate ÷ D. Work of 0.1 CPU seconds a batch is 0.5 s of a device of 0.2 CPU, whatever D."""
+    device, measured = view("a", cpus=0.2 / dilation), History()
+    measured.meet([device])
+    measured.observe([rested("a", 1, wall_s=0.0001, cpu_s=1.0)], COSTS, ema=0.5)
+    estimate = schedule_tiers([device], COSTS, measured, {"a": 10}, server_slots=1, overlap=False).estimates["a"][1]
+    assert estimate.compute_s / dilation == pytest.approx(10 * 0.5)
+
+
 def test_a_failed_device_keeps_its_estimate() -> None:
     measured = history(a=(1, 2.0, 100.0), b=(1, 1.0, 100.0))
     before = measured.batch_s(view("a"), COSTS[2], COSTS), measured.speed(view("a"))

@@ -1,0 +1,105 @@
+"""How well a method's scheduler predicts: seconds predicted ÷ seconds taken, of every assignment of a real run.
+
+1 is right; below 1 the scheduler took the device for quicker than it was. The first round, planned from declared
+profiles, is left out. "the plan" compares the slowest prediction of each round with the round's slowest device.
+
+Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (25), PREDICTED_SEED (that of the
+file), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the run there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from orchestrator import session
+from orchestrator.data import prepare_data
+from orchestrator.experiment import Experiment, load
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.summary import load_summary
+from tests.benchmarks._figures import figure, percentile, skip
+
+EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
+
+Pair = tuple[float, float]
+"""Seconds predicted, seconds taken."""
+
+
+def main() -> None:
+    if os.geteuid() != 0 and os.environ.get("PREDICTED_BACKEND", "local") == "local":
+        skip("needs root: network namespaces and cgroups")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        run = asyncio.run(_play(Path(os.environ.get("PREDICTED_FOLDER", folder))))
+        _show(load_summary(run))
+
+
+async def _play(folder: Path) -> Path:
+    path = EXPERIMENTS / f"{os.environ.get('PREDICTED_EXPERIMENT', 'methods')}.yaml"
+    experiment = _wanted(load(path))
+    backend, spec = os.environ.get("PREDICTED_BACKEND", "local"), load_fleet((path.parent / experiment.fleet).resolve())
+    profiles = {device.name: device.profile.name for device in spec.devices}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as shards:
+        data = prepare_data(experiment, list(profiles), Path(shards), profiles)
+        opening = session.standing_fleet(
+            spec,
+            backend=backend,
+            dilation=experiment.dilation,
+            shards=data.shards,
+            heartbeat_s=experiment.training.heartbeat_s,
+        )
+        async with opening as standing:
+            calibration = await session.calibrate_fleet(standing, False, session.quiet)
+            request = session.Request(experiment, path, folder, backend=backend)
+            runs = await session.run_methods(request, standing, data, calibration, session.Watch(session.quiet))
+    return runs[0]
+
+
+def _wanted(experiment: Experiment) -> Experiment:
+    name = os.environ.get("PREDICTED_METHOD", "dtfl")
+    method = next((each for each in experiment.methods if each["name"] == name), {"name": name})
+    training = msgspec.structs.replace(
+        experiment.training,
+        rounds=int(os.environ.get("PREDICTED_ROUNDS", "25")),
+        seed=int(os.environ.get("PREDICTED_SEED", experiment.training.seed)),
+        stop_at_target=False,
+    )
+    return msgspec.structs.replace(experiment, methods=[method], training=training)
+
+
+def _show(summary: Mapping[str, Any]) -> None:
+    pairs = {name: _pairs(summary["predicted_s"][name], summary["actual_s"][name]) for name in summary["predicted_s"]}
+    for name, each in pairs.items():
+        _line(name, each, f"cuts {_counted(summary['cut'][name][1:])}")
+    every = [pair for each in pairs.values() for pair in each]
+    _line("all assignments", every, "")
+    rounds = [[each[number] for each in pairs.values()] for number in range(min(map(len, pairs.values())))]
+    _line("the plan", [(max(p for p, _ in each), max(t for _, t in each)) for each in rounds], "")
+    off = sorted(max(p / t, t / p) for p, t in every)
+    figure("how far a prediction is off, as a factor: median", median(off))
+    figure("how far a prediction is off, as a factor: 90th percentile", percentile(off, 0.9))
+    figure("a round, s: median", summary["round_s_median"])
+
+
+def _pairs(predicted: Sequence[float | None], taken: Sequence[float | None]) -> list[Pair]:
+    """From the second round on, of assignments that were finished."""
+    both = zip(predicted[1:], taken[1:], strict=True)
+    return [(p, t) for p, t in both if p is not None and t is not None]
+
+
+def _line(what: str, pairs: Sequence[Pair], note: str) -> None:
+    shares = [p / t for p, t in pairs]
+    figure(f"predicted ÷ taken, {what}: median of {len(shares)}", median(shares), note=note)
+    figure(f"predicted ÷ taken, {what}: 90th percentile", percentile(shares, 0.9))
+
+
+def _counted(cuts: Sequence[int | None]) -> str:
+    return " ".join(f"{cut}:{cuts.count(cut)}" for cut in sorted({c for c in cuts if c is not None}))
