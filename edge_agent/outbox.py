@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
@@ -25,6 +26,7 @@ class Outbox:
         send: delivers one upload, returning at its end-to-end acknowledgement.
         cancelled: set when the task is no longer wanted.
         slots: encoded uploads held at once.
+        hold: keep all uploads, and send them when `drained` is called; nothing then makes the training thread wait.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class Outbox:
         phases: PhaseLog,
         cancelled: threading.Event,
         slots: int = SLOTS,
+        hold: bool = False,
     ) -> None:
         self._loop, self._send, self._phases, self._cancelled = loop, send, phases, cancelled
         self._slots = threading.Semaphore(slots)
+        self._hold, self._held = hold, deque[tuple[Header, bytes | bytearray]]()
         self._futures: set[Future[None]] = set()
         self._error: BaseException | None = None
         self._in_flight, self._since = 0, 0.0
@@ -45,9 +49,15 @@ class Outbox:
     def put(self, header: Header, body: bytes | bytearray) -> None:
         """Training thread: queue an upload; waits while all slots are taken. Raises TransferError once one failed."""
         self.check()
+        if self._hold:
+            self._held.append((header, body))
+            return
         if not self._slots.acquire(blocking=False):
             self._block()
         self.check()
+        self._start(header, body)
+
+    def _start(self, header: Header, body: bytes | bytearray) -> None:
         future = asyncio.run_coroutine_threadsafe(self._deliver(header, body), self._loop)
         self._futures.add(future)
         future.add_done_callback(self._finished)
@@ -58,10 +68,18 @@ class Outbox:
 
     async def drained(self) -> None:
         """I/O thread: returns when every upload is acknowledged; raises TransferError where one failed."""
+        while self._held:
+            self.check()
+            if self._slots.acquire(blocking=False):
+                self._start(*self._held.popleft())
+            else:
+                sending = [asyncio.wrap_future(f) for f in tuple(self._futures)]
+                await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*(asyncio.wrap_future(f) for f in tuple(self._futures)), return_exceptions=True)
         self.check()
 
     def abandon(self) -> None:
+        self._held.clear()
         for future in tuple(self._futures):
             future.cancel()
 

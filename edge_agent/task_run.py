@@ -45,7 +45,8 @@ class TaskRun:
         self._cancelled = threading.Event()
         self._throttled_ns = tools.throttling.read()[0]
         self._replies = ReplyBox(self._cancelled)
-        self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled, task.assignment.slots or SLOTS)
+        slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
+        self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled, slots, hold)
 
     def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
         """In the training thread."""

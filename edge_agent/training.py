@@ -17,7 +17,7 @@ from edge_agent.phases import PhaseLog
 from edge_agent.requests import Requests
 from edgebed.datasets.shard import Shard
 from edgebed.errors import EdgebedError
-from edgebed.methods.base import Batch, Outgoing, Trained, find_half
+from edgebed.methods.base import Batch, Outgoing, Trained, check_hold, find_half
 from edgebed.methods.halves import Half, make_optimizer
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.models.width import narrow_model
@@ -124,6 +124,7 @@ class Trainer:
         io.upload(Upload(task.assignment.device, task.id, batch, out.samples), body)
         if not out.wait:
             return None
+        check_hold(task.assignment)
         serving = task.assignment.arrivals is not None
         if serving:
             io.progress()

@@ -214,6 +214,7 @@ class Standing:
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
+            memory_bytes=limits.memory_mib * 2**20,
         )
 
     async def probe(self, device: str, probe: Probe) -> ProbeResult:

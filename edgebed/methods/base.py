@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgebed import methods as _package
-from edgebed.errors import PluginError
+from edgebed.errors import PluginError, UsageError
 from edgebed.methods.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
@@ -46,6 +46,7 @@ class DeviceView(msgspec.Struct, frozen=True):
     cpus: float
     uplink_bit_s: int
     downlink_bit_s: int
+    memory_bytes: int = 0  # 0: not known
 
 
 class CutCost(msgspec.Struct, frozen=True):
@@ -99,6 +100,15 @@ class Contribution(msgspec.Struct, frozen=True):
     assignment: Assignment
     weights: Weights
     server_weights: Weights
+
+
+def check_hold(assignment: Assignment) -> None:
+    """Call for a half that waits for the reply to an upload. Raises UsageError where that upload is held back."""
+    if assignment.hold:
+        raise UsageError(
+            f"device {assignment.device!r} is to keep its uploads until it has computed, and to wait for their replies",
+            cure=f"do not set `hold` with the objective {assignment.objective!r}",
+        )
 
 
 # ---- halves ----
@@ -300,6 +310,7 @@ def assign(
     uploads: tuple[str, ...],
     train_from: int = 0,
     options: dict[str, object] | None = None,
+    hold: bool = False,
 ) -> Assignment:
     """One device's assignment in `round` with the run's model and the round's schedule."""
     return Assignment(
@@ -318,6 +329,7 @@ def assign(
         codec=schedule.codec,
         seed=assignment_seed(schedule.seed, device.name, round),
         options=options or {},
+        hold=hold,
     )
 
 

@@ -7,6 +7,7 @@ server trains that device's upper stages as they arrive; both are averaged. Tier
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -32,6 +33,9 @@ from edgebed.methods.tiers import Choice, History, count_batches, schedule_tiers
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 
+KEPT_SHARE = 0.75
+"""Of a device's memory, what the features that it keeps may take: the agent itself takes some 375 MiB with torch."""
+
 Tier = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -42,7 +46,8 @@ class Dtfl(Method):
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`tiers` is M (a model with fewer cuts has fewer); `tier` puts every device in that tier; `ema` is the weight
-        of the newest measurement; `overlap` chooses the time model of a run that streams."""
+        of the newest measurement. `overlap`: features go up while the device computes; false: after it has computed
+        all of them, which is what the paper's eq. 5 counts, and the device keeps a round's features until then."""
 
         tiers: Tier = 7
         tier: Tier | None = None
@@ -63,11 +68,14 @@ class Dtfl(Method):
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         self.history.meet(devices)
+        batches = {device.name: count_batches(device.samples, schedule) for device in devices}
+        if not self.options.overlap:
+            self._check_memory(devices, batches)
         choice = schedule_tiers(
             devices,
             self._candidates(),
             self.history,
-            {device.name: count_batches(device.samples, schedule) for device in devices},
+            batches,
             server_slots=self.context.server_slots,
             overlap=self.options.overlap,
         )
@@ -80,6 +88,7 @@ class Dtfl(Method):
                 stages=choice.cuts[device.name],
                 objective="head",
                 uploads=("features", "weights"),
+                hold=not self.options.overlap,
             )
             for device in devices
         }
@@ -113,6 +122,22 @@ class Dtfl(Method):
         if missing:
             raise RunError(f"cuts {missing} were not profiled", cure="profile every cut before the first plan")
         return {cut: self.context.costs[cut] for cut in cuts}
+
+    def _check_memory(self, devices: Sequence[DeviceView], batches: Mapping[str, int]) -> None:
+        """Raises UsageError where a device cannot keep the features of a round at one of the tiers."""
+        cut, most = max(
+            ((cut, cost.feature_bytes) for cut, cost in self._candidates().items()), key=lambda each: each[1]
+        )
+        for device in devices:
+            needed, memory = most * batches[device.name], device.memory_bytes
+            if 0 < memory * KEPT_SHARE < needed:
+                raise UsageError(
+                    f"without overlap {device.name} keeps a round's features until it has computed: "
+                    f"{batches[device.name]} batches × {most / 1e6:.4g} MB (after stage {cut}) = {needed / 1e6:.4g} "
+                    f"MB, more than {KEPT_SHARE:.0%} of its {memory / 1e6:.4g} MB of memory",
+                    cure=f"set memory_mib to {math.ceil(needed / KEPT_SHARE / 2**20)} at least in its profile, or take "
+                    "fewer tiers (deep ones have small features), a smaller codec.dtype, or training.max_batches",
+                )
 
     def _notes(self, choice: Choice) -> dict[str, object]:
         """For the records: tier per device, T_max, and per device and tier the seconds the scheduler compared."""

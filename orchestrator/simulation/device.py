@@ -159,7 +159,7 @@ class SimulatedDevice:
         self._built.add(self.name)
         await self.use(task, self.costs.decode_s(who, doing, len(body), first))
         half = self._start(self.name, assignment, decode_tensors(body))
-        outbox = Outbox(self, meter)
+        outbox = Outbox(self, meter, doing.hold)
         trained = await Driving(self, task, doing, half, outbox, meter).run()
         self.phases.enter("encode")
         update = encode_tensors(trained.weights, LOSSLESS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from edgebed.errors import EdgebedError, TransferError
-from edgebed.methods.base import Outgoing, Trained
+from edgebed.methods.base import Outgoing, Trained, check_hold
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
@@ -54,8 +55,9 @@ class Working(Protocol):
 class Outbox:
     """The bounded queue between training and uplink, as `edge_agent.outbox`."""
 
-    def __init__(self, device: Working, meter: Meter) -> None:
+    def __init__(self, device: Working, meter: Meter, hold: bool = False) -> None:
         self._device, self._meter = device, meter
+        self._hold, self._held = hold, deque[tuple[Upload, bytes | bytearray]]()
         self._slots = asyncio.Semaphore(SLOTS)
         self._sending: set[asyncio.Task[None]] = set()
         self._error: EdgebedError | None = None
@@ -63,6 +65,9 @@ class Outbox:
 
     async def put(self, header: Upload, body: bytes | bytearray) -> None:
         self.check()
+        if self._hold:
+            self._held.append((header, body))
+            return
         if self._slots.locked():
             start, before = self._device.now_s(), self._device.phases.enter("blocked")
             await self._slots.acquire()
@@ -80,6 +85,10 @@ class Outbox:
             raise TransferError(str(self._error))
 
     async def drained(self) -> None:
+        while self._held:
+            await self._slots.acquire()
+            self.check()
+            self._sending.add(self._device.spawn(self._deliver(*self._held.popleft())))
         await asyncio.gather(*self._sending)
         self.check()
 
@@ -153,7 +162,10 @@ class Driving:
         self._meter.encode_s += await device.use(self._task, cpu_s)
         self._meter.encode_cpu_s += cpu_s
         await self._outbox.put(Upload(device.name, self._task.id, batch, out.samples), body)
-        return await self._reply(batch) if out.wait else None
+        if not out.wait:
+            return None
+        check_hold(self._assignment)
+        return await self._reply(batch)
 
     async def _reply(self, batch: int) -> Weights:
         device = self._device

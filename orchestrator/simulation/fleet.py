@@ -190,7 +190,14 @@ class SimulatedFleet:
 
     def _view(self, name: str) -> DeviceView:
         limits = self.limits[name]
-        return DeviceView(name, self._shards[name].samples, limits.cpus, limits.uplink_bit_s, limits.downlink_bit_s)
+        return DeviceView(
+            name,
+            self._shards[name].samples,
+            limits.cpus,
+            limits.uplink_bit_s,
+            limits.downlink_bit_s,
+            limits.memory_mib * 2**20,
+        )
 
     async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
         """As `Standing.reprofile`."""

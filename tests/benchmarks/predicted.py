@@ -37,8 +37,9 @@ def main() -> None:
         skip("needs root: network namespaces and cgroups")
         return
     with tempfile.TemporaryDirectory() as folder:
-        run = asyncio.run(_play(Path(os.environ.get("PREDICTED_FOLDER", folder))))
-        _show(load_summary(run))
+        runs = Path(os.environ.get("PREDICTED_FOLDER", folder))
+        runs.mkdir(parents=True, exist_ok=True)
+        _show(load_summary(asyncio.run(_play(runs))))
 
 
 async def _play(folder: Path) -> Path:
@@ -46,7 +47,6 @@ async def _play(folder: Path) -> Path:
     experiment = _wanted(load(path))
     backend, spec = os.environ.get("PREDICTED_BACKEND", "local"), load_fleet((path.parent / experiment.fleet).resolve())
     profiles = {device.name: device.profile.name for device in spec.devices}
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as shards:
         data = prepare_data(experiment, list(profiles), Path(shards), profiles)
         opening = session.standing_fleet(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -327,6 +328,38 @@ async def test_a_narrow_uplink_blocks_the_device_and_every_second_has_a_name(tmp
             phases = [p for r in made.of(DevicePhases) if r.device == device for p in r.phases]
             assert all(one.end_ns == next_.start_ns for one, next_ in itertools.pairwise(phases))
             assert {"download", "decode", "compute", "encode", "upload_tail", "waiting"} <= {p.name for p in phases}
+
+
+async def test_without_overlap_a_device_computes_first_and_sends_then(tmp_path: Path) -> None:
+    """The same weights as streaming; no upload has left before the last batch was computed, and nothing blocked it."""
+    weights = []
+    for overlap in (True, False):
+        folder = tmp_path / str(overlap)
+        folder.mkdir()
+        async with fleet(folder, THREE) as made:
+            weights.append(await made.play({**DTFL, "overlap": overlap}, training(rounds=1, batch_size=2)))
+    assert_same(*weights)
+    reports = {r.device: r.report for r in made.of(UpdateReceived)}
+    for device in THREE:
+        phases = [p for r in made.of(DevicePhases) if r.device == device for p in r.phases]
+        computed_ns = max(p.end_ns for p in phases if p.name == "compute")  # one clock: all is in this process
+        assert all(r.first_ns > computed_ns for r in made.of(UploadReceived) if r.device == device)
+        assert reports[device].blocked_s == 0
+        assert reports[device].upload_bytes > 0
+
+
+class HeldSplitFed(SplitFed):
+    def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        plan = super().plan(round, devices, schedule)
+        return Plan({name: msgspec.structs.replace(each, hold=True) for name, each in plan.assignments.items()})
+
+
+async def test_uploads_that_a_device_waits_for_cannot_be_kept(tmp_path: Path) -> None:
+    async with fleet(tmp_path, {"dev-1": 24}) as made:
+        await made.play(HeldSplitFed(), training(rounds=1))
+        (out,) = made.of(DeviceOut)
+        assert out.how == "failed"
+        assert "hold" in out.why
 
 
 async def test_a_device_that_is_slow_for_longer_than_liveness_is_kept(tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ from tests.component._simulated import play
 
 THREE = {"a": 24, "b": 17, "c": 30}
 NARROW = ProfileSpec("narrow", Limits(cpus=1.0, uplink_bit_s=10_000, downlink_bit_s=10**9, memory_mib=256))
-METHODS = [{"name": "dtfl", "tier": 3}, {"name": "fedavg"}, {"name": "splitfed", "cut": 2}]
+METHODS = [
+    {"name": "dtfl", "tier": 3},
+    {"name": "dtfl", "tier": 3, "overlap": False},
+    {"name": "fedavg"},
+    {"name": "splitfed", "cut": 2},
+]
 SHARED = [{"name": "fedgkt", "cut": 2}, {"name": "s2fl", "cuts": [2], "sliding": False, "group": 3}]
 """Methods whose devices share a server half; without S²FL's sliding, for its cuts follow from what was measured.
 (FedAT's rounds side by side merge in the order in which they end, so in another one on another clock.)"""
@@ -108,6 +113,25 @@ def test_times_are_those_of_the_costs(tmp_path: Path) -> None:
     link = 0.002 + 8 * (update.bytes + played.of(TaskDelivered)[0].bytes) / 1e9
     assert finished.seconds == pytest.approx(0.01 + 1.2 + 0.01 + link + 0.002, abs=1e-6)
     assert update.report.compute_s == pytest.approx(1.2)
+
+
+def test_without_overlap_a_device_computes_first_and_sends_then(tmp_path: Path) -> None:
+    """Eight batches at 1 CPU: download, decode 0.01, 8 × (0.4 + 0.01 for encoding), encode 0.01; then the features and
+    the update, one after the other: compute and communication add up, as in eq. 5. Streaming, most of it is hidden."""
+    rounds = {}
+    for overlap in (True, False):
+        spec = {"name": "dtfl", "tier": 1, "overlap": overlap}
+        played = play(tmp_path, {"a": 64}, spec, training(rounds=1), profiles={"a": NARROW})
+        rounds[overlap] = played
+    finished, update, uploads = (rounds[False].of(kind) for kind in (RoundFinished, UpdateReceived, UploadReceived))
+    sent = sum(each.bytes for each in uploads) + update[0].bytes
+    own_s = 0.01 + 8 * 0.41 + 0.01
+    assert uploads[0].first_ns / 1e9 > own_s
+    assert finished[0].seconds == pytest.approx(own_s + 8 * sent / 10_000, rel=0.01)
+    assert update[0].report.blocked_s == 0
+    assert rounds[True].of(RoundFinished)[0].seconds < finished[0].seconds - 0.9 * 8 * 0.4
+    for name, value in rounds[True].saved[-1].items():
+        assert torch.equal(value, rounds[False].saved[-1][name]), name
 
 
 def test_a_narrow_uplink_blocks_the_device_and_uploads_arrive_one_by_one(tmp_path: Path) -> None:

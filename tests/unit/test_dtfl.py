@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from edgebed.errors import PluginError, RunError, UsageError
@@ -69,6 +70,23 @@ def test_what_was_measured_survives_a_checkpoint() -> None:
     resumed.restore(json.loads(json.dumps(method.state())), {})
     assert resumed.history == method.history
     assert resumed.plan(1, views, SCHEDULE) == method.plan(1, views, SCHEDULE)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_without_overlap_devices_keep_their_uploads_until_they_have_computed(overlap: bool) -> None:
+    plan = make_method("dtfl", overlap=overlap).plan(0, [view("a"), view("b")], SCHEDULE)
+    assert {each.hold for each in plan.assignments.values()} == {not overlap}
+
+
+def test_features_that_do_not_fit_into_a_device_are_refused_with_the_arithmetic() -> None:
+    """Three batches of 40 kB at tier 1 are 120 kB; three quarters of 160,000 bytes hold them, of 159,999 do not."""
+    enough, less = (msgspec.structs.replace(view("a"), memory_bytes=each) for each in (160_000, 159_999))
+    make_method("dtfl", overlap=False).plan(0, [enough], SCHEDULE)
+    with pytest.raises(UsageError, match=r"3 batches × 0\.04 MB \(after stage 1\) = 0\.12 MB") as refused:
+        make_method("dtfl", overlap=False).plan(0, [view("b"), less], SCHEDULE)
+    assert "memory_mib to 1 at least" in refused.value.cure
+    make_method("dtfl", overlap=False, tiers=1).plan(0, [less], SCHEDULE)
+    make_method("dtfl").plan(0, [less], SCHEDULE)
 
 
 def test_wrong_options_are_refused() -> None:
