@@ -61,9 +61,10 @@ class FedProx(FedAvg):
         self.speeds = Speeds()
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
-        self.speeds.meet(devices)
-        whole = {device.name: count_batches(device.samples, schedule) for device in devices}
-        steps = steps_in_time(whole, self.speeds) if self.options.steps == "by_speed" else whole
+        whole = steps = {device.name: count_batches(device.samples, schedule) for device in devices}
+        if self.options.steps == "by_speed":
+            self.speeds.meet(devices)
+            steps = steps_in_time(whole, self.speeds)
         return Plan(
             {
                 name: msgspec.structs.replace(
