@@ -12,7 +12,6 @@ import contextlib
 import ipaddress
 import secrets
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,6 +20,7 @@ from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from orchestrator.broker_runners import FINDERS, Listen, Runner
 from orchestrator.fleet.base import Access
+from orchestrator.fleet.temporary import OwnedFolder
 
 KINDS = ("mosquitto", "container", "embedded")
 START_S = 20.0
@@ -74,8 +74,7 @@ async def open_broker(
         UsageError: the url cannot be used.
         LinkError: no broker can be reached or started; says why, and what to do.
     """
-    with tempfile.TemporaryDirectory(prefix="edgebed-broker-") as name:
-        folder = Path(name)
+    with OwnedFolder("edgebed-broker-") as folder:
         if url is not None:
             address = parse_url(url)
             await _try_login(address)

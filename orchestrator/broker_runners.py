@@ -24,9 +24,13 @@ from typing import Any, Protocol
 import msgspec
 
 from edgebed.errors import LinkError
+from orchestrator.fleet.owner import BROKER, OWNER, this_process
 
 IMAGES = ("eclipse-mosquitto:2", "eclipse-mosquitto:latest")
-LABEL = "edgebed.broker"
+CONTAINER_USER = 2_100_100_000
+"""Whom a container's Mosquitto runs as where we are root: nobody else on this host (docs/throttling.md)."""
+
+MOST_PROCESSES = 32
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """glibc would map and unmap memory for each packet of 1 MB: that is two thirds of Mosquitto's CPU time (1.4 against
 0.45 ms per MB), and nearly half the goodput on loopback."""
@@ -148,14 +152,16 @@ def mosquitto_user() -> str:
 
 def write_mosquitto_files(listen: Listen, folder: Path, *, seen_as: str = "") -> Path:
     """Configuration and password file; returns the configuration's path. `seen_as` is what the broker calls the folder
-    in a container, where it stays the root that owns the mounted files."""
+    in a container."""
     passwords, config = folder / "passwords", folder / "mosquitto.conf"
     passwords.write_text(f"{listen.username}:{mosquitto_hash(listen.password, secrets.token_bytes(12))}\n")
     passwords.chmod(0o600)
     config.write_text("\n".join(mosquitto_settings(listen, f"{seen_as or folder}/passwords")))
-    if (user := mosquitto_user()) and not seen_as:
-        for path in (folder, passwords, config):
-            shutil.chown(path, user)
+    user: str | int = mosquitto_user()
+    if seen_as and os.geteuid() == 0:
+        user = CONTAINER_USER
+    for path in (folder, passwords, config) if user else ():
+        shutil.chown(path, user)
     return config
 
 
@@ -188,7 +194,8 @@ def mosquitto_hash(password: str, salt: bytes) -> str:
 
 
 class _Container:
-    """Mosquitto from an image that is already here, on the host's network."""
+    """Mosquitto from an image that is already here, without any right but to listen: it uses the host's network, for
+    devices reach it at the host's ends of their own, and a published port is not forwarded between networks."""
 
     kind = "mosquitto container"
 
@@ -211,9 +218,13 @@ class _Container:
             self._image,
             entrypoint=["mosquitto", "-c", "/edgebed/mosquitto.conf"],
             network_mode="host",
-            user="0",
+            user=f"{CONTAINER_USER}:{CONTAINER_USER}" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            read_only=True,
+            pids_limit=MOST_PROCESSES,
             volumes={str(folder): {"bind": "/edgebed", "mode": "ro"}},
-            labels={LABEL: str(os.getpid())},
+            labels={BROKER: "mosquitto", OWNER: str(this_process())},
         )
 
     async def stop(self) -> None:
@@ -235,7 +246,7 @@ class _Container:
 
 
 def _find_image() -> Runner | None:
-    """A runner if a Docker engine and an image are here. Containers that a killed orchestrator left are removed."""
+    """A runner if a Docker engine and an image are here."""
     try:
         import docker
         import docker.errors
@@ -243,9 +254,6 @@ def _find_image() -> Runner | None:
         return None
     try:
         client = docker.from_env(timeout=20)
-        for left in client.containers.list(all=True, filters={"label": LABEL}):
-            if not Path(f"/proc/{left.labels[LABEL]}").exists():
-                left.remove(force=True)
         tags = {tag for image in client.images.list() for tag in image.tags}
     except docker.errors.DockerException:
         return None

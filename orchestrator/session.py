@@ -7,7 +7,6 @@ import contextlib
 import os
 import platform
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,6 +34,7 @@ from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, dilation_of, load_fleet, load_profile
+from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted
 from orchestrator.report import write_results
@@ -75,7 +75,7 @@ async def standing_fleet(
     factor = dilation_of(spec, dilation, usable_cores())
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"edgebed-{fleet_id}-")))
+        folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
         fleet = open_backend(spec, backend or spec.backend, fleet_id, say)
         stack.push_async_callback(fleet.close)
         say(f"preparing {len(spec.devices)} devices ({fleet.backend}, limits held by {fleet.enforcement})")
@@ -175,9 +175,9 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
     for i, options in enumerate(experiment.methods):  # a mistake is told before the fleet starts
         METHODS.create(options, f"{request.path}: methods[{i}]")
     request.runs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="edgebed-data-") as shards:
+    with OwnedFolder("edgebed-data-") as shards:
         profiles = {device.name: device.profile.name for device in spec.devices}
-        prepared = prepare_data(experiment, list(profiles), Path(shards), profiles)
+        prepared = prepare_data(experiment, list(profiles), shards, profiles)
         watch.say(prepared.describe())
         MODELS.create(experiment.model, f"{request.path}: model").build(prepared.input_shape, prepared.classes)
         async with standing_fleet(

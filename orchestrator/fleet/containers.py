@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import docker
 import docker.errors
 import docker.types
 
 from edgebed.errors import FleetError, LimitError
-from orchestrator.fleet import links, owner
+from orchestrator.fleet import leftovers, links, owner
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
+from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, Limits
@@ -26,7 +26,6 @@ from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, parse_docker_stats, quota_us
 
-FLEET, DEVICE, OWNER = "edgebed.fleet", "edgebed.device", "edgebed.owner"
 SHARD = "/shard.safetensors"
 MOST_PROCESSES = 1024
 """And threads, of one device: many times what an agent has."""
@@ -62,7 +61,7 @@ class DockerFleet:
         self._client = connect()
         self._fleet_id, self._say, self._shaper = fleet_id, say, shaper
         self._names = [device.name for device in spec.devices]
-        self._labels = {FLEET: fleet_id, OWNER: str(owner.this_process())}
+        self._labels = {FLEET: fleet_id, owner.OWNER: str(owner.this_process())}
         self._networks: dict[str, Any] = {}
         self._subnets: dict[str, IPv4Network] = {}
         self._containers: dict[str, Any] = {}
@@ -82,8 +81,8 @@ class DockerFleet:
         return [self.host_of(name) for name in self._names]
 
     def _make(self) -> None:
-        with _engine_errors("the networks could not be made"):
-            remove_dead(self._client)
+        with engine_errors("the networks could not be made"):
+            leftovers.collect()
             self._image = ensure_image(self._client, self._say, self._making.go_on)
             self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
             self._systemd = self._client.info().get("CgroupDriver") == "systemd"
@@ -128,7 +127,7 @@ class DockerFleet:
         await asyncio.gather(*(self._making.run(self._start_one, name) for name in self._names))
 
     def _start_one(self, name: str) -> None:
-        with _engine_errors(f"the container of {name} could not be started"):
+        with engine_errors(f"the container of {name} could not be started"):
             self._making.go_on()
             container = self._run(self._settings(name))
             container.reload()
@@ -199,7 +198,7 @@ class DockerFleet:
         if self._watch is not None:
             self._watch.close()
         await self._making.end()
-        await asyncio.to_thread(remove, self._client, self._fleet_id)
+        await asyncio.to_thread(remove_fleet, self._client, self._fleet_id)
         self._client.close()
 
     # ---- limits ----
@@ -265,7 +264,7 @@ class DockerFleet:
         container = self._containers.get(device)
         if container is None:
             raise FleetError(f"{device} has no container", cure="start or restart it first")
-        with _engine_errors(f"the container of {device} is gone"):
+        with engine_errors(f"the container of {device} is gone"):
             container.reload()
         return container
 
@@ -276,52 +275,6 @@ def _group_of(container: Any) -> tuple[Group, str]:
         with contextlib.suppress(LimitError, OSError):
             return Cgroup.of_process(int(container.attrs["State"]["Pid"])).read(), "cgroup files"
     return parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False)), "docker inspect"
-
-
-# ---- the engine ------------------------------------------------------------------------------------------------------
-
-
-def connect() -> Any:
-    """A client of the engine. Raises FleetError where there is none."""
-    try:
-        client = docker.from_env(timeout=1800, max_pool_size=64)  # a build may be silent for long
-        client.ping()
-    except docker.errors.DockerException as error:
-        raise FleetError(
-            f"no Docker engine answers: {error}", cure="start Docker, set DOCKER_HOST, or use --backend local"
-        ) from None
-    return client
-
-
-def remove(client: Any, fleet_id: str) -> None:
-    """Remove every container and network of a fleet. Nothing is raised for what is gone already."""
-    chosen = {"label": f"{FLEET}={fleet_id}"}
-    with contextlib.suppress(docker.errors.APIError):
-        for container in client.containers.list(all=True, filters=chosen, ignore_removed=True):
-            with contextlib.suppress(docker.errors.APIError):
-                container.remove(force=True)
-        for network in client.networks.list(filters=chosen):
-            with contextlib.suppress(docker.errors.APIError):
-                network.remove()
-
-
-def remove_dead(client: Any) -> list[str]:
-    """Remove the fleets whose owners are certainly dead; returns their ids. Those of the living are left alone."""
-    made = [*client.containers.list(all=True, filters={"label": FLEET}, ignore_removed=True)]
-    made += client.networks.list(filters={"label": FLEET})
-    labels = [(thing.attrs.get("Config") or thing.attrs).get("Labels") or {} for thing in made]
-    dead = sorted({entry[FLEET] for entry in labels if owner.is_dead(owner.parse(entry.get(OWNER, "")))})
-    for fleet_id in dead:
-        remove(client, fleet_id)
-    return dead
-
-
-@contextlib.contextmanager
-def _engine_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except docker.errors.APIError as error:
-        raise FleetError(f"{what}: {error.explanation or error}", cure="see the engine's log") from None
 
 
 class _ExitWatch:

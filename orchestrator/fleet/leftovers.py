@@ -1,38 +1,84 @@
-"""Removes what a local fleet made on this host: at its end, or at the next start where its owner was killed."""
+"""What killed runs have left on this host, of every backend: found, and removed at the next start of any of them.
+
+Only what is certainly nobody's is touched: a folder whose owner's lock is free, or a container or network whose owner
+is judged dead by `owner.is_dead`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.fleet import netns, owner
+import msgspec
+import psutil
+
+from edgebed.errors import FleetError
+from orchestrator.fleet import netns, temporary
 from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
+from orchestrator.fleet.shell import missing_tools
 
 STATE = Path("/run/edgebed")
-"""One folder per standing local fleet, with its owner's name and its agents' logs."""
+"""One folder per standing local fleet, with its owner's lock and its agents' logs."""
 
 DEADLINE_S = 5.0
+ENGINE_S = 20
+"""An engine that does not answer within so many seconds is not asked for leftovers."""
 
 
-def remove_dead() -> list[str]:
-    """Remove the fleets whose owners are certainly dead; returns their ids."""
-    dead = [folder.name for folder in STATE.iterdir() if folder.is_dir() and owner.is_dead(_owner_of(folder))]
-    for fleet_id in dead:
-        remove(fleet_id)
-    return dead
+class Leftover(msgspec.Struct, frozen=True):
+    """One thing that a killed run has left. `kind`: local fleet, folder, process, container or network."""
+
+    kind: str
+    name: str
+    why: str
 
 
-def _owner_of(folder: Path) -> owner.Owner | None:
-    try:
-        return owner.parse((folder / "owner").read_text())
-    except OSError:
-        return None
+def find_leftovers() -> list[Leftover]:
+    """Everything that `remove` may remove now; removes nothing. Asks the Docker engine where there is one."""
+    return [*_local_fleets(), *_folders(), *_of_engine()]
 
 
-def remove(fleet_id: str) -> None:
-    """Kill the processes of a fleet and remove its namespaces, links, cgroups and files. Nothing is raised for what
-    is gone already."""
+def remove(leftover: Leftover) -> None:
+    """Remove one thing. Nothing is raised for what is gone already."""
+    match leftover.kind:
+        case "local fleet":
+            remove_fleet(leftover.name)
+        case "folder":
+            shutil.rmtree(leftover.name, ignore_errors=True)
+        case "process":
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(int(leftover.name)).kill()
+        case _:
+            _remove_from_engine(leftover)
+
+
+def collect() -> list[Leftover]:
+    """Remove what killed runs have left; returns what it was. For the start of a fleet."""
+    found = find_leftovers()
+    for leftover in found:
+        remove(leftover)
+    return found
+
+
+# ---- the local backend -----------------------------------------------------------------------------------------------
+
+
+def _local_fleets() -> Iterator[Leftover]:
+    if not STATE.is_dir():
+        return
+    for folder in sorted(STATE.iterdir()):
+        if folder.is_dir() and temporary.is_abandoned(folder):
+            names = [*_namespaces(folder.name), *_cgroup_names(folder.name)]
+            why = f"its orchestrator has ended; namespaces and cgroups: {', '.join(names) or 'none'}"
+            yield Leftover("local fleet", folder.name, why)
+
+
+def remove_fleet(fleet_id: str) -> None:
+    """Kill the processes of a local fleet and remove its namespaces, links, cgroups and files. Nothing is raised for
+    what is gone already."""
     cgroups = [Cgroup.named(name) for name in _cgroup_names(fleet_id)]
     deadline = time.monotonic() + DEADLINE_S
     while cgroups and time.monotonic() < deadline:
@@ -40,14 +86,63 @@ def remove(fleet_id: str) -> None:
             cgroup.kill()
         cgroups = [cgroup for cgroup in cgroups if not cgroup.remove()]
         time.sleep(0.01 if cgroups else 0)
-    for name in netns.existing():
-        if name.startswith(f"edgebed-{fleet_id}-"):
-            netns.remove(name)
+    for name in _namespaces(fleet_id):
+        netns.remove(name)
     if not cgroups:  # else the folder stays, so that the next start finds the rest
         shutil.rmtree(STATE / fleet_id, ignore_errors=True)
+
+
+def _namespaces(fleet_id: str) -> list[str]:
+    return [] if missing_tools("ip") else [n for n in netns.existing() if n.startswith(f"edgebed-{fleet_id}-")]
 
 
 def _cgroup_names(fleet_id: str) -> list[str]:
     parents = (MOUNT / PARENT, MOUNT / "cpu" / PARENT, MOUNT / "cpuacct" / PARENT, MOUNT / "memory" / PARENT)
     found = {path.name for parent in parents if parent.is_dir() for path in parent.glob(f"{fleet_id}-*")}
     return sorted(found)
+
+
+# ---- folders and processes -------------------------------------------------------------------------------------------
+
+
+def _folders() -> Iterator[Leftover]:
+    for folder in temporary.abandoned():
+        for process in _processes_of(folder):
+            yield Leftover("process", str(process.pid), f"a broker of a run that has ended ({folder})")
+        yield Leftover("folder", str(folder), "the process that made it has ended")
+
+
+def _processes_of(folder: Path) -> list[psutil.Process]:
+    """Brokers that were started on a file of the folder. They die with their orchestrator where the kernel helps."""
+    if not folder.name.startswith("edgebed-broker-"):
+        return []
+    start = f"{folder}/"
+    processes = psutil.process_iter(["cmdline"])
+    return [process for process in processes if any(arg.startswith(start) for arg in process.info["cmdline"] or ())]
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+def _of_engine() -> list[Leftover]:
+    """Empty where there is no engine: what it holds is then found when it is back."""
+    try:
+        import docker.errors
+
+        from orchestrator.fleet import engine
+
+        with contextlib.closing(engine.connect(ENGINE_S)) as client:
+            dead = engine.dead_things(client)
+    except (ImportError, FleetError, OSError):
+        return []
+    except docker.errors.DockerException:
+        return []
+    why = "its orchestrator has ended"
+    return [Leftover(kind, str(thing.name), why) for kind, thing in dead]
+
+
+def _remove_from_engine(leftover: Leftover) -> None:
+    from orchestrator.fleet import engine
+
+    with contextlib.suppress(FleetError), contextlib.closing(engine.connect(ENGINE_S)) as client:
+        engine.remove_named(client, leftover.kind, leftover.name)

@@ -7,10 +7,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -19,11 +17,10 @@ import psutil
 
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.wire.forks import Exited, Fork, Forked, Message, Ready, decode, encode
-from orchestrator.fleet import leftovers, netns
+from orchestrator.fleet import leftovers, netns, temporary
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.making import Making
-from orchestrator.fleet.owner import this_process
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -49,6 +46,7 @@ class LocalFleet:
         self._kernel, self._fleet_id = kernel, fleet_id
         self._names = [device.name for device in spec.devices]
         self._folder = leftovers.STATE / fleet_id  # of the agents' logs; elsewhere where we are not root
+        self._owned: temporary.OwnedFolder | temporary.Lock | None = None
         self._wires: dict[str, netns.Wire] = {}
         self._cgroups: dict[str, Cgroup] = {}
         self._limits: dict[str, Limits] = {}
@@ -67,16 +65,18 @@ class LocalFleet:
 
     async def prepare(self) -> list[str]:
         if not self._kernel:
-            self._folder = Path(tempfile.mkdtemp(prefix="edgebed-agents-"))
+            await asyncio.to_thread(leftovers.collect)
+            self._owned = folder = temporary.OwnedFolder("edgebed-agents-")
+            self._folder = folder.path
             return ["127.0.0.1"]
         await self._making.run(self._make)
         return [wire.host_address for wire in self._wires.values()]
 
     def _make(self) -> None:
         with _one_at_a_time():
-            leftovers.remove_dead()
+            leftovers.collect()
             self._folder.mkdir(parents=True)
-            (self._folder / "owner").write_text(str(this_process()))
+            self._owned = temporary.hold(self._folder)
             subnets = free_subnets(LOCAL_POOL, 30, host_networks())
             for index, name in enumerate(self._names):
                 self._making.go_on()
@@ -136,9 +136,9 @@ class LocalFleet:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
         if self._kernel:
-            await asyncio.to_thread(leftovers.remove, self._fleet_id)
-        else:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(leftovers.remove_fleet, self._fleet_id)
+        if self._owned is not None:
+            await asyncio.to_thread(self._owned.close)
 
     async def _end_zygote(self, zygote: asyncio.subprocess.Process) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import msgspec
 from edgebed.errors import UsageError
 from orchestrator import session
 from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.records.facts import sort
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
@@ -72,13 +72,13 @@ async def serve(
     experiment = trained.experiment
     spec = load_fleet(request.fleet or (request.run / experiment.fleet).resolve())
     _check_names(trained, spec)
-    with tempfile.TemporaryDirectory(prefix="edgebed-serve-") as folder:
+    with OwnedFolder("edgebed-serve-") as folder:
         async with session.standing_fleet(
             spec,
             backend=request.backend,
             dilation="auto" if request.fleet else experiment.dilation,
             broker_url=request.broker_url,
-            shards=deploy.write_requests(trained, Path(folder)),
+            shards=deploy.write_requests(trained, folder),
             heartbeat_s=experiment.training.heartbeat_s,
             say=say,
         ) as standing:

@@ -3,7 +3,6 @@ virtual clock. Its run folder reads like any other."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import METHODS, Method
 from orchestrator.data import prepare_data
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_fleet
+from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.simulation.play import Play
 from orchestrator.simulation.stage import SimulationRequest, Stage, Watch
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
@@ -29,8 +29,8 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
     request.runs.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # halves are small, and their bits must not depend on the host
-    with tempfile.TemporaryDirectory(prefix="edgebed-data-") as folder:
-        prepared = prepare_data(experiment, [device.name for device in spec.devices], Path(folder))
+    with OwnedFolder("edgebed-data-") as folder:
+        prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
         shards = {name: read_shard(path) for name, path in prepared.shards.items()}
     stage = Stage(request, spec, prepared, shards, watch)
     pairs = zip(methods, experiment.methods, strict=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
+import msgspec
 import psutil
 import pytest
 
@@ -25,6 +26,9 @@ from orchestrator import broker as module
 from orchestrator import broker_runners as runners
 from orchestrator.broker import open_broker, parse_url
 from orchestrator.broker_runners import Listen, mosquitto_hash, mosquitto_settings
+from orchestrator.fleet import leftovers
+from orchestrator.fleet.owner import BROKER, OWNER, this_process
+from tests.component._faults import process_status
 
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
 
@@ -173,14 +177,41 @@ def image() -> Iterator[str]:
 async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.MonkeyPatch, image: str) -> None:
     monkeypatch.setattr(runners, "IMAGES", (image,))
     containers = docker.from_env().containers
-    left = containers.create(image, ["none"], labels={runners.LABEL: "999999999"})  # of an orchestrator long dead
+    mine = {"label": f"{OWNER}={this_process()}"}
     async with open_broker(["127.0.0.2"], kinds=["container"]) as broker:
         assert broker.kind == "mosquitto container"
-        assert left.id not in [c.id for c in containers.list(all=True)]
         await broker.restart()
-        mine = containers.list(filters={"label": f"{runners.LABEL}={os.getpid()}"})
-        assert len(mine) == 1
-    assert not containers.list(all=True, filters={"label": f"{runners.LABEL}={os.getpid()}"})
+        (container,) = containers.list(filters=mine)
+        host, status = container.attrs["HostConfig"], process_status(container.attrs["State"]["Pid"])
+        assert host["ReadonlyRootfs"]
+        assert {status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")} == {"0" * 16}
+        assert status["NoNewPrivs"] == "1"
+        assert status["Uid"].split() == [str(runners.CONTAINER_USER if os.geteuid() == 0 else os.geteuid())] * 4
+    assert not containers.list(all=True, filters=mine)
+
+
+@pytest.mark.docker
+@pytest.mark.mosquitto
+def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_kept(image: str) -> None:
+    containers, me = docker.from_env().containers, this_process()
+    owners = {
+        "dead": str(msgspec.structs.replace(me, started=me.started + 1)),
+        "living": str(me),
+        "elsewhere": str(msgspec.structs.replace(me, machine="another", boot="another", pid=1)),
+        "older": "999999999",  # as version 0.2 wrote it: a pid, which says nothing across namespaces
+    }
+    made = {who: containers.create(image, ["none"], labels={BROKER: "x", OWNER: it}) for who, it in owners.items()}
+    try:
+        found = {left.name for left in leftovers.find_leftovers()}
+        assert [who for who, container in made.items() if container.name in found] == ["dead"]
+        for left in leftovers.find_leftovers():
+            if left.name == made["dead"].name:
+                leftovers.remove(left)
+        ids = {container.id for container in containers.list(all=True)}
+        assert [who for who, container in made.items() if container.id in ids] == ["living", "elsewhere", "older"]
+    finally:
+        for container in containers.list(all=True, filters={"label": f"{BROKER}=x"}):
+            container.remove(force=True)
 
 
 def test_settings_drop_nothing_and_let_in_nobody() -> None:

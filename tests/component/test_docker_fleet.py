@@ -16,9 +16,10 @@ from docker.models.containers import Container
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
-from orchestrator.fleet import containers, links
+from orchestrator.fleet import containers, engine, leftovers, links
 from orchestrator.fleet.base import Access
-from orchestrator.fleet.containers import DEVICE, FLEET, DockerFleet
+from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import run
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
 
 
 def container_of(standing: Standing, device: str) -> Any:
-    client = containers.connect()
+    client = engine.connect()
     labels = [f"{FLEET}={standing.fleet_id}", f"{DEVICE}={device}"]
     (container,) = client.containers.list(all=True, filters={"label": labels})
     return container
@@ -48,7 +49,7 @@ def container_of(standing: Standing, device: str) -> Any:
 
 def traces(fleet_id: str) -> list[str]:
     """What of a fleet is still on the engine."""
-    client = containers.connect()
+    client = engine.connect()
     chosen = {"label": f"{FLEET}={fleet_id}"}
     found = client.containers.list(all=True, filters=chosen) + client.networks.list(filters=chosen)
     return [thing.name for thing in found]
@@ -72,7 +73,7 @@ async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) 
         routes = json.loads(container.exec_run(["ip", "-j", "route"]).output)
         assert {route["dev"] for route in routes} == {"eth0"}
         (network,) = container.attrs["NetworkSettings"]["Networks"]
-        assert containers.connect().networks.get(network).attrs["Internal"]
+        assert engine.connect().networks.get(network).attrs["Internal"]
         assert container.exec_run(["tc", "qdisc", "del", "dev", "eth0", "root"]).exit_code != 0
         assert "password" not in json.dumps(container.attrs["Args"])
 
@@ -275,7 +276,8 @@ async def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_one
     try:
         await asyncio.to_thread(_start_and_kill, spec.path, "fdead0002")
         assert await asyncio.to_thread(traces, "fdead0002") != []
-        assert "fdead0002" in await asyncio.to_thread(containers.remove_dead, containers.connect())
+        found = await asyncio.to_thread(leftovers.collect)
+        assert {left.kind for left in found if "fdead0002" in left.name} == {"container", "network"}
         assert await asyncio.to_thread(traces, "fdead0002") == []
         assert await asyncio.to_thread(traces, "fliving02") != []
     finally:
@@ -295,7 +297,7 @@ def test_the_same_content_is_the_same_image_and_is_built_once() -> None:
     assert context(files) == context(dict(reversed(files.items())))
     assert tag_of(files) != tag_of({**files, "edge_agent/more.py": b""})
     assert not any("orchestrator" in name for name in files)
-    client, said = containers.connect(), list[str]()
+    client, said = engine.connect(), list[str]()
     ensure_image(client, said.append)
     said.clear()
     assert ensure_image(client, said.append) == tag_of(files)

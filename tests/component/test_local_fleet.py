@@ -220,7 +220,7 @@ def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_ones(tmp_
         owners[0].kill()
         owners[0].wait()
         assert traces("fdead0001") != []
-        leftovers.remove_dead()
+        assert "fdead0001" in [left.name for left in leftovers.collect()]
         assert traces("fdead0001") == []
         assert traces("fliving01") != []
     finally:
@@ -229,7 +229,7 @@ def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_ones(tmp_
         for owner in owners:
             assert owner.stdout is not None
             owner.stdout.close()
-        leftovers.remove_dead()
+        leftovers.collect()
     assert traces("fliving01") == []
 
 

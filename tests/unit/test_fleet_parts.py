@@ -44,7 +44,49 @@ def test_who_cannot_be_judged_is_not_dead() -> None:
     me = owner.this_process()
     assert not owner.is_dead(msgspec.structs.replace(me, pid_namespace="1", pid=1, started=0))
     assert not owner.is_dead(owner.parse("no owner"))
-    assert owner.is_dead(msgspec.structs.replace(me, boot="another boot"))
+
+
+def test_another_boot_is_dead_on_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines may use one engine: what the other one made has another boot id and is none of ours."""
+    monkeypatch.setattr(owner, "MACHINE_ID", tmp_path / "machine-id")
+    earlier = msgspec.structs.replace(owner.this_process(), boot="another boot")
+    assert earlier.machine == ""
+    assert not owner.is_dead(earlier)  # a machine without an id
+    (tmp_path / "machine-id").write_text("0123456789abcdef\n")
+    earlier = msgspec.structs.replace(owner.this_process(), boot="another boot")
+    assert owner.is_dead(earlier)
+    assert not owner.is_dead(msgspec.structs.replace(earlier, machine="another machine"))
+
+
+def test_an_owner_in_another_pid_namespace_is_dead_when_nobody_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "_pid_namespace", lambda: owner.INITIAL_NAMESPACE)
+    monkeypatch.setattr(owner, "_boot", lambda: "b")
+    monkeypatch.setattr(owner, "PROC", tmp_path)
+    monkeypatch.setattr(owner.os, "geteuid", lambda: 0)
+    inside = owner.Owner("m", "b", "7", 1, 1)
+    for pid, namespace in ((1, owner.INITIAL_NAMESPACE), (9, "7")):
+        (tmp_path / str(pid) / "ns").mkdir(parents=True)
+        (tmp_path / str(pid) / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
+    assert not owner.is_dead(inside)
+    (tmp_path / "9" / "ns" / "pid").unlink()  # it has just ended
+    assert owner.is_dead(inside)
+    monkeypatch.setattr(owner.os, "geteuid", lambda: 1000)  # who does not see all processes cannot say so
+    assert not owner.is_dead(inside)
+
+
+def test_a_process_that_proc_hides_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    me = owner.this_process()
+    monkeypatch.setattr(owner, "_pid_namespace", lambda: me.pid_namespace)
+    monkeypatch.setattr(owner, "_boot", lambda: me.boot)
+    monkeypatch.setattr(owner, "PROC", tmp_path)
+    assert owner.is_dead(me)
+    monkeypatch.setattr(owner.os, "kill", refuse)  # another user's, and /proc is mounted with hidepid
+    assert not owner.is_dead(me)
 
 
 @given(st.text(max_size=40))

@@ -1,0 +1,71 @@
+"""The Docker engine: a client, the labels by which Edgebed knows its own, and the removal of what bears them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import docker
+import docker.errors
+
+from edgebed.errors import FleetError
+from orchestrator.fleet.owner import OWNER, is_dead, parse
+
+FLEET, DEVICE = "edgebed.fleet", "edgebed.device"
+
+
+def connect(timeout_s: int = 1800) -> Any:
+    """A client of the engine (the default waits for a build, which may be silent for long). Raises FleetError where
+    there is none."""
+    try:
+        client = docker.from_env(timeout=timeout_s, max_pool_size=64)
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise FleetError(
+            f"no Docker engine answers: {error}", cure="start Docker, set DOCKER_HOST, or use --backend local"
+        ) from None
+    return client
+
+
+def remove_fleet(client: Any, fleet_id: str) -> None:
+    """Remove every container and network of a fleet. Nothing is raised for what is gone already."""
+    chosen = {"label": f"{FLEET}={fleet_id}"}
+    with contextlib.suppress(docker.errors.APIError):
+        for container in client.containers.list(all=True, filters=chosen, ignore_removed=True):
+            _remove("container", container)
+        for network in client.networks.list(filters=chosen):
+            _remove("network", network)
+
+
+def dead_things(client: Any) -> list[tuple[str, Any]]:
+    """(kind, container or network) of every one whose owner is certainly dead; containers first, since a network goes
+    only after them."""
+    containers = client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
+    networks = client.networks.list(filters={"label": OWNER})
+    made = [("container", thing) for thing in containers] + [("network", thing) for thing in networks]
+    return [(kind, thing) for kind, thing in made if is_dead(parse(_labels(thing).get(OWNER, "")))]
+
+
+def remove_named(client: Any, kind: str, name: str) -> None:
+    """Remove a container or network. Nothing is raised where it is gone already."""
+    with contextlib.suppress(docker.errors.APIError):
+        _remove(kind, (client.containers if kind == "container" else client.networks).get(name))
+
+
+def _remove(kind: str, thing: Any) -> None:
+    with contextlib.suppress(docker.errors.APIError):
+        thing.remove(**({"force": True} if kind == "container" else {}))
+
+
+def _labels(thing: Any) -> dict[str, str]:
+    return (thing.attrs.get("Config") or thing.attrs).get("Labels") or {}
+
+
+@contextlib.contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """Turn an answer of the engine into a FleetError that begins with `what`."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise FleetError(f"{what}: {error.explanation or error}", cure="see the engine's log") from None
