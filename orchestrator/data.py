@@ -40,6 +40,10 @@ class Prepared(msgspec.Struct):
         rows = torch.arange(size) % len(self.test_y)
         return self.test_x[rows], self.test_y[rows]
 
+    def samples(self) -> dict[str, int]:
+        """Training samples by device."""
+        return {device: sum(counts) for device, counts in self.label_counts.items()}
+
     def describe(self) -> str:
         """Samples per class of every device, a line each."""
         width = max(len(device) for device in self.label_counts)

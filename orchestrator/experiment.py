@@ -39,6 +39,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sample: Share = 1.0  # share of the devices drawn each round
     seed: int = 0
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # per round, before dilation
+    round_ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 21_600.0  # no round waits longer, before dilation
+    max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # |update - start| / |start| that may be merged
     quorum: Positive = 1  # merged devices a round needs
     liveness_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0  # silence without progress until a device counts as lost
     heartbeat_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0

@@ -39,9 +39,10 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted
 from orchestrator.report import write_results
 from orchestrator.roster import Roster
-from orchestrator.rounds.driver import RoundDriver, RoundResult, RoundSettings
+from orchestrator.rounds.driver import RoundDriver, RoundResult
 from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.settings import round_settings
 from orchestrator.run_folder import RunFolder, Saved, backend_of, resolved
 from orchestrator.standing import Standing
 from orchestrator.training.costs import profile_cuts
@@ -212,6 +213,7 @@ async def run_methods(
     """Run every method of the experiment in turn on a fleet that stands already; returns the run folders."""
     place = f"{request.path}: methods"
     methods = [METHODS.create(spec, f"{place}[{i}]") for i, spec in enumerate(request.experiment.methods)]
+    standing.labels = prepared.label_counts
     folders = []
     for method, options in zip(methods, request.experiment.methods, strict=True):
         run = _Run(request, standing, prepared, method, options, calibration, watch)
@@ -324,12 +326,7 @@ class _Run:
             trainer,
             self._recorder.record,
             self._standing.lost,
-            RoundSettings(
-                run=self.folder.path.name,
-                deadline_s=None if training.deadline_s is None else training.deadline_s * dilation,
-                quorum=training.quorum,
-                liveness_s=training.liveness_s,
-            ),
+            round_settings(self.folder.path.name, training, dilation, self._prepared.samples()),
         )
 
     def _build_model(self) -> StagedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from edgebed.errors import EdgebedError, FleetError, TransferRefused, UsageError
 from edgebed.link.base import Link
@@ -28,7 +28,7 @@ from orchestrator.records.types import (
     Record,
 )
 from orchestrator.roster import DeviceEvent, Heard, Joined, Left, Roster
-from orchestrator.rounds.driver import Driver
+from orchestrator.rounds.seams import Driver
 
 PRESENCE = (DeviceJoined, DeviceLeft)
 
@@ -42,6 +42,8 @@ class Standing:
     Attributes:
         limits: in force, by device, after dilation.
         prober: answers calibration probes.
+        labels: samples per class of every device, as the shards of the run in hand were cut; what a device says of its
+            shard counts only where there is no run.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Standing:
         for device in spec.devices:
             self._assign(device.name, device.profile)
         self.names = list(self.profiles)
+        self.labels: Mapping[str, Sequence[int]] = {}
         self._rows: list[Record] = []  # of the calibration
         self._facts: dict[tuple[object, str], Record] = {}  # the latest of each kind and device
         self.port: Port
@@ -112,7 +115,7 @@ class Standing:
         return tuple(self._info(name) for name in self.names)
 
     def _info(self, name: str) -> DeviceInfo:
-        profile, presence = self.profiles[name], self.roster.devices[name].presence
+        profile, labels = self.profiles[name], self._labels_of(name)
         return DeviceInfo(
             name=name,
             profile=profile.name,
@@ -120,9 +123,15 @@ class Standing:
             uplink_bit_s=profile.limits.uplink_bit_s,
             downlink_bit_s=profile.limits.downlink_bit_s,
             memory_mib=profile.limits.memory_mib,
-            samples=presence.samples if presence else 0,
-            labels=presence.labels if presence else (),
+            samples=sum(labels),
+            labels=labels,
         )
+
+    def _labels_of(self, name: str) -> tuple[int, ...]:
+        presence = self.roster.devices[name].presence
+        if name in self.labels:
+            return tuple(self.labels[name])
+        return presence.labels if presence else ()
 
     # ---- limits ----
 
@@ -207,10 +216,10 @@ class Standing:
         return [name for name in self.names if name in self._ready and name in present]
 
     def _view(self, name: str) -> DeviceView:
-        limits, presence = self.limits[name], self.roster.devices[name].presence
+        limits = self.limits[name]
         return DeviceView(
             name=name,
-            samples=presence.samples if presence else 0,
+            samples=sum(self._labels_of(name)),
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgebed import methods as _package
-from edgebed.errors import PluginError, UsageError
+from edgebed.errors import EdgebedError, PluginError, UsageError
 from edgebed.methods.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
@@ -102,6 +102,18 @@ class Contribution(msgspec.Struct, frozen=True):
     server_weights: Weights
 
 
+class Stream(msgspec.Struct, frozen=True):
+    """One tensor of an upload: (samples of the batch, *shape), of this dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Replies = Mapping[str, Weights | EdgebedError]
+"""Of one step of a server half, by device: tensors ({} where the device does not wait), or why nothing of its upload
+could be used."""
+
+
 def check_hold(assignment: Assignment) -> None:
     """Call for a half that waits for the reply to an upload. Raises UsageError where that upload is held back."""
     if assignment.hold:
@@ -140,6 +152,9 @@ DeviceHalf = Callable[[StagedModel, Assignment, Iterable[Batch]], Generator[Outg
 resumed with the reply's tensors, or with None."""
 
 HALVES: dict[str, DeviceHalf] = {}
+
+STREAMED = frozenset({"features", "logits"})
+"""What `Assignment.uploads` may name of what goes up within batches."""
 
 HEADLESS: set[str] = set()
 """Objectives that train no auxiliary head."""
@@ -194,12 +209,13 @@ class ServerHalf:
     """The server's side of one device, of a group, or of all: a copy of the upper stages that trains as uploads arrive.
 
     `step` gets one upload of every device of the half that is still training (`tensors` on any torch device) and
-    returns the replies, by device; {} where the device does not wait.
+    returns the replies, by device; {} where the device does not wait. An error instead of a reply says that nothing of
+    this device's upload was applied: it leaves the half, the others go on. An error that `step` raises ends the half.
     """
 
     devices: tuple[str, ...] = ()
 
-    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+    def step(self, uploads: Mapping[str, Weights]) -> Replies:
         raise NotImplementedError  # the seam that a method fills
 
     def weights(self) -> Weights:
@@ -252,6 +268,20 @@ class Method(Plugin):
     ) -> list[ServerHalf]:
         """The server halves of a round; together they name every device whose assignment uploads within batches."""
         return []
+
+    def count_uploads(self, assignment: Assignment, batches: int) -> int:
+        """How many uploads a device makes at most within `batches` batches: by default one for each."""
+        return batches if STREAMED & set(assignment.uploads) else 0
+
+    def streams(self, assignment: Assignment) -> dict[str, Stream]:
+        """The tensors of an upload by name: by default features at the cut, labels, and logits where they are sent."""
+        model, uploads = self.context.model, assignment.uploads
+        wanted = {
+            "features": Stream(model.feature_shape(assignment.stages), torch.float32),
+            "labels": Stream((), torch.int64),
+            "logits": Stream((model.classes,), torch.float32),
+        }
+        return {name: stream for name, stream in wanted.items() if name in uploads or name == "labels"}
 
     def update_names(self, assignment: Assignment, notes: Mapping[str, float]) -> list[str]:
         """Names of the weights that an update must hold; `notes` are those of its report."""

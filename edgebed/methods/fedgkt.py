@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, autograd
 from torch.nn import functional
 
-from edgebed.errors import RunError, UsageError
+from edgebed.errors import EdgebedError, RunError, UsageError
 from edgebed.methods.base import (
     Batch,
     Context,
@@ -26,6 +26,7 @@ from edgebed.methods.base import (
     Method,
     Outgoing,
     Plan,
+    Replies,
     Schedule,
     ServerHalf,
     assign,
@@ -33,6 +34,7 @@ from edgebed.methods.base import (
 )
 from edgebed.methods.evaluation import Score, evaluate
 from edgebed.methods.halves import DevicePart, Half, checked_loss, checked_upload, make_optimizer
+from edgebed.methods.sharing import checked_half, undone_on_error
 from edgebed.models.staged import GIVEN, StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -112,12 +114,18 @@ class CommonUpper(ServerHalf):
         self.optimizer = make_optimizer(self.upper.parameters(), first.optimizer)
         self.logits: dict[str, list[Tensor]] = {device: [] for device in self.devices}
 
-    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+    def step(self, uploads: Mapping[str, Weights]) -> Replies:
+        errors: dict[str, EdgebedError] = {}
         for device in sorted(uploads):
-            self.logits[device].append(self._train(device, uploads[device]))
-        return {}
+            try:
+                with undone_on_error(self.upper):
+                    self.logits[device].append(self._train(device, uploads[device]))
+            except EdgebedError as error:
+                errors[device] = error
+        return errors
 
     def _train(self, device: str, tensors: Weights) -> Tensor:
+        """One step on one device's batch; its logits. Raises EdgebedError, before the step, where it is no use."""
         features, labels = checked_upload(tensors, device, self.shape, self.classes)
         teacher = tensors.get("logits")
         if teacher is None or teacher.shape != (len(labels), self.classes):
@@ -131,6 +139,7 @@ class CommonUpper(ServerHalf):
         checked_loss(loss, f"the server half with a batch of device {device!r}")
         self.optimizer.zero_grad()
         autograd.backward(loss)
+        checked_half(self.upper, f"the server half with a batch of device {device!r}")
         self.optimizer.step()
         return out.detach().cpu()
 

@@ -16,7 +16,7 @@ from torch import Tensor, autograd, nn
 from torch.nn import functional
 
 from edgebed.errors import DivergedError, RunError, UsageError
-from edgebed.methods.base import Batch, Outgoing, ServerHalf, Trained, device_half, trained_names, trains_head
+from edgebed.methods.base import Batch, Outgoing, Replies, ServerHalf, Trained, device_half, trained_names, trains_head
 from edgebed.methods.privacy import Guard
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Optimizer
@@ -181,7 +181,7 @@ class UpperHalf(ServerHalf):
         self.upper.to(accelerator).train()
         self.optimizer = make_optimizer(self.upper.parameters(), assignment.optimizer)
 
-    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+    def step(self, uploads: Mapping[str, Weights]) -> Replies:
         features, labels = checked_upload(uploads[self.device], self.device, self.shape, self.classes)
         z = features.detach().to(self.accelerator).requires_grad_(self.gradient)
         loss = functional.cross_entropy(self.upper(z), labels.to(self.accelerator))

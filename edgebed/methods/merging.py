@@ -6,6 +6,7 @@ the same contributions give the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
@@ -17,6 +18,12 @@ from edgebed.methods.base import Contribution
 from edgebed.models.staged import Weights
 
 Aggregate = Literal["samples", "uniform"]
+
+MOST = 1e18
+"""No weight is larger: its square would not fit float32."""
+
+PASSES = 100
+"""A batch-norm layer counts a batch at most so often: once for each forward pass."""
 
 
 def merge_by_name(weights: Weights, contributions: Sequence[Contribution], aggregate: Aggregate) -> Weights:
@@ -86,6 +93,36 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
         if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
             return f"{name!r} holds values that are not finite"
     return ""
+
+
+def impossible(reference: Mapping[str, Tensor], update: Mapping[str, Tensor], batches: int) -> str:
+    """Why no training of so many batches from `reference` ends in `update`, or "": a weight whose square is no float32,
+    a negative variance, or a count of batches that is not near those of the task. `update` is finite and holds names of
+    `reference`."""
+    for name, value in update.items():
+        if not value.numel():
+            continue
+        low, high = (float(bound) for bound in torch.aminmax(value))
+        if value.is_floating_point() and max(-low, high) > MOST:
+            return f"{name!r} holds {high if high > MOST else low:.3g}; values up to {MOST:g} can be trained on"
+        if name.endswith(".running_var") and low < 0:
+            return f"{name!r} holds a variance of {low:.3g}"
+        most = int(reference[name].max()) + PASSES * batches if not value.is_floating_point() else 0
+        if name.endswith(".num_batches_tracked") and not 0 <= low <= high <= most:
+            return f"{name!r} is {high:.0f} after {batches} batches from {int(reference[name].max())}"
+    return ""
+
+
+def moved(reference: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> float:
+    """How far an update is from where it began, relative to that: L2 norm of the difference over that of `reference`,
+    over all floating tensors of the update."""
+    change = start = 0.0
+    for name, value in update.items():
+        if value.is_floating_point():
+            before = reference[name].double()
+            change += float((value.double() - before).square().sum())
+            start += float(before.square().sum())
+    return math.sqrt(change / start) if start else math.inf if change else 0.0
 
 
 def _kind(value: Tensor) -> str:

@@ -33,6 +33,7 @@ from edgebed.methods.base import (
     Method,
     Outcome,
     Plan,
+    Replies,
     Schedule,
     ServerHalf,
     assign,
@@ -41,6 +42,7 @@ from edgebed.methods.base import (
 from edgebed.methods.grouping import group_by_labels
 from edgebed.methods.halves import checked_loss, checked_upload, make_optimizer
 from edgebed.methods.merging import merge_by_name
+from edgebed.methods.sharing import checked_half, without_bad
 from edgebed.methods.stage_costs import cut_costs
 from edgebed.methods.time_table import TimeTable, median_rule
 from edgebed.models.staged import StagedModel, Weights
@@ -70,21 +72,31 @@ class GroupHalf(ServerHalf):
         self.optimizer = make_optimizer(self.upper.parameters(), assignments[self.devices[0]].optimizer)
         self.labels = {device: [0] * model.classes for device in self.devices}
 
-    def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+    def step(self, uploads: Mapping[str, Weights]) -> Replies:
+        leaves, errors = without_bad(self.upper, uploads, self._backward)
+        if leaves is None:
+            return errors
+        self.optimizer.step()
+        for device in leaves:
+            self._count(device, uploads[device]["labels"])
+        replies = {device: {"gradient": z.grad.cpu()} for device, z in leaves.items() if z.grad is not None}
+        return {**errors, **replies}
+
+    def _backward(self, uploads: Mapping[str, Weights]) -> dict[str, Tensor]:
+        """Gradients of the summed loss of some devices; their features. Raises EdgebedError where they are no use."""
         leaves: dict[str, Tensor] = {}
         losses = []
         for device in sorted(uploads):
             cut = self.cuts[device]
             features, labels = checked_upload(uploads[device], device, self.shapes[cut], self.classes)
-            self._count(device, labels)
             z = leaves[device] = features.detach().to(self.accelerator).requires_grad_()
             loss = functional.cross_entropy(self.upper[cut - self.start :](z), labels.to(self.accelerator))
             checked_loss(loss, f"the server half of device {device!r}")
             losses.append(loss)
         self.optimizer.zero_grad()
         autograd.backward(torch.stack(losses).sum())
-        self.optimizer.step()
-        return {device: {"gradient": z.grad.cpu()} for device, z in leaves.items() if z.grad is not None}
+        checked_half(self.upper, f"the server half with a batch of {', '.join(map(repr, sorted(uploads)))}")
+        return leaves
 
     def weights(self) -> Weights:
         return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}

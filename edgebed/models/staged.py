@@ -6,6 +6,7 @@ The device holds the stages before the cut and the cut's head; the server holds 
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -57,6 +58,7 @@ class StagedModel(nn.Module):
             self.add_module(head_name(cut), head)
         self.cuts_with_head = sorted(heads)
         self.given: Weights = {}
+        self._feature_shapes: dict[object, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.stage_names)
@@ -120,13 +122,14 @@ class StagedModel(nn.Module):
                 state[name].copy_(value)
 
     def feature_shape(self, cut: int) -> tuple[int, ...]:
-        """Shape of one sample's features after `cut` stages."""
+        """Shape of one sample's features after `cut` stages; worked out once."""
         lower = self.lower(cut)
-        was = lower.training
-        with torch.no_grad():
-            out: Tensor = lower.eval()(torch.zeros(1, *self.input_shape))
-        lower.train(was)
-        return tuple(out.shape[1:])
+        key = (cut, *(tuple(weight.shape) for weight in lower.parameters()))  # a narrow copy has other features
+        if key not in self._feature_shapes:
+            with torch.no_grad():
+                out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
+            self._feature_shapes[key] = tuple(out.shape[1:])
+        return self._feature_shapes[key]
 
 
 def head_name(cut: int) -> str:

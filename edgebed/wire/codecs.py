@@ -38,6 +38,9 @@ MAX_DECODED = 2 << 30
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_HEADER = 16 << 20
+_MAX_DIMENSIONS = 64  # as torch
+_MAX_LENGTH = 1 << 48
+_MAX_WINDOW = 8 << 20  # memory that a decompressor may take beside the output; a frame names what it wants
 _HALF_MAX = 65504.0
 _TO_NAME = {
     torch.float64: "F64",
@@ -96,6 +99,10 @@ def decode_tensors(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX
 
     Tensors that were not converted are views of `data` where it is writable (a bytearray): do not reuse it.
 
+    Args:
+        max_bytes: of the body without compression, and of all tensors in their first dtype. It is looked at before
+            anything of that size is made.
+
     Raises:
         WireError: not such a body, or one that unpacks to more than `max_bytes`.
     """
@@ -106,6 +113,9 @@ def decode_tensors(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX
         view = memoryview(bytearray(view))
     plain, formats = _read(view)
     names = [name for name in plain if not name.startswith("#")]
+    restored = sum(plain[name].numel() * _first_dtype(name, plain, formats.get(name)).itemsize for name in names)
+    if restored > max_bytes:
+        raise WireError(f"the tensors would take {restored} bytes; at most {max_bytes} are allowed")
     return {name: _restore(name, plain, formats.get(name)) for name in names}
 
 
@@ -135,22 +145,30 @@ def _quantise(x: Tensor) -> dict[str, Tensor]:
     return {"": levels, "scale": scale, "low": low}
 
 
-def _restore(name: str, plain: Mapping[str, Tensor], dtype: str | None) -> Tensor:
-    x = plain[name]
+def _first_dtype(name: str, plain: Mapping[str, Tensor], dtype: str | None) -> torch.dtype:
+    """What the tensor was before it was converted, as the body claims it."""
     if dtype is None:
-        return x
+        return plain[name].dtype
     target = _FROM_NAME.get(dtype)
     if target is None or not target.is_floating_point:
-        raise WireError(f"tensor {name!r} claims to have been {dtype!r}")
+        raise WireError(f"tensor {_short(name)!r} claims to have been {_short(dtype)!r}")
+    return target
+
+
+def _restore(name: str, plain: Mapping[str, Tensor], dtype: str | None) -> Tensor:
+    x, target = plain[name], _first_dtype(name, plain, dtype)
+    if dtype is None:
+        return x
     if x.dtype == torch.float16:
         return x.to(target)
     scale, low = plain.get(f"#scale:{name}"), plain.get(f"#low:{name}")
-    if scale is None or low is None or x.dtype != torch.uint8:
-        raise WireError(f"tensor {name!r} cannot be restored: its scale is missing")
+    wide = torch.float64 if target == torch.float64 else torch.float32  # as `_quantise` writes them
+    if scale is None or low is None or x.dtype != torch.uint8 or not scale.dtype == low.dtype == wide:
+        raise WireError(f"tensor {_short(name)!r} cannot be restored: its scale is missing or of another dtype")
     try:
         return x.to(scale.dtype).mul_(scale.expand(x.shape)).add_(low.expand(x.shape)).to(target)
     except RuntimeError as error:
-        raise WireError(f"tensor {name!r} cannot be restored: {error}") from None
+        raise WireError(f"tensor {_short(name)!r} cannot be restored: {_short(str(error))}") from None
 
 
 # ---- the safetensors format ------------------------------------------------------------------------------------------
@@ -192,24 +210,31 @@ def _read(view: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise WireError("not a body of tensors: they overlap")
         return {name: _tensor(name, entry, data) for name, entry in typed.items()}, formats
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise WireError(f"not a body of tensors: {error}") from None
+        raise WireError(f"not a body of tensors: {_short(str(error))}") from None
 
 
 def _tensor(name: str, entry: _Entry, data: memoryview) -> Tensor:
     """A view of `data`; every field of the entry is checked first."""
     dtype = _FROM_NAME.get(entry.dtype)
     begin, end = entry.data_offsets
-    if dtype is None or any(n < 0 for n in entry.shape) or not 0 <= begin <= end <= len(data):
-        raise WireError(f"tensor {name!r} has an impossible dtype, shape or place: {entry}")
+    # The shape is looked at before its product is taken: that of a hundred thousand large numbers takes seconds.
+    possible = len(entry.shape) <= _MAX_DIMENSIONS and all(0 <= n <= _MAX_LENGTH for n in entry.shape)
+    if dtype is None or not possible or not 0 <= begin <= end <= len(data):
+        raise WireError(f"tensor {_short(name)!r} has an impossible dtype, shape or place: {_short(str(entry))}")
     count = math.prod(entry.shape)
-    if count * dtype.itemsize != end - begin or len(entry.shape) > 64:
-        raise WireError(f"tensor {name!r} of shape {entry.shape} does not fill its {end - begin} bytes")
+    if count * dtype.itemsize != end - begin:
+        raise WireError(f"tensor {_short(name)!r} of shape {entry.shape} does not fill its {end - begin} bytes")
     try:
         if not count:
             return torch.empty(entry.shape, dtype=dtype)
         return torch.frombuffer(data[begin:end], dtype=dtype).reshape(entry.shape)
     except (RuntimeError, ValueError, OverflowError) as error:
-        raise WireError(f"tensor {name!r}: {error}") from None
+        raise WireError(f"tensor {_short(name)!r}: {error}") from None
+
+
+def _short(text: str) -> str:
+    """What a message shows of a text that came over the wire."""
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _decompress(view: memoryview, max_bytes: int) -> memoryview:
@@ -219,7 +244,8 @@ def _decompress(view: memoryview, max_bytes: int) -> memoryview:
         if declared in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR) or declared > max_bytes:
             raise WireError(f"the compressed body would unpack to {declared} bytes; at most {max_bytes} are allowed")
         target = np.empty(declared, np.uint8)
-        with zstandard.ZstdDecompressor().stream_reader(view) as reader:
+        window = max(declared, _MAX_WINDOW)
+        with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(view) as reader:
             filled = 0
             while got := reader.readinto(target[filled:].data):
                 filled += got

@@ -47,5 +47,5 @@ def decode(line: bytes) -> Message:
     """Raises WireError for anything else."""
     try:
         return _decoder.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a message of the zygote: {line[:200]!r}: {error}") from None

@@ -6,68 +6,38 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 import torch
 
-from edgebed.errors import DivergedError, EdgebedError, TransferError, TransferRefused
-from edgebed.link.transfer import Inbound, Sent
-from edgebed.methods.base import Contribution, Method, Outcome, Plan, ServerHalf
-from edgebed.methods.merging import fault, not_finite
+from edgebed.errors import DivergedError, EdgebedError, RunError, TransferError, TransferRefused
+from edgebed.link.transfer import Inbound
+from edgebed.methods.base import Contribution, Method, Outcome, Plan
+from edgebed.methods.merging import fault, impossible, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Codec, Control, Failure, Header, Reply, Report, Task, Update, Upload
-from orchestrator.records.types import (
-    DeviceDone,
-    DeviceOut,
-    Fault,
-    Record,
-    ReplyDelivered,
-    ServerStep,
-    TaskDelivered,
-    TaskSent,
-    UpdateReceived,
-    UploadReceived,
-)
+from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Report, Task, Update, Upload
+from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
+from orchestrator.rounds.bounds import (
+    Bounds,
+    bounds_of,
+    misfit,
+    report_fault,
+    short,
+    traffic_fault,
+    update_bytes,
+    upload_fault,
+)
 from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.seams import Sender, Trainer
+from orchestrator.rounds.settings import RoundSettings
+from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half; beyond that its link is held back."""
 
 LOSSLESS = Codec()
-
-
-class StepResult(Protocol):
-    """One step of a server half. Times in monotonic nanoseconds."""
-
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def devices(self) -> tuple[str, ...]: ...
-    @property
-    def replies(self) -> Weights: ...
-
-
-class Trainer(Protocol):
-    """What the driver needs of `training.server.ServerTrainer`."""
-
-    def begin(self, halves: list[ServerHalf]) -> None: ...
-    async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None: ...
-    def drop(self, device: str) -> None: ...
-    async def finish(self, device: str, batches: int) -> Weights: ...
-    def busy_s(self, device: str) -> float: ...
-
-
-class Sender(Protocol):
-    """What the driver needs of `link.transfer.Port`."""
-
-    async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent: ...
-    def control(self, peer: str, message: Control) -> None: ...
-    def forget(self, peer: str) -> None: ...
 
 
 class RoundResult(msgspec.Struct):
@@ -77,45 +47,6 @@ class RoundResult(msgspec.Struct):
     outcomes: list[Outcome]
     why: str
     round: int = 0
-
-
-class Driver(Protocol):
-    """What a standing fleet tells whoever sends it tasks."""
-
-    def admit(self, peer: str, header: Header, size: int) -> None: ...
-    async def deliver(self, inbound: Inbound) -> None: ...
-    def progress(self, device: str) -> None: ...
-    def heard(self, device: str, moved: bool, task: str, phase: str) -> None: ...
-    def lost(self, device: str, why: str) -> None: ...
-
-
-class RoundSettings(msgspec.Struct, frozen=True):
-    run: str
-    deadline_s: float | None
-    quorum: int
-    liveness_s: float
-
-
-class _Work:
-    """One device's work in the round."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.out = False
-        self.gone = False  # the fleet knows: its agent died or restarted
-        self.slots = asyncio.Semaphore(QUEUED_UPLOADS)
-        self.jobs: set[asyncio.Task[None]] = set()
-        self.started_ns = self.update_ns = 0
-        self.update: Update | None = None
-        self.contribution: Contribution | None = None
-        self.outcome: Outcome | None = None
-        self.turn = asyncio.Lock()
-        self.held_s = 0.0  # how long uploads waited for a slot
-        self.uploads: set[int] = set()  # batches whose upload has arrived
-        self.pending = 0  # uploads that its server half has not used yet
-        self.download_s = 0.0
-        self.update_first_ns = 0
-        self.update_bytes = 0
 
 
 class RoundDriver:
@@ -135,7 +66,7 @@ class RoundDriver:
     ) -> None:
         self._port, self._trainer, self._record, self._give_up = port, trainer, record, give_up
         self._settings = settings
-        self._work: dict[str, _Work] = {}
+        self._work: dict[str, Work] = {}
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
         self._round = -1
 
@@ -155,8 +86,9 @@ class RoundDriver:
             patience_s: silence that no device of the round is given up for, whatever the settings say.
             quorum: of this round, where it is another than the settings'.
         """
+        bounds = await asyncio.to_thread(self._bounds, method, plan)  # may have to run the model once
         self._round, self._events, self._method, self._weights = round, asyncio.Queue(), method, weights
-        self._work = {d: _Work(self._task(round, d, plan)) for d in sorted(plan.assignments)}
+        self._work = {d: Work(self._task(round, d, plan), bounds[d], QUEUED_UPLOADS) for d in sorted(bounds)}
         self._halves_ready = asyncio.Event()
         machine = m.RoundMachine(
             self._work,
@@ -165,6 +97,7 @@ class RoundDriver:
             quorum=self._settings.quorum if quorum is None else quorum,
             liveness_s=max(self._settings.liveness_s, patience_s),
             enough=plan.enough,
+            ceiling_s=self._settings.ceiling_s,
         )
         self._send_tasks(method, weights)
         try:
@@ -181,6 +114,9 @@ class RoundDriver:
             raise
         return self._result(finish)
 
+    def _bounds(self, method: Method, plan: Plan) -> dict[str, Bounds]:
+        return {d: bounds_of(method, each, self._settings.samples[d]) for d, each in plan.assignments.items()}
+
     def _task(self, round: int, device: str, plan: Plan) -> Task:
         # The time makes ids unique over resumed runs, so that a late update of the first try is foreign to the second.
         unique = f"{self._settings.run}/{round}/{device}/{time.time_ns():x}"
@@ -191,6 +127,7 @@ class RoundDriver:
         bodies: dict[tuple[str, ...], bytes | bytearray] = {}
         for device, work in self._work.items():
             tensors = method.task_weights(weights, work.task.assignment)
+            work.sizes = {name: value.nbytes for name, value in tensors.items()}
             key = tuple(tensors) if all(tensors[n] is weights.get(n) for n in tensors) else (device,)
             if key not in bodies:
                 bodies[key] = encode_tensors(tensors, LOSSLESS)
@@ -216,7 +153,8 @@ class RoundDriver:
     # ---- inputs ----
 
     def admit(self, peer: str, header: Header, size: int) -> None:
-        """Refuse, before its bytes come, what belongs to no open task."""
+        """Refuse, before its bytes come, what belongs to no open task, and what no device can have to send. The latter
+        costs the device its round."""
         match header:
             case Upload(device, task) | Update(device, task) | Failure(device, task) if device == peer:
                 work = self._work.get(device)
@@ -226,6 +164,32 @@ class RoundDriver:
                     raise TransferRefused(f"task {task} of {device} has its update already")
             case _:
                 raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
+        if why := self._fault(work, header, size):
+            self._put(m.Dropped(peer, "refused", why))
+            raise TransferRefused(why)
+
+    def _fault(self, work: Work, header: Upload | Update | Failure, size: int) -> str:
+        """Why a transfer of `size` bytes is none that this task can bring, or ""."""
+        match header:
+            case Upload(_, _, batch):
+                return upload_fault(work.bounds, batch, size)
+            case Update(_, _, report):
+                elapsed_s = (now_ns() - work.started_ns) / 1e9
+                return report_fault(work.bounds, report, elapsed_s) or self._size_fault(work, report, size)
+            case _:
+                return f"it sent {size} bytes with the word that it failed" if size else ""
+
+    def _size_fault(self, work: Work, report: Report, size: int) -> str:
+        try:
+            most = self._most_bytes(work, report)
+        except EdgebedError as error:
+            return str(error)
+        return f"its update has {size} bytes; the weights asked for have at most {most}" if size > most else ""
+
+    def _most_bytes(self, work: Work, report: Report) -> int:
+        """Of the update's body."""
+        names = self._method.update_names(work.task.assignment, report.notes)
+        return update_bytes((n, work.sizes[n] if n in work.sizes else self._weights[n].nbytes) for n in names)
 
     async def deliver(self, inbound: Inbound) -> None:
         """A whole transfer; returning acknowledges it, so waiting here holds the device's link back."""
@@ -236,22 +200,26 @@ class RoundDriver:
         self._put(m.Progressed(inbound.peer))
         match header:
             case Upload():
+                if header.batch in work.uploads:
+                    self._put(m.Dropped(inbound.peer, "refused", f"it sent upload {header.batch} twice"))
+                    return
                 await self._take_slot(work)
                 if work.out or self._work.get(inbound.peer) is not work:
                     return  # the device left while this upload waited
                 work.pending += 1
+                work.upload_bytes += inbound.bytes
                 work.uploads.add(header.batch)
-                self._record(_upload_record(self._round, inbound, header))
+                self._record(upload_record(self._round, inbound, header))
                 self._spawn(inbound.peer, self._serve(inbound.peer, work, header, inbound))
             case Update():
                 work.update, work.update_ns, work.update_first_ns = header, inbound.last_ns, inbound.first_ns
                 work.update_bytes = inbound.bytes
-                self._record(_update_record(self._round, inbound, header))
+                self._record(update_record(self._round, inbound, header))
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
             case Failure(device, _, why, diverged):
-                self._put(m.Dropped(device, "diverged" if diverged else "failed", why))
+                self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why)))
 
-    async def _take_slot(self, work: _Work) -> None:
+    async def _take_slot(self, work: Work) -> None:
         """Wait while enough uploads wait for the server half; that time is not the link's."""
         start = now_s()
         await work.slots.acquire()
@@ -275,7 +243,7 @@ class RoundDriver:
 
     # ---- one device ----
 
-    async def _dispatch(self, device: str, work: _Work, body: bytes | bytearray) -> None:
+    async def _dispatch(self, device: str, work: Work, body: bytes | bytearray) -> None:
         work.started_ns = now_ns()
         self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
         try:
@@ -283,18 +251,22 @@ class RoundDriver:
         except TransferError as error:
             self._put(m.Dropped(device, "refused", str(error)))
             return
+        work.download_bytes = sent.bytes
         work.download_s = (sent.done_ns - sent.first_ns) / 1e9
         self._record(TaskDelivered(sent.done_ns, self._round, device, work.task.id, sent.bytes))
         self._put(m.Delivered(device))
 
-    async def _serve(self, device: str, work: _Work, header: Upload, inbound: Inbound) -> None:
+    async def _serve(self, device: str, work: Work, header: Upload, inbound: Inbound) -> None:
         """One upload through its server half; the reply, if there is one, goes back."""
         try:
             # One decoded upload per device: decoded they are several times as large. The turn comes before any other
             # wait, for only so is it taken in the order of batches; a later batch that had it would wait for ever.
             async with work.turn:
                 await self._halves_ready.wait()
-                tensors = await asyncio.to_thread(decode_tensors, inbound.body)
+                most = work.bounds.upload_bytes
+                tensors = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
+                if why := misfit(work.bounds, tensors):
+                    raise RunError(f"upload {header.batch} cannot be used: {why}")
                 step = await self._trainer.submit(device, header.batch, tensors)
             if step is None:
                 return
@@ -316,11 +288,12 @@ class RoundDriver:
             sent = await self._port.send(device, reply, body)
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
-    async def _complete(self, device: str, work: _Work, header: Update, inbound: Inbound) -> None:
+    async def _complete(self, device: str, work: Work, header: Update, inbound: Inbound) -> None:
         """Check the update, wait for the server half, and make the contribution."""
         try:
-            weights = await asyncio.to_thread(decode_tensors, inbound.body)
-            if (dropped := self._check(device, work, header.report, weights)) is not None:
+            most = self._most_bytes(work, header.report)
+            weights = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
+            if (dropped := await asyncio.to_thread(self._check, device, work, header.report, weights)) is not None:
                 self._put(dropped)
                 return
             self._put(m.Updated(device))
@@ -330,44 +303,34 @@ class RoundDriver:
             self._put(_unusable(device, error))
             return
         assignment = work.task.assignment
-        work.contribution = Contribution(device, header.report.samples, assignment, weights, server)
-        work.outcome = self._outcome(device, work, header)
-        self._record(_done_record(self._round, work.outcome, work.held_s))
+        work.contribution = Contribution(device, work.bounds.samples, assignment, weights, server)
+        server_s = self._trainer.busy_s(device) if device in self._with_server else 0.0
+        work.outcome = outcome(device, work, header, server_s)
+        self._record(done_record(self._round, work.outcome, work.held_s))
         self._put(m.Completed(device))
 
-    def _check(self, device: str, work: _Work, report: Report, weights: Weights) -> m.Dropped | None:
+    def _check(self, device: str, work: Work, report: Report, weights: Weights) -> m.Dropped | None:
         """Why an update may not be merged, if it may not."""
         expected = report.batches if "features" in work.task.assignment.uploads else len(work.uploads)
-        if work.uploads != set(range(expected)):
+        if len(work.uploads) != expected or max(work.uploads, default=-1) >= expected:
             return m.Dropped(device, "refused", f"of its {expected} uploads {len(work.uploads)} came")
-        assignment = work.task.assignment
-        reference = {**self._weights, **self._method.task_weights(self._weights, assignment)}
-        if why := fault(reference, weights, self._method.update_names(assignment, report.notes)):
+        if why := traffic_fault(report, work.upload_bytes, work.download_bytes):
+            return m.Dropped(device, "refused", why)
+        names = self._method.update_names(work.task.assignment, report.notes)
+        # What the device began with, and the global weights under the names that it was not sent.
+        reference = {**self._weights, **self._method.task_weights(self._weights, work.task.assignment)}
+        if why := fault(reference, weights, names) or impossible(reference, weights, work.bounds.batches):
             how = "diverged" if not_finite(weights) else "refused"
             return m.Dropped(device, how, f"its update may not be merged: {why}")
+        most = self._settings.max_update_norm
+        if most is not None and (far := moved(reference, weights)) > most:
+            why = f"it is {far:.3g} times the norm of the weights away from them, max_update_norm is {most:g}"
+            return m.Dropped(device, "refused", f"its update may not be merged: {why}")
         return None
 
     async def _server_weights(self, device: str, batches: int) -> Weights:
         await self._halves_ready.wait()
         return await self._trainer.finish(device, batches) if device in self._with_server else {}
-
-    def _outcome(self, device: str, work: _Work, header: Update) -> Outcome:
-        """What the next plan learns. The update's own upload is seen from here, its first to its last chunk."""
-        report = header.report
-        update_s = (work.update_ns - work.update_first_ns) / 1e9
-        sent = report.upload_bytes + work.update_bytes
-        sending = max(0.0, report.upload_s - work.held_s) + update_s
-        if sent < report.download_bytes and report.download_s > 0:
-            sent, sending = report.download_bytes, report.download_s
-        return Outcome(
-            device=device,
-            assignment=work.task.assignment,
-            report=report,
-            seconds=(now_ns() - work.started_ns) / 1e9,
-            communication_s=work.download_s + report.upload_s + update_s,
-            link_bytes_s=sent / sending if sending > 0 else 0.0,
-            server_s=self._trainer.busy_s(device) if device in self._with_server else 0.0,
-        )
 
     # ---- effects ----
 
@@ -418,26 +381,3 @@ class RoundDriver:
 def _unusable(device: str, error: EdgebedError) -> m.Dropped:
     """What came of a device, or its server half, cannot be used."""
     return m.Dropped(device, "diverged" if isinstance(error, DivergedError) else "refused", str(error))
-
-
-def _upload_record(round: int, inbound: Inbound, header: Upload) -> UploadReceived:
-    return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes)
-
-
-def _update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceived:
-    return UpdateReceived(
-        inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, header.report
-    )
-
-
-def _done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:
-    return DeviceDone(
-        now_ns(),
-        round,
-        outcome.device,
-        outcome.seconds,
-        outcome.communication_s,
-        outcome.link_bytes_s,
-        outcome.server_s,
-        held_s,
-    )

@@ -9,6 +9,7 @@ is here nothing more is asked of it, so its loss costs nothing.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -92,6 +93,8 @@ class RoundMachine:
         deadline_s: after this the round ends with what is done, if that is the quorum. None: wait for all.
         quorum: merged devices without which the round is void.
         liveness_s: a device without progress for so long is lost.
+        ceiling_s: whoever still works after this leaves, quorum or not: a device that makes progress for ever must not
+            hold the round up. None: never.
         enough: the round ends when so many are done (and the quorum is); None: when all are.
     """
 
@@ -104,11 +107,14 @@ class RoundMachine:
         quorum: int,
         liveness_s: float,
         enough: int | None = None,
+        ceiling_s: float | None = None,
     ) -> None:
         self.states = dict.fromkeys(sorted(devices), State.SENDING)
         self._progress = dict.fromkeys(self.states, now)
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
+        self._ceiling = math.inf if ceiling_s is None else now + ceiling_s
+        self._ceiling_s = ceiling_s
         self._quorum, self._liveness_s = quorum, liveness_s
         self._enough = len(self.states) if enough is None else max(quorum, enough)
         self.finished = self._cut = False
@@ -130,6 +136,7 @@ class RoundMachine:
                 effects += self._leave(device, how, why)
             case Tick():
                 effects += self._silent(now)
+        effects += self._too_long(now)
         return effects + self._maybe_finish(now)
 
     def wakeup(self, now: float) -> float | None:
@@ -139,6 +146,8 @@ class RoundMachine:
         times = [self._progress[d] + self._liveness_s for d, s in self.states.items() if s in AT_WORK]
         if self._deadline is not None and now < self._deadline:
             times.append(self._deadline)  # once it has passed, only a device that is done can end the round
+        if now < self._ceiling < math.inf:
+            times.append(self._ceiling)
         return min(times, default=None)
 
     def done(self) -> tuple[str, ...]:
@@ -164,6 +173,15 @@ class RoundMachine:
             if state in AT_WORK and silence >= self._liveness_s:
                 effects += self._leave(device, "lost", f"no progress for {silence:.0f} s while {state.value}")
         return effects
+
+    def _too_long(self, now: float) -> list[Effect]:
+        """At the ceiling whoever still works leaves; what is here is still finished by the server."""
+        if now < self._ceiling:
+            return []
+        why = f"not done when the round's ceiling of {self._ceiling_s or 0:g} s was reached (training.round_ceiling_s)"
+        working = [device for device, state in self.states.items() if state in AT_WORK]
+        self._cut = self._cut or bool(working)
+        return [e for device in working for e in self._leave(device, "late", why)]
 
     def _release(self, late: str) -> list[Effect]:
         """Past the deadline: where a quorum has its updates here and only waits for a server half, which may be one for

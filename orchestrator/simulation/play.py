@@ -19,9 +19,10 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_results
 from orchestrator.rounds.clock import now_ns
-from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.settings import round_settings
 from orchestrator.run_folder import RunFolder, resolved
 from orchestrator.simulation.fleet import HEARD_SHARE, SimulatedFleet
 from orchestrator.simulation.pool import HalfPool
@@ -112,8 +113,8 @@ class Play:
         stage, training = self._stage, self._experiment.training
         trainer = SimulatedTrainer(stage.accelerator, stage.server_slots, stage.costs.server_step_s, self._assignments)
         stack.push_async_callback(trainer.close)
-        deadline_s = None if training.deadline_s is None else training.deadline_s * stage.dilation
-        settings = RoundSettings(folder.path.name, deadline_s, training.quorum, training.liveness_s)
+        samples = {name: shard.samples for name, shard in stage.shards.items()}
+        settings = round_settings(folder.path.name, training, stage.dilation, samples)
         return RoundDriver(fleet, trainer, record, fleet.lost, settings)
 
     def _recording(self, recorder: Recorder, fleet: SimulatedFleet) -> Write:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from edgebed.methods.base import ServerHalf
+from edgebed.methods.base import Replies, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
@@ -32,9 +32,7 @@ class SimulatedTrainer(ServerTrainer):
         self._free = asyncio.Semaphore(slots)
         self._step_s, self._assignments = step_s, assignments
 
-    async def run_step(
-        self, half: ServerHalf, uploads: Mapping[str, Weights]
-    ) -> tuple[Mapping[str, Weights], int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
         async with self._free:
             start = now_ns()
             replies = half.step(uploads)

@@ -18,13 +18,13 @@ import msgspec
 import torch
 
 from edgebed.errors import DivergedError, EdgebedError, RunError
-from edgebed.methods.base import ServerHalf
+from edgebed.methods.base import Replies, ServerHalf
 from edgebed.methods.merging import not_finite
 from edgebed.models.staged import Weights
 
 NICENESS = 10
 
-RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Mapping[str, Weights], int, int]]]
+RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Replies, int, int]]]
 """Runs one step of a half: replies by device, start and end in nanoseconds of the run's clock."""
 
 
@@ -97,13 +97,11 @@ class ServerTrainer:
         lane = self._lanes.get(device)
         return lane.busy_ns / 1e9 if lane is not None else 0.0
 
-    async def run_step(
-        self, half: ServerHalf, uploads: Mapping[str, Weights]
-    ) -> tuple[Mapping[str, Weights], int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
         """One step of a half on a worker: its replies, and when it began and ended."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._train, half, uploads)
 
-    def _train(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Mapping[str, Weights], int, int]:
+    def _train(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
         start_ns = time.monotonic_ns()
         replies = half.step(uploads)
         if self.accelerator.type == "cuda":
@@ -182,9 +180,8 @@ class _Lane:
         why = await asyncio.to_thread(not_finite, tensors)
         seat = self._seats.get(device)
         if why and seat is not None:
-            error = DivergedError(f"training diverged: in upload {batch} of device {device!r} {why}", cure=_LOWER)
-            self._errors[device] = error
-            self.drop(device)
+            text = f"training diverged: in upload {batch} of device {device!r} {why}"
+            self._refuse(device, DivergedError(text, cure=_LOWER))
         if device in self._errors:
             raise self._errors[device]
         if seat is None or seat.complete or batch < seat.next or batch in seat.uploads:
@@ -240,11 +237,27 @@ class _Lane:
             self._break(_named(error, self.half.devices), used.values())
         else:
             self.busy_ns += end_ns - start_ns
-            for device, waiting in used.items():
-                result = StepResult(start_ns, end_ns, tuple(used), waiting.batch, replies.get(device, {}))
-                waiting.settle(result if device in self._seats else None)
+            self._settle(used, replies, start_ns, end_ns)
         self._running = None
         self._advance()
+
+    def _settle(self, used: dict[str, _Waiting], replies: Replies, start_ns: int, end_ns: int) -> None:
+        """Answer the uploads of a step. A device whose upload was of no use leaves the half."""
+        results = {device: replies.get(device, {}) for device in used}
+        good = tuple(device for device, reply in results.items() if not isinstance(reply, EdgebedError))
+        for device, waiting in used.items():
+            reply = results[device]
+            if isinstance(reply, EdgebedError):
+                self._refuse(device, reply)
+                waiting.settle(reply)
+            else:
+                result = StepResult(start_ns, end_ns, good, waiting.batch, reply)
+                waiting.settle(result if device in self._seats else None)
+
+    def _refuse(self, device: str, error: EdgebedError) -> None:
+        """What a device sent is of no use: it hears why, and its group goes on without it."""
+        self._errors[device] = error
+        self.drop(device)
 
     def _break(self, error: EdgebedError, used: Iterable[_Waiting]) -> None:
         """The half is beyond repair: all its devices hear why, now or when they come."""

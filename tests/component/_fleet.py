@@ -30,9 +30,10 @@ from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.roster import Roster
-from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.settings import round_settings
 from orchestrator.standing import Standing
 from orchestrator.training.server import ServerTrainer
 
@@ -163,7 +164,8 @@ class Fleet:
         self, spec: Mapping[str, object] | Method, wanted: Training, environment: Environment | None = None
     ) -> Weights:
         """One run on this fleet; the weights at its end."""
-        settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
+        samples = {name: shard.samples for name, shard in self.shards.items()}
+        settings = round_settings("run", wanted, 1.0, samples)
         trainers: list[ServerTrainer] = []
 
         def make() -> RoundDriver:

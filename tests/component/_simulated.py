@@ -16,9 +16,10 @@ from orchestrator.experiment import Environment, SimulatedFault, Simulation, Tra
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.rounds.clock import now_ns
-from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.settings import round_settings
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.fleet import SimulatedFleet
@@ -146,7 +147,7 @@ async def _play(
             fleet.begin_round(each.round)
         record(each)
 
-    settings = RoundSettings("run", wanted.deadline_s, wanted.quorum, wanted.liveness_s)
+    settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, assignments)
     fleet.driver = driver = Lanes(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
     loop.charge = lambda call, args: costs.orchestrator_s(call.__name__, 0)

@@ -16,7 +16,8 @@ from edgebed.models.staged import Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Header, Report, Task, Update, Upload
 from orchestrator.records.types import Record, ServerStep
-from orchestrator.rounds.driver import RoundDriver, RoundSettings
+from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.settings import RoundSettings
 from orchestrator.training.server import ServerTrainer
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 
@@ -61,7 +62,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     method.server_halves = when_released  # type: ignore[method-assign]
     records: list[Record] = []
     port, trainer = FakePort(), ServerTrainer(CPU, slots=1)
-    settings = RoundSettings("run", None, 1, 30.0)
+    settings = RoundSettings("run", {"a": 2 * BATCH})
     driver = RoundDriver(port, trainer, records.append, lambda device, why: None, settings)  # type: ignore[arg-type]
     begin = trainer.begin
 
@@ -103,7 +104,7 @@ async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:
     """Else a device that has come back meanwhile would count as away once more."""
     method, given_up = make_method("fedavg"), list[str]()
     port, trainer = FakePort(), ServerTrainer(CPU, slots=1)
-    settings = RoundSettings("run", None, 1, 30.0)
+    settings = RoundSettings("run", {"a": BATCH})
     driver = RoundDriver(port, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
     round_ = asyncio.create_task(driver.run(0, plan, small_model().weights(), method, CPU))

@@ -1,0 +1,171 @@
+"""What a device may send in one task, as its assignment has it: checked before memory or time is spent on it. Pure.
+
+A device is given a shard, a cut and a schedule, so the number of its uploads, the shape of each and the bytes of its
+update are known before it begins. What does not fit is refused with the reason, and costs that device its round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from edgebed.datasets.shard import len_batches
+from edgebed.methods.base import Method, Stream
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment, Report
+
+HEADER_BYTES = 4096
+TENSOR_BYTES = 512
+"""For the header of a body, and for the entry of one tensor in it, beside the name."""
+
+MOST_CORES = 1024
+"""CPU seconds of a device are at most so many times the seconds on the wall."""
+
+MOST_NOTES = 64
+MOST_TEXT = 500
+"""Characters that are kept of a text that a device sends."""
+
+MOST_MEMORY_MIB = float(1 << 24)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Of one device in one task.
+
+    Attributes:
+        samples: of its shard, as the orchestrator cut it.
+        batches: that it trains on.
+        uploads: that it makes; 0 where it sends nothing but its update.
+        rows: samples of one upload, at most.
+        streams: the tensors of an upload, by name.
+        upload_bytes: of one upload, encoded or decoded.
+    """
+
+    samples: int
+    batches: int
+    uploads: int
+    rows: int
+    streams: Mapping[str, Stream]
+    upload_bytes: int
+
+
+def bounds_of(method: Method, assignment: Assignment, samples: int) -> Bounds:
+    """From the assignment and the samples of the device's shard."""
+    per_epoch = len_batches(samples, assignment.batch_size, assignment.max_batches)
+    batches = assignment.steps or assignment.epochs * per_epoch
+    uploads = method.count_uploads(assignment, batches)
+    streams = method.streams(assignment) if uploads else {}
+    rows = min(samples, assignment.batch_size + 1)  # a last batch of one sample joins the one before
+    return Bounds(samples, batches, uploads, rows, streams, _upload_bytes(streams, rows))
+
+
+def _upload_bytes(streams: Mapping[str, Stream], rows: int) -> int:
+    """Most bytes of an upload in any number format, compressed or not."""
+    bare = HEADER_BYTES
+    for name, stream in streams.items():
+        channels = stream.shape[0] if stream.shape else 1
+        scales = 2 * 8 * max(1, channels)  # of uint8
+        bare += rows * math.prod(stream.shape) * stream.dtype.itemsize + scales + 3 * (TENSOR_BYTES + len(name))
+    return bare + bare // 64  # what does not compress grows a little
+
+
+def update_bytes(sizes: Iterable[tuple[str, int]]) -> int:
+    """Most bytes of an update of the weights of these names and bytes."""
+    return HEADER_BYTES + sum(size + TENSOR_BYTES + len(name) for name, size in sizes)
+
+
+# ---- uploads ----
+
+
+def upload_fault(bounds: Bounds, batch: int, size: int) -> str:
+    """Why an upload of `size` bytes is not taken, or ""."""
+    if not bounds.uploads:
+        return f"it sent upload {batch}, and its assignment has none"
+    if not 0 <= batch < bounds.uploads:
+        return f"it sent upload {batch}; its {bounds.batches} batches make {bounds.uploads} uploads, from 0"
+    if size > bounds.upload_bytes:
+        return f"upload {batch} has {size} bytes; one of {bounds.rows} samples has at most {bounds.upload_bytes}"
+    return ""
+
+
+def misfit(bounds: Bounds, tensors: Weights) -> str:
+    """Why the tensors of an upload are none that its cut can give, or ""."""
+    if set(tensors) != set(bounds.streams):
+        return f"it holds {_names(tensors)} instead of {_names(bounds.streams)}"
+    for name, stream in bounds.streams.items():
+        value = tensors[name]
+        if value.ndim == 0 or tuple(value.shape[1:]) != stream.shape or value.dtype != stream.dtype:
+            want = ", ".join(("B", *map(str, stream.shape)))
+            return f"{name} is {value.dtype} {tuple(value.shape)} instead of {stream.dtype} ({want})"
+    rows = {len(tensors[name]) for name in bounds.streams}
+    if len(rows) != 1 or not 0 < min(rows) <= bounds.rows:
+        return f"its tensors are of {sorted(rows)} samples; a batch has 1 to {bounds.rows}, the same in all"
+    return ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return short(", ".join(sorted(names)), 200) or "nothing"
+
+
+# ---- reports ----
+
+
+def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
+    """Why a report cannot be true, or "".
+
+    Args:
+        elapsed_s: since the task was sent.
+    """
+    if report.samples != bounds.samples:
+        return f"it reports {report.samples} samples, its shard has {bounds.samples}"
+    if not 0 <= report.batches <= bounds.batches:
+        return f"it reports {report.batches} batches, its assignment has {bounds.batches}"
+    if not math.isfinite(report.loss):
+        return f"it reports a loss of {report.loss}"
+    return _amount_fault(report, elapsed_s) or _note_fault(report.notes)
+
+
+def _amount_fault(report: Report, elapsed_s: float) -> str:
+    wall_s = 1.05 * elapsed_s + 1  # clocks differ a little
+    most = {
+        **dict.fromkeys(("compute_s", "download_s", "upload_s", "blocked_s", "reply_s", "encode_s"), wall_s),
+        **dict.fromkeys(("compute_cpu_s", "throttled_s"), MOST_CORES * wall_s),
+        **dict.fromkeys(("download_bytes", "upload_bytes"), math.inf),
+        "memory_mib": MOST_MEMORY_MIB,
+    }
+    for name, limit in most.items():
+        value = getattr(report, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= limit):
+            return f"it reports {name} = {value:g}, {elapsed_s:.1f} s after it was sent the task"
+    return ""
+
+
+def _note_fault(notes: Mapping[str, float]) -> str:
+    if len(notes) > MOST_NOTES or any(len(name) > MOST_TEXT for name in notes):
+        return f"it reports {len(notes)} notes; {MOST_NOTES} of {MOST_TEXT} characters are allowed"
+    for name, value in notes.items():
+        if not math.isfinite(value):
+            return f"it reports {name} = {value}"
+    return ""
+
+
+def traffic_fault(report: Report, came_bytes: int, went_bytes: int) -> str:
+    """Why the bytes of a report cannot be true, or "".
+
+    Args:
+        came_bytes: what its uploads had on the wire.
+        went_bytes: what its task had on the wire.
+    """
+    for name, value, seen in (
+        ("upload_bytes", report.upload_bytes, came_bytes),
+        ("download_bytes", report.download_bytes, went_bytes),
+    ):
+        if value > 2 * seen + (1 << 20):
+            return f"it reports {name} = {value}, {seen} were seen"
+    return ""
+
+
+def short(text: str, most: int = MOST_TEXT) -> str:
+    """As much of a device's text as is kept."""
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,41 @@
+"""What holds for all rounds of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from orchestrator.experiment import Training
+
+
+class RoundSettings(msgspec.Struct, frozen=True):
+    """Seconds are real ones, after dilation.
+
+    Attributes:
+        samples: of each device's shard, as it was cut: what a device says of them is not believed.
+        deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
+        max_update_norm: how far an update may be from what its device began with (`merging.moved`); None: any way.
+    """
+
+    run: str
+    samples: Mapping[str, int]
+    deadline_s: float | None = None
+    quorum: int = 1
+    liveness_s: float = 30.0
+    ceiling_s: float | None = None
+    max_update_norm: float | None = None
+
+
+def round_settings(run: str, training: Training, dilation: float, samples: Mapping[str, int]) -> RoundSettings:
+    """From an experiment's training. A deadline above the ceiling raises it: who asks for one expects such rounds."""
+    deadline_s = None if training.deadline_s is None else training.deadline_s * dilation
+    return RoundSettings(
+        run,
+        samples,
+        deadline_s,
+        training.quorum,
+        training.liveness_s,
+        max(training.round_ceiling_s * dilation, deadline_s or 0.0),
+        training.max_update_norm,
+    )

@@ -1,0 +1,82 @@
+"""One device's work in a round: what has come of it so far, and what the next plan and the records learn of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edgebed.link.inbox import Inbound
+from edgebed.methods.base import Contribution, Outcome
+from edgebed.wire.messages import Task, Update, Upload
+from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
+from orchestrator.rounds.bounds import Bounds
+from orchestrator.rounds.clock import now_ns
+
+
+class Work:
+    """One device's work in the round.
+
+    Args:
+        slots: uploads that may wait for its server half.
+    """
+
+    def __init__(self, task: Task, bounds: Bounds, slots: int) -> None:
+        self.task, self.bounds = task, bounds
+        self.out = False
+        self.gone = False  # the fleet knows: its agent died or restarted
+        self.slots = asyncio.Semaphore(slots)
+        self.jobs: set[asyncio.Task[None]] = set()
+        self.started_ns = self.update_ns = 0
+        self.update: Update | None = None
+        self.contribution: Contribution | None = None
+        self.outcome: Outcome | None = None
+        self.turn = asyncio.Lock()
+        self.held_s = 0.0  # how long uploads waited for a slot
+        self.uploads: set[int] = set()  # batches whose upload has arrived
+        self.pending = 0  # uploads that its server half has not used yet
+        self.upload_bytes = self.download_bytes = 0  # of uploads and task, on the wire
+        self.download_s = 0.0
+        self.update_first_ns = 0
+        self.update_bytes = 0
+        self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
+
+
+def outcome(device: str, work: Work, header: Update, server_s: float) -> Outcome:
+    """What the next plan learns. The update's own upload is seen from here, its first to its last chunk."""
+    report = header.report
+    update_s = (work.update_ns - work.update_first_ns) / 1e9
+    sent = report.upload_bytes + work.update_bytes
+    sending = max(0.0, report.upload_s - work.held_s) + update_s
+    if sent < report.download_bytes and report.download_s > 0:
+        sent, sending = report.download_bytes, report.download_s
+    return Outcome(
+        device=device,
+        assignment=work.task.assignment,
+        report=report,
+        seconds=(now_ns() - work.started_ns) / 1e9,
+        communication_s=work.download_s + report.upload_s + update_s,
+        link_bytes_s=sent / sending if sending > 0 else 0.0,
+        server_s=server_s,
+    )
+
+
+def upload_record(round: int, inbound: Inbound, header: Upload) -> UploadReceived:
+    return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes)
+
+
+def update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceived:
+    return UpdateReceived(
+        inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, header.report
+    )
+
+
+def done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:
+    return DeviceDone(
+        now_ns(),
+        round,
+        outcome.device,
+        outcome.seconds,
+        outcome.communication_s,
+        outcome.link_bytes_s,
+        outcome.server_s,
+        held_s,
+    )
