@@ -57,10 +57,10 @@ def bounds_of(method: Method, assignment: Assignment, samples: int) -> Bounds:
     uploads = method.count_uploads(assignment, batches)
     streams = method.streams(assignment) if uploads else {}
     rows = min(samples, assignment.batch_size + 1)  # a last batch of one sample joins the one before
-    return Bounds(samples, batches, uploads, rows, streams, _upload_bytes(streams, rows))
+    return Bounds(samples, batches, uploads, rows, streams, upload_bytes(streams, rows))
 
 
-def _upload_bytes(streams: Mapping[str, Stream], rows: int) -> int:
+def upload_bytes(streams: Mapping[str, Stream], rows: int) -> int:
     """Most bytes of an upload in any number format, compressed or not."""
     bare = HEADER_BYTES
     for name, stream in streams.items():

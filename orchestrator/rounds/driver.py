@@ -20,7 +20,6 @@ from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Report,
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import (
-    Bounds,
     bounds_of,
     misfit,
     report_fault,
@@ -86,9 +85,8 @@ class RoundDriver:
             patience_s: silence that no device of the round is given up for, whatever the settings say.
             quorum: of this round, where it is another than the settings'.
         """
-        bounds = await asyncio.to_thread(self._bounds, method, plan)  # may have to run the model once
         self._round, self._events, self._method, self._weights = round, asyncio.Queue(), method, weights
-        self._work = {d: Work(self._task(round, d, plan), bounds[d], QUEUED_UPLOADS) for d in sorted(bounds)}
+        self._work = {device: self._new_work(round, device, plan) for device in sorted(plan.assignments)}
         self._halves_ready = asyncio.Event()
         machine = m.RoundMachine(
             self._work,
@@ -114,8 +112,9 @@ class RoundDriver:
             raise
         return self._result(finish)
 
-    def _bounds(self, method: Method, plan: Plan) -> dict[str, Bounds]:
-        return {d: bounds_of(method, each, self._settings.samples[d]) for d, each in plan.assignments.items()}
+    def _new_work(self, round: int, device: str, plan: Plan) -> Work:
+        bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
+        return Work(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
 
     def _task(self, round: int, device: str, plan: Plan) -> Task:
         # The time makes ids unique over resumed runs, so that a late update of the first try is foreign to the second.

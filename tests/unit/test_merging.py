@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution
-from edgebed.methods.merging import average, fault, merge_by_name, not_finite
+from edgebed.methods.merging import average, fault, impossible, merge_by_name, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from tests.contract.rounds import small_model
@@ -123,3 +125,44 @@ def test_infinities_that_cancel_and_sums_that_overflow_are_told_apart() -> None:
     assert not not_finite({"x": torch.full((4,), 3e38)})
     assert not not_finite({"n": torch.tensor([1, 2])})
     assert not not_finite({"empty": torch.zeros(0)})
+
+
+# ---- what no training gives ----
+
+
+def statistics(**change: object) -> dict[str, torch.Tensor]:
+    honest = {
+        "bn.weight": torch.ones(3),
+        "bn.running_var": torch.ones(3),
+        "bn.running_mean": torch.zeros(3),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
+    return {**honest, **{f"bn.{name}": torch.as_tensor(value) for name, value in change.items()}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"running_var": [1.0, -1.0, 1.0]}, "variance of -1"),
+        ({"num_batches_tracked": 2**62}, "after 5 batches from 7"),
+        ({"num_batches_tracked": -1}, "after 5 batches from 7"),
+        ({"weight": [1.0, 1e30, 1.0]}, "1e+30"),
+        ({"weight": [1.0, -1e30, 1.0]}, "-1e+30"),
+        ({"running_mean": [0.0, 0.0, 3e19]}, "3e+19"),
+    ],
+)
+def test_what_no_training_gives_is_named(change: dict[str, object], said: str) -> None:
+    assert said in impossible(statistics(), statistics(**change), 5)
+
+
+def test_what_training_gives_is_possible() -> None:
+    assert impossible(statistics(), statistics(num_batches_tracked=12, running_var=[0.0, 1e6, 1.0]), 5) == ""
+    assert impossible({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, 5) == ""
+
+
+def test_how_far_an_update_has_moved() -> None:
+    start = {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor(1)}
+    assert moved(start, start) == 0
+    assert moved(start, {"w": torch.tensor([3.0, 14.0]), "n": torch.tensor(9)}) == pytest.approx(2)
+    assert moved({"w": torch.zeros(2)}, {"w": torch.ones(2)}) == math.inf
+    assert moved(start, {"w": torch.full((2,), 1e30)}) > 1e29

@@ -22,8 +22,14 @@ from orchestrator.rounds.machine import (
 )
 
 
-def machine(*devices: str, deadline_s: float | None = None, quorum: int = 1, liveness_s: float = 10.0) -> RoundMachine:
-    return RoundMachine(devices, 0.0, deadline_s=deadline_s, quorum=quorum, liveness_s=liveness_s)
+def machine(
+    *devices: str,
+    deadline_s: float | None = None,
+    quorum: int = 1,
+    liveness_s: float = 10.0,
+    ceiling_s: float | None = None,
+) -> RoundMachine:
+    return RoundMachine(devices, 0.0, deadline_s=deadline_s, quorum=quorum, liveness_s=liveness_s, ceiling_s=ceiling_s)
 
 
 def play(m: RoundMachine, *events: tuple[float, Event]) -> list[Effect]:
@@ -147,3 +153,37 @@ def test_past_the_deadline_a_half_shared_by_a_group_does_not_wait_for_those_who_
     late = "not done at the deadline of 5 s"
     assert play(group, (7, Updated("b"))) == [Leave("c", "late", late)]
     assert play(group, (8, Completed("a")), (8, Completed("b")))[-1] == Finish(("a", "b"), "deadline")
+
+
+# ---- ceiling ----
+
+
+def trickle(device: str, until: int) -> list[tuple[float, Event]]:
+    """Progress for ever."""
+    return [(now, Progressed(device)) for now in range(until)]
+
+
+def test_progress_for_ever_ends_at_the_ceiling_and_the_others_are_merged() -> None:
+    m = machine("a", "b", ceiling_s=50)
+    assert play(m, *work("b", 1), (1, Delivered("a")), *trickle("a", 50)) == []
+    assert m.wakeup(49.0) == 50
+    leave, finish = play(m, (50, Tick()))
+    assert isinstance(leave, Leave)
+    assert (leave.device, leave.how) == ("a", "late")
+    assert "ceiling of 50 s" in leave.why
+    assert finish == Finish(("b",), "deadline")
+
+
+def test_the_ceiling_ends_a_round_whose_quorum_will_not_come() -> None:
+    m = machine("a", "b", deadline_s=10, quorum=2, ceiling_s=50)
+    assert play(m, *work("b", 1), (1, Delivered("a")), *trickle("a", 50)) == []
+    assert play(m, (50, Tick()))[-1] == Finish((), "void")
+
+
+def test_an_update_that_is_here_at_the_ceiling_is_still_finished_by_the_server() -> None:
+    """A group's server half waits for the one that trickles; when that has left, the others' work counts."""
+    m = machine("a", "b", ceiling_s=50)
+    assert play(m, (1, Delivered("b")), (2, Updated("b")), (1, Delivered("a")), *trickle("a", 50)) == []
+    assert [type(e) for e in play(m, (50, Tick()))] == [Leave]
+    assert m.wakeup(51.0) is None, "only the server's own work is waited for"
+    assert play(m, (60, Completed("b"))) == [Finish(("b",), "deadline")]
