@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from edgebed.errors import PluginError
+from edgebed.typed import convert, nearest
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,13 +82,14 @@ class Registry(Generic[P]):
         cls = self.classes().get(str(name))
         if cls is None:
             raise PluginError(
-                f"{where}there is no {self._kind} {name!r}", cure=f"choose one of: {', '.join(self.names())}"
+                f"{where}there is no {self._kind} {name!r}{nearest(str(name), self.names())}",
+                cure=f"choose one of: {', '.join(self.names())}",
             )
-        try:
-            return cls(msgspec.convert(options, cls.Options))
-        except msgspec.ValidationError as error:
-            fields = ", ".join(cls.Options.__struct_fields__) or "none"
-            raise PluginError(f"{where}{self._kind} {name!r}: {error}", cure=f"its options are: {fields}") from None
+
+        def here(inner: str) -> str:
+            return f"{where}{self._kind} {name!r}{f': {inner}' if inner else ''}"
+
+        return cls(convert(options, cls.Options, here, error=PluginError))
 
     def _is_plugin(self, cls: object) -> bool:
         return isinstance(cls, type) and issubclass(cls, self._base) and cls is not self._base and bool(cls.name)

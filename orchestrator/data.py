@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -19,8 +20,11 @@ from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.partition import Indices, Samples, partition
 from edgebed.datasets.shard import normalise, write_shard
 from edgebed.errors import UsageError
+from edgebed.typed import nearest, shown, within
 from edgebed.wire.messages import Privacy
 from orchestrator.experiment import Experiment, PrivacyChoice
+
+LARGE_BATCH = 1000
 
 
 class Prepared(msgspec.Struct):
@@ -56,18 +60,52 @@ def data_root() -> Path:
     return Path(os.environ.get("EDGEBED_DATA") or "data")
 
 
-def share_out(experiment: Experiment, devices: list[str]) -> tuple[str, Split, dict[str, Indices]]:
+def located(data: Mapping[str, Any], near: Path | None) -> dict[str, Any]:
+    """The data section with its `path` absolute: beside `near`, the file that names it, else in the folder of data
+    sets. Raises UsageError where it is in neither."""
+    given = data.get("path")
+    if not isinstance(given, str) or Path(given).is_absolute() or near is None:
+        return dict(data)
+    places = [near.resolve().parent / given, data_root().resolve() / given]
+    for place in places:
+        if os.path.exists(place):
+            return {**data, "path": str(place)}
+    raise UsageError(
+        f"{near}: data.path is {shown(given)}: there is neither {places[0]} nor {places[1]}",
+        cure="write the path relative to that file, or set EDGEBED_DATA to the folder that holds it",
+    )
+
+
+def share_out(
+    experiment: Experiment, devices: list[str], near: Path | None = None
+) -> tuple[str, Split, dict[str, Indices]]:
     """The data set's title, its samples, and the rows of the training part that each device gets.
+
+    Args:
+        near: the experiment file, which relative paths start at.
 
     Raises:
         UsageError: the data set or the partition cannot be had; with cause and cure.
     """
     seed = experiment.training.seed
-    dataset = DATASETS.create(experiment.data, "data")
-    split = dataset.load(data_root(), seed)
+    dataset = DATASETS.create(located(experiment.data, near), f"{near or 'experiment'}: data")
+    file = str(near or "experiment")
+    with within(f"{file}: data"):
+        split = dataset.load(data_root(), seed)
     writers = None if split.train_writers is None else split.train_writers.numpy()
-    shares = partition(Samples(split.train_y.numpy(), devices, seed, writers), experiment.partition)
+    _refuse_batch_size(experiment.training.batch_size, len(split.train_y), near)
+    with within(f"{file}: partition"):
+        shares = partition(Samples(split.train_y.numpy(), devices, seed, writers), experiment.partition)
     return dataset.title, split, dict(zip(devices, shares, strict=True))
+
+
+def _refuse_batch_size(wanted: int, samples: int, near: Path | None) -> None:
+    """A batch may be larger than a shard; far beyond all samples it is a slip, and would not fit into memory."""
+    if wanted > max(samples, LARGE_BATCH):
+        raise UsageError(
+            f"{near or 'experiment'}: training.batch_size is {wanted}; all devices together have {samples} samples",
+            cure=f"write a number from 1 to {samples}",
+        )
 
 
 def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[str, list[int]]:
@@ -103,7 +141,10 @@ def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping
 def _refuse_strange(key: str, named: Mapping[str, PrivacyChoice], known: Sequence[str]) -> None:
     strange = sorted(set(named) - set(known))
     if strange:
-        raise UsageError(f"privacy.{key} names {', '.join(strange)}", cure=f"the fleet has: {', '.join(known)}")
+        raise UsageError(
+            f"privacy.{key} names {', '.join(strange)}{nearest(strange[0], known)}",
+            cure=f"the fleet has: {', '.join(known)}",
+        )
 
 
 def _choose(privacy: Privacy, *choices: PrivacyChoice | None) -> Privacy:
@@ -119,19 +160,24 @@ def _secret(seed: int, device: str) -> int:
 
 
 def prepare_data(
-    experiment: Experiment, devices: list[str], folder: Path, profiles: Mapping[str, str] | None = None
+    experiment: Experiment,
+    devices: list[str],
+    folder: Path,
+    profiles: Mapping[str, str] | None = None,
+    near: Path | None = None,
 ) -> Prepared:
     """Load, partition, and write `folder/<device>.safetensors` for every device.
 
     Args:
         profiles: the profile of each device, for an experiment that chooses privacy by profile.
+        near: the experiment file, which relative paths start at.
 
     Raises:
         UsageError: the data set or the partition cannot be had, privacy is chosen for a device that is not there, or
             a shard cannot be written; with cause and cure.
     """
     privacy = privacy_of(experiment, devices, profiles or {})
-    title, split, shares = share_out(experiment, devices)
+    title, split, shares = share_out(experiment, devices, near)
     classes = len(split.class_names)
     shards = {device: folder / f"{device}.safetensors" for device in devices}
     for device, rows in shares.items():

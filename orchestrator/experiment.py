@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-import yaml
 
+from edgebed import typed
+from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import Partition
 from edgebed.errors import UsageError
+from edgebed.methods.base import METHODS
+from edgebed.models.staged import MODELS
+from edgebed.typed import shown
 from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.topics import NAME
+from orchestrator.yaml_file import Document, load_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 T = TypeVar("T")
 
@@ -26,24 +33,24 @@ class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    rounds: Positive = 20
+    rounds: Rounds = 20
     target_accuracy: Share = 1.0
     stop_at_target: bool = True
-    batch_size: Positive = 100
-    epochs: Positive = 1
-    max_batches: Annotated[int, msgspec.Meta(ge=0)] = 0
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 100
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    max_batches: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     optimizer: Optimizer = Optimizer()
     plateau: Plateau | None = Plateau()
     cosine: bool = False  # anneal lr along a cosine over the rounds; the plateau rule is then off
     codec: Codec = Codec()
     sample: Share = 1.0  # share of the devices drawn each round
-    seed: int = 0
-    deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None  # per round, before dilation
-    round_ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 21_600.0  # no round waits longer, before dilation
+    round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # no round waits longer, before dilation
     max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # |update - start| / |start| that may be merged
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None  # per round, before dilation
     quorum: Positive = 1  # merged devices a round needs
-    liveness_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0  # silence without progress until a device counts as lost
-    heartbeat_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    liveness_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 30.0  # without progress: the device is lost
+    heartbeat_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 5.0
 
     def __post_init__(self) -> None:
         if self.liveness_s < 2 * self.heartbeat_s:
@@ -51,13 +58,18 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"liveness_s {self.liveness_s:g} with heartbeat_s {self.heartbeat_s:g}: a healthy device would count "
                 "as lost between two heartbeats; make liveness_s at least twice heartbeat_s"
             )
+        if self.optimizer.name == "adam" and self.optimizer.momentum:
+            raise ValueError(
+                f"optimizer: adam with momentum {self.optimizer.momentum:g}, which only sgd has; "
+                "write `name: sgd`, or leave momentum out"
+            )
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Profiles change during the run (methods.md §1.3): every `every` rounds for `share` of the devices, at random
     among `profiles` (names), or among the fleet's own where none are named."""
 
-    every: Positive = 50
+    every: Rounds = 50
     share: Share = 0.3
     profiles: list[str] = []
 
@@ -128,84 +140,42 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partition: Partition = Partition()
     privacy: PrivacySection = PrivacySection()
     model: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "resnet-tiny"})
-    methods: list[dict[str, Any]]  # each run in turn on the same standing fleet
+    methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # each run in turn on the same standing fleet
     training: Training = Training()
     environment: Environment | None = None
     simulation: Simulation = Simulation()
-    dilation: str | float = "auto"  # auto | off | a factor >= 1
+    dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Experiment:
     """Read an experiment file. `overrides` are `key.sub=value` from the command line, values in YAML.
 
     Raises:
-        UsageError: no such file, no YAML, an unknown key, a wrong type or value; with file, place and cure.
+        UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and cure.
     """
-    data = load_yaml(path)
+    document = load_yaml(path)
     for override in overrides or []:
         key, found, value = override.partition("=")
         if not found:
             raise UsageError(f"--set {override}: no '='", cure="write key=value, as in training.rounds=5")
-        _put(data, key.split("."), msgspec.yaml.decode(value.encode()) if value else None, override)
-    if data.get("dilation") is False:
-        data["dilation"] = "off"  # YAML reads a bare `off` as false
-    return convert(data, Experiment, path)
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; UsageError names file, line and cure where there is none."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", cure="give the path of an existing YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        document.put(key.split("."), value, f"--set {override}")
+    experiment = convert(document, Experiment, path)
+    if not NAME.fullmatch(experiment.name):
         raise UsageError(
-            f"{path}: not YAML: {' '.join(str(error).split())}", cure="mend the file at that place"
-        ) from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: holds no mapping of keys to values", cure="see profiles/ for examples")
-    return data
-
-
-def convert(data: Any, kind: type[T], path: Path) -> T:
-    """`data` as `kind`; UsageError names file, place, what was expected, and the keys known there."""
-    refuse_not_finite(data, path)
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        place = place.strip("`").lstrip(".")
-        raise UsageError(f"{path}{f' at {place}' if place else ''}: {text}", cure=_cure(kind, place)) from None
-
-
-def refuse_not_finite(data: Any, path: Path, place: str = "") -> None:
-    """YAML has .nan and .inf; comparisons let NaN through every bound."""
-    if isinstance(data, float) and not math.isfinite(data):
-        raise UsageError(f"{path} at {place}: {data} is no quantity", cure="give a finite number")
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        refuse_not_finite(value, path, f"{place}.{key}" if place else str(key))
-
-
-def _cure(kind: Any, place: str) -> str:
-    """The words that may stand at `place`, or the keys of the innermost struct on the way there."""
-    for name in place.split("."):
-        hint = get_type_hints(kind).get(name.partition("[")[0])
-        inner = next(
-            (t for t in (hint, *get_args(hint)) if isinstance(t, type) and issubclass(t, msgspec.Struct)), None
+            f"{document.where('name')} is {shown(experiment.name)}, which is no name for an experiment",
+            cure="write 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
         )
-        if get_origin(hint) is Literal:
-            return f"choose one of: {', '.join(get_args(hint))}"
-        if inner is None:
-            break
-        kind = inner
-    return f"known keys here: {', '.join(kind.__struct_fields__)}"
+    for i, options in enumerate(experiment.methods):
+        METHODS.create(options, document.where(f"methods[{i}]"))
+    MODELS.create(experiment.model, document.where("model"))
+    DATASETS.create(experiment.data, document.where("data"))
+    return experiment
 
 
-def _put(data: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
-    for key in keys[:-1]:
-        inner = data.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise UsageError(f"--set {text}: {key} is no mapping", cure="name a key of the experiment file")
-        data = inner
-    data[keys[-1]] = value
+def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:
+    """`data`, which was read from the file `path`, as `kind`. Raises UsageError as `edgebed.typed.convert`."""
+
+    def where(place: str) -> str:
+        return f"{path}{f': {place}' if place else ''}"
+
+    return typed.convert(data, kind, data.where if isinstance(data, Document) else where, words=words)

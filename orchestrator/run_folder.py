@@ -11,11 +11,13 @@ from safetensors.torch import save_file
 
 from edgebed.errors import UsageError
 from edgebed.models.staged import Weights
+from orchestrator.data import located
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.base import Enforcement
 from orchestrator.records.reader import read
 from orchestrator.records.types import RunStarted
 from orchestrator.rounds.loop import Progress
+from orchestrator.yaml_file import write_yaml
 
 
 class Saved(msgspec.Struct):
@@ -68,10 +70,11 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
     experiment = msgspec.structs.replace(
         experiment,
         fleet=str((path.parent / experiment.fleet).resolve()),
+        data=located(experiment.data, path),
         methods=[options],
         dilation=dilation,
     )
-    return msgspec.yaml.encode(msgspec.to_builtins(experiment))
+    return write_yaml(msgspec.to_builtins(experiment))
 
 
 def backend_of(files: RunFolder) -> str | None:

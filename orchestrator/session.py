@@ -29,11 +29,12 @@ from orchestrator.broker import Broker, open_broker
 from orchestrator.calibration import Calibration, calibrate
 from orchestrator.dashboard.follow import refresh
 from orchestrator.data import Prepared, prepare_data
-from orchestrator.experiment import Experiment, convert, load_yaml
+from orchestrator.experiment import Experiment, convert
+from orchestrator.feasible import check_fleet, check_methods
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, dilation_of, load_fleet, load_profile
+from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_profile
 from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted
@@ -47,6 +48,7 @@ from orchestrator.run_folder import RunFolder, Saved, backend_of, resolved
 from orchestrator.standing import Standing
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import ServerTrainer
+from orchestrator.yaml_file import load_yaml
 
 JOIN_TIMEOUT_S = 180.0
 Say = Callable[[str], None]
@@ -172,15 +174,14 @@ class Watch:
 async def run_experiment(request: Request, watch: Watch) -> list[Path]:
     """Run every method of an experiment, one after the other on the same standing fleet; returns the run folders."""
     experiment = request.experiment
-    spec = load_fleet((request.path.parent / experiment.fleet).resolve())
-    for i, options in enumerate(experiment.methods):  # a mistake is told before the fleet starts
-        METHODS.create(options, f"{request.path}: methods[{i}]")
+    spec = fleet_of(request.path, experiment.fleet)
+    check_fleet(experiment, spec, request.path)
     request.runs.mkdir(parents=True, exist_ok=True)
     with OwnedFolder("edgebed-data-") as shards:
         profiles = {device.name: device.profile.name for device in spec.devices}
-        prepared = prepare_data(experiment, list(profiles), shards, profiles)
+        prepared = prepare_data(experiment, list(profiles), shards, profiles, request.path)
         watch.say(prepared.describe())
-        MODELS.create(experiment.model, f"{request.path}: model").build(prepared.input_shape, prepared.classes)
+        check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
         async with standing_fleet(
             spec,
             backend=request.backend,

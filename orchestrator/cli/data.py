@@ -12,7 +12,7 @@ from edgebed.datasets.base import DATASETS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.data import count_labels, label_table, share_out
 from orchestrator.experiment import load
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.profile import fleet_of
 
 
 def register(app: typer.Typer) -> None:
@@ -29,9 +29,9 @@ def command(
         _list(as_json)
         return
     wanted = load(experiment, overrides)
-    devices = [device.name for device in load_fleet((experiment.parent / wanted.fleet).resolve()).devices]
+    devices = [device.name for device in fleet_of(experiment, wanted.fleet).devices]
     with log.status("reading the data"):
-        title, split, shares = share_out(wanted, devices)
+        title, split, shares = share_out(wanted, devices, experiment)
     counts = count_labels(split.train_y, shares, len(split.class_names))
     if as_json:
         print_json({"data": title, "classes": split.class_names, "devices": counts, "test": len(split.test_y)})

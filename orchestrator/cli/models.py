@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from rich import box
 from rich.table import Table
 
@@ -15,6 +15,7 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.model_costs import ModelCosts, model_costs
+from orchestrator.yaml_file import parse
 
 
 def register(app: typer.Typer) -> None:
@@ -69,12 +70,9 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            equals = ""
         if not equals or not key or key == "name":
             raise UsageError(f"--set {text!r}", cure="write key=value, as in widths=[8,16,32]")
+        found[key], _ = parse(value, Path(f"--set {text}"))
     return found
 
 

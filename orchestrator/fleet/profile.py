@@ -3,17 +3,18 @@ files, bit/s in code."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
 from edgebed.errors import CapacityError, UsageError
+from edgebed.typed import nearest, shown
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import load_yaml, refuse_not_finite
+from orchestrator.experiment import convert
+from orchestrator.yaml_file import Document, load_yaml
 
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles" / "devices"
 MOST_DEVICES = 1000
@@ -23,7 +24,6 @@ LEAST_CPUS = 0.01
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
-T = TypeVar("T")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -103,8 +103,9 @@ def load_fleet(path: Path) -> FleetSpec:
         UsageError: no such file or profile, an unknown key, a wrong unit, an impossible value; with file, place, cure.
     """
     path = path.resolve()
-    file = _convert(load_yaml(path), _FleetFile, path)
-    devices = tuple(_devices(file.devices, path))
+    document = load_yaml(path)
+    file = convert(document, _FleetFile, path, WORDS)
+    devices = tuple(_devices(file.devices, path, document.where))
     if len(devices) > MOST_DEVICES:
         raise UsageError(f"{path}: {len(devices)} devices", cure=f"at most {MOST_DEVICES} stand on one host")
     twice = [name for name, count in Counter(d.name for d in devices).items() if count > 1]
@@ -112,29 +113,59 @@ def load_fleet(path: Path) -> FleetSpec:
         raise UsageError(
             f"{path}: two devices are called {twice[0]!r}", cure="give the entries of `devices` other names"
         )
-    return FleetSpec(check_name(file.name, "fleet"), file.backend, file.reserve_cpus, devices, path)
+    name = _named(file.name, "fleet", document.where("name"))
+    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path)
 
 
-def _devices(entries: list[_Entry], path: Path) -> list[DeviceSpec]:
+def fleet_of(experiment: Path, named: str) -> FleetSpec:
+    """The fleet that an experiment file names, relative to its folder. Raises UsageError as `load_fleet`."""
+    path = experiment.parent / named
+    if not is_file(path):
+        there = sorted(each.name for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise UsageError(
+            f"{experiment}: fleet: there is no file {path.resolve()}{nearest(path.name, there)}",
+            cure="write the path of a fleet file, relative to the experiment file or absolute",
+        )
+    return load_fleet(path)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _named(name: str, what: str, where: str) -> str:
+    try:
+        return check_name(name, what)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}", cure=error.cure) from None
+
+
+def _devices(entries: list[_Entry], path: Path, where: Callable[[str], str]) -> list[DeviceSpec]:
     seen: Counter[str] = Counter()
     devices = []
-    for entry in entries:
-        profile = load_profile(entry.profile, path)
+    for number, entry in enumerate(entries):
+        place = where(f"devices[{number}]")
+        profile = load_profile(entry.profile, path, where(f"devices[{number}].profile"))
         for _ in range(entry.count):
             stem = entry.name or profile.name
             seen[stem] += 1
             name = stem if entry.name and entry.count == 1 else f"{stem}-{seen[stem]}"
-            devices.append(DeviceSpec(check_name(name), profile))
+            devices.append(DeviceSpec(_named(name, "device", place), profile))
     return devices
 
 
-def load_profile(name: str, near: Path) -> ProfileSpec:
+def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
     """Read a device profile.
 
     Args:
         name: of a profile (`cpu4`), or the path of its file relative to the folder of `near`.
         near: the file that names the profile. Names are looked up beside it, in `../devices`, then among those
             that come with Edgebed.
+        where: the place that names it, for messages; `near` where it is not given.
 
     Raises:
         UsageError: as `load_fleet`.
@@ -142,16 +173,18 @@ def load_profile(name: str, near: Path) -> ProfileSpec:
     folders = (near.parent, near.parent.parent / "devices", SHIPPED)
     candidates = [near.parent / name] if name.endswith((".yaml", ".yml")) else [f / f"{name}.yaml" for f in folders]
     for path in candidates:
-        if path.is_file():
-            return _profile(_convert(load_yaml(path), _ProfileFile, path), path)
+        if is_file(path):
+            document = load_yaml(path)
+            return _profile(convert(document, _ProfileFile, path, WORDS), document)
     known = sorted({p.stem for folder in folders[1:] for p in folder.glob("*.yaml")})
+    said = f"looked for {candidates[0]}" if len(candidates) == 1 else f"known profiles: {', '.join(known)}"
     raise UsageError(
-        f"{near}: there is no device profile {name!r}{_nearest(name, known)}",
-        cure=f"known profiles: {', '.join(known)}; or give the path of a .yaml file",
+        f"{where or near}: there is no device profile {shown(name)}{nearest(name, known)}",
+        cure=f"{said}; give a known name, or the path of a .yaml file",
     )
 
 
-def _profile(file: _ProfileFile, path: Path) -> ProfileSpec:
+def _profile(file: _ProfileFile, document: Document) -> ProfileSpec:
     limits = Limits(
         cpus=file.cpus,
         uplink_bit_s=round(file.uplink_mbit_s * 1e6),
@@ -159,7 +192,8 @@ def _profile(file: _ProfileFile, path: Path) -> ProfileSpec:
         memory_mib=file.memory_mib,
         latency_ms=file.latency_ms,
     )
-    return ProfileSpec(check_name(file.name or path.stem, "profile"), limits, file.source)
+    name = _named(file.name or document.path.stem, "profile", document.where("name"))
+    return ProfileSpec(name, limits, file.source)
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------
@@ -222,42 +256,15 @@ def _number(setting: str | float) -> float:
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
-HINTS = {
-    "cpus": "CPUs are a number, such as 0.5",
-    "uplink_mbit_s": "rates are a number of megabits per second, such as 10",
-    "downlink_mbit_s": "rates are a number of megabits per second, such as 10",
-    "memory_mib": "memory is a whole number of MiB, such as 2048",
-    "latency_ms": "latency is a number of milliseconds one way, such as 20",
-    "count": f"count is a whole number from 1 to {MOST_DEVICES}",
-    "backend": "the backend is docker, local, or software (local with the software throttle)",
+WORDS = {
+    "cpus": "a number of CPUs above 0 and at most 1024, such as 0.5",
+    "uplink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
+    "downlink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
+    "memory_mib": "a whole number of MiB of at least 64, such as 2048",
+    "latency_ms": "a number of milliseconds one way from 0 to 10000, such as 20",
+    "profile": "the name of a device profile, such as cpu1, or the path of its file",
+    "name": "a name of letters, digits, '_', '.' and '-'",
+    "count": f"a whole number from 1 to {MOST_DEVICES}",
+    "backend": "docker, local, or software (local with the software throttle)",
 }
-
-
-def _convert(data: Any, kind: type[T], path: Path) -> T:
-    """`data` as `kind`. Errors name the file, the place, what was expected, and the key that was probably meant."""
-    refuse_not_finite(data, path)
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        place = place.strip("`").lstrip(".")
-        unknown = re.search(r"unknown field `(.+)`", text)
-        keys = [*_ProfileFile.__struct_fields__] if kind is _ProfileFile else _fleet_keys(place)
-        if unknown:
-            text = f"unknown key {unknown[1]!r}{_nearest(unknown[1], keys)}"
-            cure = f"known keys here: {', '.join(keys)}; units stand in the key, values are plain numbers"
-        else:
-            cure = HINTS.get(place.rpartition(".")[2], f"known keys here: {', '.join(keys)}")
-        raise UsageError(f"{path}{f' at {place}' if place else ''}: {text}", cure=cure) from None
-
-
-def _fleet_keys(place: str) -> list[str]:
-    return list((_Entry if place.startswith("devices[") else _FleetFile).__struct_fields__)
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
-    stems = {k.split("_")[0]: k for k in known}
-    close = difflib.get_close_matches(word, known, 1, 0.6)
-    meant = close[0] if close else stems.get(word.split("_")[0].lower(), "")
-    return f"; did you mean {meant!r}?" if meant else ""
+"""What the value of a key must be, with its unit."""

@@ -32,9 +32,10 @@ from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
 from orchestrator.data import data_root
-from orchestrator.experiment import Experiment, convert, load_yaml
+from orchestrator.experiment import Experiment, convert
 from orchestrator.run_folder import RunFolder
 from orchestrator.serving.router import Post
+from orchestrator.yaml_file import load_yaml
 
 SLOTS = 64
 """Forwarded requests that a node holds for its uplink; beyond that it stands still, and so do those it could answer."""

@@ -14,8 +14,9 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
-from orchestrator.experiment import convert, load_yaml
+from orchestrator.experiment import convert
 from orchestrator.simulation.reference import BatchLaw, SizeLaw, objective_of
+from orchestrator.yaml_file import load_yaml, write_yaml
 
 VERSION = 2
 T = TypeVar("T")
@@ -97,7 +98,7 @@ def _typical_link(known: list[LinkFit]) -> LinkFit:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    path.write_bytes(msgspec.yaml.encode(msgspec.to_builtins(_rounded(msgspec.to_builtins(calibration)))))
+    path.write_bytes(write_yaml(_rounded(msgspec.to_builtins(calibration))))
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -105,7 +106,9 @@ def load_calibration(path: Path) -> Calibration:
     data = load_yaml(path)
     if data.get("version") != VERSION:
         raise UsageError(f"{path}: a calibration of version {data.get('version')}", cure="calibrate again")
-    data["cuts"] = {int(cut): cost for cut, cost in data.get("cuts", {}).items()}
+    cuts = data.get("cuts", {})
+    if isinstance(cuts, dict) and all(cut.isdecimal() for cut in cuts):
+        data["cuts"] = {int(cut): cost for cut, cost in cuts.items()}
     return convert(data, Calibration, path)
 
 

@@ -14,7 +14,8 @@ import torch
 from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import METHODS, Method
 from orchestrator.data import prepare_data
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_fleet
+from orchestrator.feasible import check_fleet, check_methods
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of
 from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.simulation.play import Play
 from orchestrator.simulation.stage import SimulationRequest, Stage, Watch
@@ -24,14 +25,17 @@ from orchestrator.simulation.virtual import VirtualLoop, run_virtual
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and cure."""
     experiment = request.experiment
-    spec = _sized(load_fleet((request.path.parent / experiment.fleet).resolve()), request.devices)
+    spec = _sized(fleet_of(request.path, experiment.fleet), request.devices)
+    check_fleet(experiment, spec, request.path)
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
     request.runs.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # halves are small, and their bits must not depend on the host
+    profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:
-        prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
+        prepared = prepare_data(experiment, list(profiles), folder, profiles, request.path)
         shards = {name: read_shard(path) for name, path in prepared.shards.items()}
+    check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
     stage = Stage(request, spec, prepared, shards, watch)
     pairs = zip(methods, experiment.methods, strict=True)
     return [run_virtual(partial(_play, stage, method, options)) for method, options in pairs]

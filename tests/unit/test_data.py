@@ -17,8 +17,10 @@ from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Privacy
 from orchestrator.cli import build
-from orchestrator.data import Prepared, label_table, prepare_data
+from orchestrator.data import Prepared, label_table, located, prepare_data
 from orchestrator.experiment import Experiment
+from orchestrator.run_folder import resolved
+from orchestrator.yaml_file import parse
 
 DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
 DEVICES = ["weak", "middle", "strong"]
@@ -169,3 +171,32 @@ def test_the_command_lists_data_sets_and_shares_of_an_experiment() -> None:
     assert sum(sum(counts) for counts in found["devices"].values()) == 1438
     assert found["test"] == 359
     assert runner.invoke(build(), arguments).exit_code == 0
+
+
+def test_a_relative_path_is_looked_for_beside_the_file_and_then_among_the_data_sets(npz: Path, tmp_path: Path) -> None:
+    wanted = experiment(data={"name": "npz", "path": "n.npz"})
+    far, near = tmp_path / "far" / "e.yaml", tmp_path / "near" / "e.yaml"
+    for file in (far, near):
+        file.parent.mkdir()
+    (near.parent / "n.npz").write_bytes((npz / "n.npz").read_bytes())
+    assert located(wanted.data, far)["path"] == str(npz / "n.npz")
+    assert located(wanted.data, near)["path"] == str(near.parent / "n.npz")
+    assert prepare_data(wanted, DEVICES, npz, near=near).label_counts["weak"]
+    with pytest.raises(UsageError) as caught:
+        prepare_data(experiment(data={"name": "npz", "path": "gone.npz"}), DEVICES, npz, near=near)
+    assert str(near.parent / "gone.npz") in str(caught.value)
+    assert str(npz / "gone.npz") in str(caught.value)
+    assert "EDGEBED_DATA" in caught.value.cure
+
+
+def test_the_file_of_a_run_names_its_data_whatever_folder_it_is_read_in(npz: Path, tmp_path: Path) -> None:
+    wanted = experiment(data={"name": "npz", "path": "n.npz"})
+    kept = parse(resolved(wanted, tmp_path / "e.yaml", {"name": "fedavg"}, 1.0).decode(), tmp_path)[0]
+    assert kept["data"] == {"name": "npz", "path": str(npz / "n.npz")}
+
+
+def test_a_batch_far_beyond_all_samples_is_refused(npz: Path) -> None:
+    small = {"data": {"name": "npz", "path": "n.npz"}}
+    assert prepare_data(experiment(**small, training={"batch_size": 1000}), DEVICES, npz).shards
+    with pytest.raises(UsageError, match=r"batch_size is 1001; all devices together have 90 samples"):
+        prepare_data(experiment(**small, training={"batch_size": 1001}), DEVICES, npz)

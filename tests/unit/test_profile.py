@@ -55,10 +55,10 @@ def test_rates_become_bits_per_second(tmp_path: Path) -> None:
     [
         ({"uplink_mbit_s": None, "uplink": "10mbps"}, ["'uplink'", "did you mean 'uplink_mbit_s'?"]),
         ({"uplink_mbit_s": None, "uplink_kbit_s": "100"}, ["'uplink_kbit_s'", "did you mean 'uplink_mbit_s'?"]),
-        ({"uplink_mbit_s": "10mbps"}, ["uplink_mbit_s", "megabits per second, such as 10"]),
+        ({"uplink_mbit_s": "10mbps"}, ["uplink_mbit_s", "megabits per second from 0.01 to 100000, such as 10"]),
         ({"uplink_mbit_s": "100_001"}, ["uplink_mbit_s", "100000"]),
         ({"downlink_mbit_s": "0"}, ["downlink_mbit_s"]),
-        ({"cpus": "-1"}, ["cpus", "CPUs are a number"]),
+        ({"cpus": "-1"}, ["cpus is -1", "a number of CPUs above 0"]),
         ({"cpus": "0"}, ["cpus"]),
         ({"cpus": ".nan"}, ["cpus", "nan"]),
         ({"cpus": ".inf"}, ["cpus", "inf"]),

@@ -79,7 +79,7 @@ def test_a_named_thing_replaces_another_whole() -> None:
         ("baseline: a", "baseline: c", "the baseline 'c'"),
         ("b: [4, null, 6]", "b: [4]", "figures.time_to_target_s.b"),
         ("seeds: [1, 2]", "rows: [z]", "scale.rows: 'z'"),
-        ("title: t", "titel: t", "unknown field `titel`"),
+        ("title: t", "titel: t", "no key 'titel' here; did you mean 'title'"),
     ],
 )
 def test_a_mistake_in_a_table_is_named(tmp_path: Path, find: str, put: str, names: str) -> None:
