@@ -4,6 +4,7 @@ scale at which this machine can do it. Pure but for reading the file.
     rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces);
                          `options` are added to those of the method, so that a row and a column may both set some
     columns.*.target     the accuracy that this column asks for; columns that differ in nothing else share their runs
+    columns.*.deadline_of   the row whose slowest device, in rounds without a deadline, sets `training.deadline_s`
     figures              quantity -> row -> the paper's figure for each column, null where it prints none
     scale.set            shrinks the experiment; `scale.rows` and `scale.columns` name what is run at that scale
 """
@@ -26,9 +27,14 @@ Figures = dict[str, list[float | None]]
 Settings = dict[str, Any]
 
 
+PROBE_ROUNDS = 3
+"""Rounds without a deadline that a `deadline_of` is measured in."""
+
+
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     set: Settings = {}
     target: Share | None = None
+    deadline_of: str = ""
 
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,12 +64,14 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One run that the table needs: `columns` are those it serves."""
+    """One run that the table needs: `columns` are those it serves. `probe`, where the columns have a `deadline_of`: a few
+    rounds of that row without a deadline, whose longest is the deadline of this run."""
 
     row: str
     columns: tuple[str, ...]
     seed: int
     experiment: Experiment
+    probe: Experiment | None = None
 
 
 def load_reproduction(path: Path) -> Reproduction:
@@ -76,6 +84,8 @@ def load_reproduction(path: Path) -> Reproduction:
     wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
     wrong += [f"scale.rows: {row!r}" for row in table.scale.rows if row not in table.rows]
     wrong += [f"scale.columns: {column!r}" for column in table.scale.columns if column not in table.columns]
+    named = {**table.columns, **{f"scale: {label}": column for label, column in table.scale.columns.items()}}
+    wrong += [f"deadline_of: {c.deadline_of!r}" for c in named.values() if c.deadline_of not in ("", *table.rows)]
     for quantity, figures in table.figures.items():
         for row, values in figures.items():
             if table.kind == "runs" and (row not in table.rows or len(values) != len(table.columns)):
@@ -94,7 +104,11 @@ def chosen(table: Reproduction, *, full: bool) -> tuple[list[str], dict[str, Col
         return list(table.rows), dict(table.columns)
     columns = table.scale.columns or table.columns
     return table.scale.rows or list(table.rows), {
-        label: Column(set=merged(table.columns[label].set, column.set), target=column.target)
+        label: Column(
+            set=merged(table.columns[label].set, column.set),
+            target=column.target,
+            deadline_of=column.deadline_of or table.columns[label].deadline_of,
+        )
         for label, column in columns.items()
     }
 
@@ -106,18 +120,20 @@ def jobs(table: Reproduction, path: Path, *, full: bool, seeds: Sequence[int] | 
         UsageError: what a row or a column sets makes no experiment.
     """
     rows, columns = chosen(table, full=full)
-    found: dict[tuple[str, int, str], tuple[list[str], Settings, float]] = {}
+    common = merged(table.experiment, {} if full else table.scale.set)
+    found: dict[tuple[str, int, str, str], tuple[list[str], Settings, Settings, float]] = {}
     for seed in seeds or (table.seeds if full else table.scale.seeds):
         for row in rows:
             for label, column in columns.items():
-                settings = merged(table.experiment, {} if full else table.scale.set, table.rows[row], column.set)
-                settings = merged(settings, {"training": {"seed": seed}})
-                key = (row, seed, json.dumps(settings, sort_keys=True))
-                labels, _, target = found.get(key, ([], settings, 0.0))
-                found[key] = ([*labels, label], settings, max(target, column.target or 0.0))
+                last = merged(column.set, {"training": {"seed": seed}})
+                settings, of = merged(common, table.rows[row], last), column.deadline_of
+                key = (row, seed, json.dumps(settings, sort_keys=True), of)
+                probed = merged(common, table.rows[of], last, {"training": {"rounds": PROBE_ROUNDS}}) if of else {}
+                labels, _, _, target = found.get(key, ([], settings, probed, 0.0))
+                found[key] = ([*labels, label], settings, probed, max(target, column.target or 0.0))
     return [
-        Job(row, tuple(labels), seed, _experiment(settings, target, path))
-        for (row, seed, _), (labels, settings, target) in found.items()
+        Job(row, tuple(labels), seed, _experiment(settings, target, path), _experiment(probed, 0, path) if of else None)
+        for (row, seed, _, of), (labels, settings, probed, target) in found.items()
     ]
 
 

@@ -224,6 +224,7 @@ class Standing:
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
             memory_bytes=limits.memory_mib * 2**20,
+            labels=presence.labels if presence else (),
         )
 
     async def probe(self, device: str, probe: Probe) -> ProbeResult:

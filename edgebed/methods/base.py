@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -39,7 +40,8 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """What the orchestrator knows of a device when it plans. Limits are those in force (after dilation)."""
+    """What the orchestrator knows of a device when it plans. Limits are those in force (after dilation). `labels`:
+    samples per class of its shard; () where nobody knows."""
 
     name: str
     samples: int
@@ -47,6 +49,7 @@ class DeviceView(msgspec.Struct, frozen=True):
     uplink_bit_s: int
     downlink_bit_s: int
     memory_bytes: int = 0  # 0: not known
+    labels: tuple[int, ...] = ()
 
 
 class CutCost(msgspec.Struct, frozen=True):
@@ -249,8 +252,9 @@ class Method(Plugin):
         return {"": list(devices)}
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
-        """The devices of a round, of those present: by default `share` of them at random (`draw_share`)."""
-        return draw_share(devices, share, seed, round)
+        """The devices of a round, of those present: by default `share` of them, drawn as the method's option `draw`
+        says, where it has one, else at random (`DRAWS`)."""
+        return DRAWS[getattr(self.options, "draw", "random")](devices, share, seed, round)
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         """Assignments for round `round` (0, 1, …) of the devices that were drawn and are present."""
@@ -324,9 +328,37 @@ def trains_head(assignment: Assignment) -> bool:
 def draw_share(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
     """`share` of the devices, rounded half up, one at least; the same for the same seed, in the order of names."""
     ordered = sorted(devices, key=lambda view: view.name)
-    count = min(len(ordered), max(1, int(share * len(ordered) + 0.5)))
-    drawn = Random(f"{seed}/sample/{round}").sample(ordered, count)
+    drawn = Random(f"{seed}/sample/{round}").sample(ordered, _drawn_count(len(ordered), share))
     return sorted(drawn, key=lambda view: view.name)
+
+
+def draw_by_level(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
+    """As many devices as `draw_share`, equally many of each compute level: devices with equal CPUs are one level.
+
+    Where the number does not divide, random levels get one more; where a level has too few devices, the others fill
+    its places.
+    """
+    chance = Random(f"{seed}/sample/{round}")
+    levels: dict[float, list[DeviceView]] = {}
+    for view in sorted(devices, key=lambda view: view.name):
+        levels.setdefault(view.cpus, []).append(view)
+    queues = [chance.sample(level, len(level)) for _, level in sorted(levels.items())]
+    chance.shuffle(queues)
+    turns = [view for view in chain.from_iterable(zip_longest(*queues)) if view is not None]
+    return sorted(turns[: _drawn_count(len(devices), share)], key=lambda view: view.name)
+
+
+def _drawn_count(devices: int, share: float) -> int:
+    return min(devices, max(1, int(share * devices + 0.5)))
+
+
+Draw = Literal["random", "levels"]
+
+DRAWS: dict[Draw, Callable[[Sequence[DeviceView], float, int, int], list[DeviceView]]] = {
+    "random": draw_share,
+    "levels": draw_by_level,
+}
+"""How the devices of a round are drawn, by the name that a method's option `draw` gives."""
 
 
 def assign(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgebed.methods.base import Contribution, DeviceView, Method, Plan, Schedule, assign
+from edgebed.methods.base import Contribution, DeviceView, Draw, Method, Plan, Schedule, assign
 from edgebed.methods.merging import Aggregate, merge_by_name
 from edgebed.models.staged import Weights
 
@@ -15,6 +15,9 @@ class FedAvg(Method):
     name = "fedavg"
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        """`draw`: a round's devices at random, or equally many of every compute level, as in FedPMT's experiments."""
+
+        draw: Draw = "random"
         aggregate: Aggregate = "samples"
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:

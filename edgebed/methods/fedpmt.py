@@ -25,13 +25,13 @@ from edgebed.methods.base import (
     Context,
     Contribution,
     DeviceView,
+    Draw,
     Method,
     Outcome,
     Plan,
     Schedule,
     assign,
     device_half,
-    draw_share,
     trained_names,
 )
 from edgebed.methods.fitting import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
@@ -76,13 +76,15 @@ class FedPmt(Method):
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`widths` is |I|, by default the number of stages; `chooser`: option I or II; `costs` and `levels`: one per
         width from the narrowest on, the cost relative to the widest (by default counted operations) and the share of
-        the fastest device's CPUs that a width asks for; `deadline_s`: what masks are picked to keep."""
+        the fastest device's CPUs that a width asks for; `deadline_s`: what masks are picked to keep; `draw`: in
+        each round equally many devices of every compute level, as in the paper (§V-B), or any at random."""
 
         widths: Annotated[int, msgspec.Meta(ge=1)] | None = None
         chooser: Literal["server", "device"] = "server"
         costs: tuple[Share, ...] = ()
         levels: tuple[Share, ...] = ()
         deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+        draw: Draw = "levels"
         aggregate: Aggregate = "uniform"
 
     options: Options
@@ -115,7 +117,7 @@ class FedPmt(Method):
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
         self.powers.meet(devices)
-        return draw_share(devices, share, seed, round)
+        return super().draw(round, devices, share, seed)
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         self.powers.meet(devices)

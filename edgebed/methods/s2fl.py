@@ -8,8 +8,8 @@ where it held the layer, else its group's copy (algorithm 1).
 
 A step really waits for all devices of its group, which eq. 1, the time model of the paper's simulation, leaves out. So
 what the table learns is a choice: whole rounds (`times: round`), as the paper's text has it, or the device's own work,
-eq. 1 made of measured parts (`times: own`) **[ours]**; with the first, fast devices look slow after a round beside a
-slow one. With one device S²FL is centralised training, to the bit.
+eq. 1 made of measured parts (`times: own`) **[ours]**, as its tables have it; with the first, fast devices look slow
+after a round beside a slow one. With one device S²FL is centralised training, to the bit.
 
 Ablations: neither (R), `balance` (B), `sliding` (M), both (MB, the default).
 """
@@ -52,11 +52,7 @@ Cut = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class GroupHalf(ServerHalf):
-    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, lines 12-23).
-
-    Attributes:
-        labels: samples per class that each device has uploaded.
-    """
+    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, lines 12-23)."""
 
     def __init__(
         self, model: StagedModel, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
@@ -70,7 +66,6 @@ class GroupHalf(ServerHalf):
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
         self.upper.to(accelerator).train()
         self.optimizer = make_optimizer(self.upper.parameters(), assignments[self.devices[0]].optimizer)
-        self.labels = {device: [0] * model.classes for device in self.devices}
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
         leaves, errors = without_bad(self.upper, uploads, self._backward)
@@ -101,32 +96,27 @@ class GroupHalf(ServerHalf):
     def weights(self) -> Weights:
         return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
 
-    def _count(self, device: str, labels: Tensor) -> None:
-        new = torch.bincount(labels.cpu(), minlength=self.classes).tolist()
-        self.labels[device] = [had + more for had, more in zip(self.labels[device], new, strict=True)]
-
 
 class Memory(msgspec.Struct):
-    """What S²FL remembers: the client time table, and the labels each device uploaded in its last round."""
+    """What S²FL remembers: the client time table."""
 
     table: TimeTable = msgspec.field(default_factory=TimeTable)
-    labels: dict[str, list[int]] = {}
 
 
 class S2fl(Method):
     name = "s2fl"
-    variants = ({"times": "own", "warm_up": "all"}, {"sliding": False}, {"balance": False})
+    variants = ({"times": "own", "warm_up": "drawn"}, {"sliding": False}, {"balance": False})
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`cuts`: candidates, by default the model's split points; `group`: devices per group; `warm_up`: whether the
-        first rounds train the devices drawn, or all that are present as in the paper; `times`: what the table holds,
-        whole rounds, or a device's own work without its wait for others."""
+        first rounds train all devices that are present, as in the paper (§3.1), or those drawn; `times`: what the table
+        holds, whole rounds, or a device's own work without its wait for others."""
 
         cuts: tuple[Cut, ...] = ()
         group: Annotated[int, msgspec.Meta(ge=1)] = 2
         sliding: bool = True
         balance: bool = True
-        warm_up: Literal["drawn", "all"] = "drawn"
+        warm_up: Literal["all", "drawn"] = "all"
         times: Literal["round", "own"] = "round"
 
     options: Options
@@ -136,8 +126,7 @@ class S2fl(Method):
         cuts = candidate_cuts(context.model, self.options.cuts)
         self.cuts = cuts if self.options.sliding else cuts[-1:]
         self.memory = Memory()
-        self._halves: list[GroupHalf] = []
-        self._grouped = False  # in this round
+        self._groups: list[tuple[str, ...]] = []  # of this round
         self._costs = self._device_costs()
 
     def _device_costs(self) -> dict[int, float]:
@@ -157,8 +146,7 @@ class S2fl(Method):
         names = [device.name for device in devices]
         rows = {name: self.memory.table.row(name, self._costs) for name in names}
         middle, cuts = self._choose(round, rows)
-        self._grouped = self.options.balance and not self._warming_up(round)
-        groups = self._groups(names)
+        groups = self._groups = self._group(round, devices)
         notes: dict[str, object] = {"cuts": cuts, "median_s": middle, "groups": groups, "times_s": _text_keys(rows)}
         return Plan(
             {
@@ -198,23 +186,25 @@ class S2fl(Method):
         middle, chosen = median_rule(rows)
         return middle, {device: chosen.get(device, self.cuts[0]) for device in rows}
 
-    def _groups(self, devices: Sequence[str]) -> list[tuple[str, ...]]:
-        """Groups by labels. A device stands alone while the table is filled, so that it is measured by itself, and as
-        long as its labels are not known **[ours]**."""
-        known = {device: self.memory.labels[device] for device in devices if device in self.memory.labels}
-        if not self._grouped or not known:
-            return [(device,) for device in sorted(devices)]
-        alone = [(device,) for device in devices if device not in known]
-        return sorted([*alone, *group_by_labels(known, self.options.group)])
+    def _group(self, round: int, devices: Sequence[DeviceView]) -> list[tuple[str, ...]]:
+        """Groups by the labels of this round's devices (algorithm 2, line 10). A device whose labels are not known
+        stands alone, as do all while the table is filled with whole rounds, so that each is measured by itself
+        **[ours]**."""
+        alone = not self.options.balance or (self._warming_up(round) and self.options.times == "round")
+        known = {} if alone else {view.name: view.labels for view in devices if self._usable(view.labels)}
+        groups = group_by_labels(known, self.options.group) if known else []
+        return sorted([*groups, *((view.name,) for view in devices if view.name not in known)])
+
+    def _usable(self, labels: Sequence[int]) -> bool:
+        return len(labels) == self.context.model.classes and min(labels) >= 0 and sum(labels) > 0
 
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
     ) -> list[ServerHalf]:
-        self._halves = [
+        return [
             GroupHalf(self.context.model, weights, {device: assignments[device] for device in group}, accelerator)
-            for group in self._groups(list(assignments))
+            for group in self._groups
         ]
-        return [*self._halves]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """Algorithm 1: per layer Σ|D_i|·(device i's where it held the layer, else its group's copy) / Σ|D_i|."""
@@ -223,13 +213,23 @@ class S2fl(Method):
     # ---- what it learns ----
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
-        uploaded = {device: labels for half in self._halves for device, labels in half.labels.items()}
+        shares = self._server_shares(outcomes) if self.options.times == "own" else {}
         for outcome in outcomes:
-            seconds = outcome.seconds if self.options.times == "round" else own_seconds(outcome)
+            share = shares.get(outcome.device)
+            seconds = outcome.seconds if share is None else own_seconds(outcome, share)
             self.memory.table.add(outcome.device, outcome.assignment.stages, seconds)
-            if any(uploaded.get(outcome.device, ())):
-                self.memory.labels[outcome.device] = uploaded[outcome.device]
-        self._halves = []  # or they would stay on the accelerator beside the next round's
+
+    def _server_shares(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Each device's share of what its group's server half worked, by counted operations; what a lost device took
+        counts for the others of its group."""
+        counted = cut_costs(self.context.model)
+        upper = {cut: counted[-1] - counted[cut - 1] for cut in self.cuts}
+        work = {each.device: each.report.samples * upper[each.assignment.stages] for each in outcomes}
+        shares = {}
+        for group in self._groups:
+            total = sum(work.get(device, 0) for device in group)
+            shares.update({device: work[device] / total for device in group if device in work})
+        return shares
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = msgspec.to_builtins(self.memory, str_keys=True)
@@ -239,12 +239,16 @@ class S2fl(Method):
         self.memory = msgspec.convert(state, Memory, strict=False)
 
 
-def own_seconds(outcome: Outcome) -> float:
+def own_seconds(outcome: Outcome, server_share: float = 1.0) -> float:
     """Eq. 1 of measured parts: both models and the features over the link, the gradients back at the same speed, and
-    the work of device and server (of the server's half for the whole group)."""
+    the work of the device, and of the server for it.
+
+    Args:
+        server_share: the device's share of what the server's half of its group worked.
+    """
     report, speed = outcome.report, outcome.link_bytes_s
     gradients = report.upload_bytes / speed if speed > 0 else 0.0
-    return outcome.communication_s + gradients + report.compute_s + report.encode_s + outcome.server_s
+    return outcome.communication_s + gradients + report.compute_s + report.encode_s + server_share * outcome.server_s
 
 
 def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]:

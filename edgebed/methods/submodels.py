@@ -21,7 +21,6 @@ from edgebed.methods.base import (
     Plan,
     Schedule,
     assign,
-    draw_share,
     trained_names,
 )
 from edgebed.methods.fitting import Powers, checked_levels
@@ -63,7 +62,7 @@ class SubModels(Method):
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
         self.powers.meet(devices)
-        return draw_share(devices, share, seed, round)
+        return super().draw(round, devices, share, seed)
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         self.powers.meet(devices)

@@ -189,14 +189,15 @@ class SimulatedFleet:
         return [self._view(name) for name in self.profiles if name not in self._away]
 
     def _view(self, name: str) -> DeviceView:
-        limits = self.limits[name]
+        limits, shard = self.limits[name], self._shards[name]
         return DeviceView(
-            name,
-            self._shards[name].samples,
-            limits.cpus,
-            limits.uplink_bit_s,
-            limits.downlink_bit_s,
-            limits.memory_mib * 2**20,
+            name=name,
+            samples=shard.samples,
+            cpus=limits.cpus,
+            uplink_bit_s=limits.uplink_bit_s,
+            downlink_bit_s=limits.downlink_bit_s,
+            memory_bytes=limits.memory_mib * 2**20,
+            labels=tuple(shard.label_counts),
         )
 
     async def reprofile(self, environment: Environment, seed: int, round: int) -> None:

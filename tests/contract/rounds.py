@@ -92,6 +92,12 @@ def shard(device: str, samples: int = 10) -> Batch:
     return x, torch.randint(CLASSES, (samples,), generator=generator)
 
 
+def labelled(device: DeviceView) -> DeviceView:
+    """With the labels of its shard, as its Presence tells them."""
+    counts = torch.bincount(shard(device.name, device.samples)[1], minlength=CLASSES)
+    return msgspec.structs.replace(device, labels=tuple(int(count) for count in counts))
+
+
 def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     """Mini-batches in the order that the assignment's seed fixes. A last one of one sample joins the one before, as in
     `datasets.shard`."""
@@ -170,7 +176,7 @@ async def play(
     try:
         for number in rounds:
             present = [
-                view(name, samples, CPUS.get(name, 1.0))
+                labelled(view(name, samples, CPUS.get(name, 1.0)))
                 for name, samples in sorted(devices.items())
                 if name not in (away or {}).get(number, ())
             ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -191,3 +192,30 @@ async def test_the_widest_mask_is_fedavg() -> None:
     ours = await play(ready(widths=1, aggregate="samples"), before, {"a": 10, "b": 5}, range(2))
     plain = await play(make_method("fedavg"), before, {"a": 10, "b": 5}, range(2))
     assert all(torch.equal(ours[name], plain[name]) for name in before)
+
+
+# ---- who takes part ----
+
+
+def test_a_round_draws_equally_many_devices_of_every_compute_level() -> None:
+    """§V-B: |S_i| = |S| / |I|: two of each of five levels of twenty devices, other ones in other rounds."""
+    devices = [view(f"d{level}-{number:02}", 10, level) for level in LEVELS for number in range(20)]
+    drawn = [ready().draw(number, devices, 0.1, seed=7) for number in range(20)]
+    assert all(Counter(each.cpus for each in round) == dict.fromkeys(LEVELS, 2) for round in drawn)
+    assert len({each.name for round in drawn for each in round}) > 60
+    random = [ready(draw="random").draw(number, devices, 0.1, seed=7) for number in range(20)]
+    assert any(Counter(each.cpus for each in round) != dict.fromkeys(LEVELS, 2) for round in random)
+
+
+def test_a_number_that_does_not_divide_and_a_level_with_too_few_devices() -> None:
+    devices = [view(f"d{number}", 10, cpus) for number, cpus in enumerate((0.2, 1.0, 1.0, 1.0, 1.0))]
+    assert sorted(each.cpus for each in ready().draw(0, devices, 0.6, 1)) == [0.2, 1.0, 1.0]
+    for number in range(9):
+        levels = Counter(each.cpus for each in ready().draw(number, [*devices, view("e", 10, 0.2)], 0.5, 1))
+        assert sorted(levels.values()) == [1, 2]
+    assert ready().draw(0, devices, 1.0, 1) == devices
+
+
+def test_fedavg_draws_the_same_devices_where_it_is_told_so() -> None:
+    devices = [view(f"d{level}-{number:02}", 10, level) for level in LEVELS for number in range(20)]
+    assert make_method("fedavg", draw="levels").draw(3, devices, 0.1, 7) == ready().draw(3, devices, 0.1, 7)

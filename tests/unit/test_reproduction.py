@@ -9,6 +9,7 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
+from orchestrator.cli.reproduced import with_deadline
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.reproduction import jobs, load_reproduction, merged
 
@@ -85,3 +86,18 @@ def test_a_named_thing_replaces_another_whole() -> None:
 def test_a_mistake_in_a_table_is_named(tmp_path: Path, find: str, put: str, names: str) -> None:
     with pytest.raises(UsageError, match=names.replace("`", ".")):
         load_reproduction(write(tmp_path, SMALL.replace(find, put)))
+
+
+def test_a_deadline_is_that_of_another_row(tmp_path: Path) -> None:
+    """FedPMT's table III: rows with a deadline are given the rounds without one that it is measured in."""
+    text = SMALL.replace("hard: {target: 0.7}", "hard: {target: 0.7, deadline_of: b}")
+    path = write(tmp_path, text)
+    found = {(job.row, job.columns): job for job in jobs(load_reproduction(path), path, full=False, seeds=[4])}
+    assert found["a", ("easy",)].probe is None
+    probe = found["a", ("hard",)].probe
+    assert probe is not None
+    assert (probe.training.rounds, probe.training.epochs, probe.training.seed) == (3, 2, 4)
+    assert probe.training.deadline_s is None
+    assert with_deadline(found["a", ("hard",)].experiment, 26.4).training.deadline_s == 26.5
+    with pytest.raises(UsageError, match="deadline_of: 'z'"):
+        load_reproduction(write(tmp_path, text.replace("deadline_of: b", "deadline_of: z")))
