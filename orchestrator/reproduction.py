@@ -64,8 +64,8 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One run that the table needs: `columns` are those it serves. `probe`, where the columns have a `deadline_of`: a few
-    rounds of that row without a deadline, whose longest is the deadline of this run."""
+    """One run that the table needs: `columns` are those it serves. `probe`, where the columns have a `deadline_of`: a
+    few rounds of that row without a deadline, whose longest is the deadline of this run."""
 
     row: str
     columns: tuple[str, ...]

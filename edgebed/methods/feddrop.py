@@ -1,9 +1,10 @@
 """FedDrop: every device trains a random sub-model that fits it (Wen, Jeon and Huang 2022; methods.md §3). Pure.
 
-Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer and
-of the filters of every convolution, and cuts the sub-model out; the updates are averaged per coordinate over the
-devices that had it. The fraction is such that its cost matches the device (`edgebed.methods.fitting`): the FedPMT paper
-compares both methods at the same cost per device (table II), but drops fully connected layers alone.
+Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer, and
+cuts the sub-model out; the updates are averaged per coordinate over the devices that had it. Convolutions stay whole,
+as in the experiments of the FedPMT paper (table II), unless `layers` is `all` or the model has no hidden fully connected
+layer **[ours]**. The fraction is such that its cost matches the device (`edgebed.methods.fitting`), as table II matches
+the cost of both methods per device.
 
 Nothing is scaled for what was dropped, neither on the device nor in the full model **[ours]**. A device drops the same
 channels in all batches of a round, as in the paper.
@@ -12,17 +13,18 @@ channels in all batches of a round, as in the paper.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
+from torch import nn
 
-from edgebed.methods.base import DeviceView, Outcome, Schedule
+from edgebed.methods.base import DeviceView, Draw, Outcome, Schedule
 from edgebed.methods.fitting import Powers, fit
 from edgebed.methods.merging import Aggregate
 from edgebed.methods.submodels import Share, SubModels
 from edgebed.models.staged import Weights
-from edgebed.models.width import Keep, random_keep
+from edgebed.models.width import Groups, Keep, random_keep
 from edgebed.wire.messages import Assignment
 
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
@@ -30,18 +32,28 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
 class FedDrop(SubModels):
     name = "feddrop"
-    variants = ({"widths": [0.5, 1.0], "levels": [0.3, 1.0]},)
+    variants = ({"widths": [0.5, 1.0], "levels": [0.3, 1.0], "layers": "all"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-        """`widths`: fractions to choose from; `levels`: the share of the fastest device's CPUs that each asks for;
-        `deadline_s`: what fractions are picked to keep."""
+        """`widths`: fractions to choose from; `layers`: leave neurons of hidden fully connected layers out, or filters
+        of convolutions as well; `levels`: the share of the fastest device's CPUs that each fraction asks for;
+        `deadline_s`: what fractions are picked to keep; `draw`: a round's devices at random, or equally many of every
+        compute level, as FedPMT's."""
 
         widths: tuple[Share, ...] = TENTHS
+        layers: Literal["fc", "all"] = "fc"
         levels: tuple[Share, ...] = ()
         deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+        draw: Draw = "random"
         aggregate: Aggregate = "samples"
 
     options: Options
+
+    def narrowed(self, groups: Groups) -> Groups:
+        """Hidden fully connected layers alone, where the model has some and `layers` does not say all."""
+        model = self.context.model
+        hidden = {name: group for name, group in groups.items() if isinstance(model.get_submodule(name), nn.Linear)}
+        return hidden if hidden and self.options.layers == "fc" else groups
 
     def fit_widths(self, devices: Sequence[DeviceView], schedule: Schedule) -> tuple[dict[str, int], dict[str, float]]:
         fitted = fit(

@@ -52,7 +52,7 @@ Cut = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class GroupHalf(ServerHalf):
-    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, lines 12-23)."""
+    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, 12-23)."""
 
     def __init__(
         self, model: StagedModel, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device

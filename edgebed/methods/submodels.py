@@ -26,7 +26,7 @@ from edgebed.methods.base import (
 from edgebed.methods.fitting import Powers, checked_levels
 from edgebed.methods.stage_costs import size_bytes, width_costs
 from edgebed.models.staged import Weights
-from edgebed.models.width import Keep, ordered_keep, scatter_mean, slice_weights, width_groups
+from edgebed.models.width import Groups, Keep, ordered_keep, scatter_mean, slice_weights, width_groups
 from edgebed.wire.messages import Assignment
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -39,10 +39,14 @@ class SubModels(Method):
         super().setup(context)
         self.widths = checked_widths(self.options.widths)
         self.levels = checked_levels(self.options.levels, len(self.widths))
-        self.groups = width_groups(context.model)
+        self.groups = self.narrowed(width_groups(context.model))
         self.costs = width_costs(context.model, self.groups, self.widths)
         self.traffic = self._traffic()
         self.powers = Powers()
+
+    def narrowed(self, groups: Groups) -> Groups:
+        """The groups of channels that sub-models leave some out of: by default all of the model's."""
+        return groups
 
     def _traffic(self) -> list[int]:
         """Bytes of a round by width: the narrow model down and up."""

@@ -84,13 +84,13 @@ def measure(
 
 def longest_round_s(folder: Path) -> float:
     """Seconds of the longest round of a run."""
-    elapsed = load_summary(folder)["elapsed_s"]
+    elapsed: list[float] = load_summary(folder)["elapsed_s"]
     return max(after - before for before, after in pairwise([0.0, *elapsed]))
 
 
 def with_deadline(experiment: Experiment, longest_s: float) -> Experiment:
-    """The experiment with the deadline that a device of `longest_s` just keeps: a little more, as FedPMT's paper has 26.5
-    s for 26.4 s, to five digits, so that equal measurements make equal experiments."""
+    """The experiment with the deadline that a device of `longest_s` just keeps: a little more, as FedPMT's paper has
+    26.5 s for 26.4 s; to five digits, so that equal measurements make equal experiments."""
     deadline_s = float(f"{longest_s * 26.5 / 26.4:.5g}")
     training = msgspec.structs.replace(experiment.training, deadline_s=deadline_s)
     return msgspec.structs.replace(experiment, training=training)

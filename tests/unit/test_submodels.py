@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import Contribution, Outcome, Plan
+from edgebed.methods.base import METHODS, Context, Contribution, Outcome, Plan
 from edgebed.methods.heterofl import window
 from edgebed.methods.stage_costs import stage_flops, width_costs
 from edgebed.methods.submodels import SubModels
+from edgebed.models.staged import MODELS, StagedModel
 from edgebed.models.width import Group, kept_size, narrow_model, ordered_keep, width_groups
 from edgebed.wire.messages import Report
 from tests.contract.rounds import SCHEDULE, WIDTHS, make_method, play, small_model, view
@@ -105,6 +106,39 @@ def test_feddrop_draws_anew_for_every_device_and_round() -> None:
     draws = [plan(method, fleet, round).assignments[d].keep for round in range(4) for d in ("b", "c")]
     assert len({str(keep) for keep in draws}) > 4
     assert plan(method, fleet, 2).assignments["b"].keep == draws[4]
+
+
+def feddrop_on(model: StagedModel, **options: object) -> SubModels:
+    method = METHODS.create({"name": "feddrop", "widths": [0.1, 1.0], "levels": [0.1, 1.0], **options})
+    method.setup(Context({"name": "cnn"}, model, {}, server_slots=1))
+    assert isinstance(method, SubModels)
+    return method
+
+
+def test_feddrop_keeps_convolutions_whole_as_table_2_does() -> None:
+    """CNN-CIFAR10: 500 and 300 hidden neurons, convolutions of 16 and 32 filters."""
+    model = MODELS.create({"name": "cnn-cifar10"}).build((3, 32, 32), 10)
+    fleet = {"fast": 1.0, "slow": 0.1}
+    keep = plan(feddrop_on(model), fleet).assignments["slow"].keep
+    assert {name: len(kept) for name, kept in keep.items()} == {"fc1.fc": 50, "fc2.fc": 30}
+    narrow = narrow_model(model, keep)
+    assert narrow.get_submodule("conv2.conv").weight.shape == (32, 16, 5, 5)
+    assert narrow.get_submodule("fc1.fc").weight.shape == (50, 800)
+    everything = plan(feddrop_on(model, layers="all"), fleet).assignments["slow"].keep
+    assert {name: len(kept) for name, kept in everything.items()} == {
+        "conv1.conv": 2,
+        "conv2.conv": 3,
+        "fc1.fc": 50,
+        "fc2.fc": 30,
+    }
+
+
+def test_feddrop_narrows_convolutions_where_there_is_no_hidden_fully_connected_layer() -> None:
+    assert plan(feddrop_on(small_model()), {"fast": 1.0, "slow": 0.1}).assignments["slow"].keep.keys() == {
+        "md1.conv",
+        "md2.conv",
+        "md3.conv",
+    }
 
 
 def test_heterofl_takes_the_first_channels_and_fedrolex_a_window_that_moves() -> None:
