@@ -2,8 +2,8 @@
 
 Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer, and
 cuts the sub-model out; the updates are averaged per coordinate over the devices that had it. Convolutions stay whole,
-as in the experiments of the FedPMT paper (table II), unless `layers` is `all` or the model has no hidden fully connected
-layer **[ours]**. The fraction is such that its cost matches the device (`edgebed.methods.fitting`), as table II matches
+as in the experiments of the FedPMT paper (table II), unless `layers` is `all` or the model has no hidden layer of that
+kind **[ours]**. The fraction is such that its cost matches the device (`edgebed.methods.fitting`), as table II matches
 the cost of both methods per device.
 
 Nothing is scaled for what was dropped, neither on the device nor in the full model **[ours]**. A device drops the same
