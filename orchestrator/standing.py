@@ -216,15 +216,15 @@ class Standing:
         return [name for name in self.names if name in self._ready and name in present]
 
     def _view(self, name: str) -> DeviceView:
-        limits = self.limits[name]
+        limits, labels = self.limits[name], self._labels_of(name)
         return DeviceView(
             name=name,
-            samples=sum(self._labels_of(name)),
+            samples=sum(labels),
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
             memory_bytes=limits.memory_mib * 2**20,
-            labels=presence.labels if presence else (),
+            labels=tuple(labels),
         )
 
     async def probe(self, device: str, probe: Probe) -> ProbeResult:
