@@ -141,7 +141,8 @@ class Trainer:
 
     def _schedule(self, assignment: Assignment, io: TaskIO) -> Iterator[Batch]:
         epochs = assignment.steps or assignment.epochs  # an epoch has one step at least
-        batches = self._shard.batches(assignment.batch_size, epochs, assignment.max_batches, assignment.seed)
+        how = (assignment.max_batches, assignment.seed, assignment.augment)
+        batches = self._shard.batches(assignment.batch_size, epochs, *how)
         for batch in islice(batches, assignment.steps or None):
             io.check()
             yield batch

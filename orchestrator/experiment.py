@@ -15,7 +15,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.typed import shown
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
 from orchestrator.yaml_file import Document, load_yaml
 
@@ -40,6 +40,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     epochs: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     max_batches: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     optimizer: Optimizer = Optimizer()
+    augment: Augment = Augment()  # of the devices' samples
     plateau: Plateau | None = Plateau()
     cosine: bool = False  # anneal lr along a cosine over the rounds; the plateau rule is then off
     codec: Codec = Codec()

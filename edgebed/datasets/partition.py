@@ -28,6 +28,8 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     kind: str = "iid"
     alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.5  # of dirichlet
+    cap: bool = False  # of dirichlet: a device that has its equal share gets no more (FedML)
+    counts: list[list[Annotated[int, msgspec.Meta(ge=0)]]] = []  # of counts: a device's samples of each class
     classes: Annotated[int, msgspec.Meta(ge=1)] = 2  # of classes: how many a device has
     layers: list[int | list[str]] = []  # of layers: how many devices, or which, from the leaves to the root
     shares: Literal["equal", "biased", "highly_biased"] | list[Annotated[float, msgspec.Meta(gt=0)]] = "equal"
@@ -53,9 +55,15 @@ def iid(labels: Labels, devices: int, seed: int, min_samples: int = LEAST) -> li
     return [np.sort(part) for part in np.array_split(order, devices)]
 
 
-def dirichlet(labels: Labels, devices: int, alpha: float, seed: int, min_samples: int = LEAST) -> list[Indices]:
+def dirichlet(
+    labels: Labels, devices: int, alpha: float, seed: int, min_samples: int = LEAST, *, cap: bool = False
+) -> list[Indices]:
     """Label skew: each class is shared out in proportions drawn from Dirichlet(alpha), all drawn anew until every
     device has `min_samples` **[ours]**. Smaller alpha, stronger skew. Every sample goes to exactly one device.
+
+    Args:
+        cap: a device that has its equal share of all samples already gets nothing of the classes that follow, as in
+            FedML and the code of DTFL. So shards are of similar size: N / devices plus one class's samples at most.
 
     Raises:
         UsageError: there are too few samples, or no draw leaves every device enough.
@@ -64,7 +72,7 @@ def dirichlet(labels: Labels, devices: int, alpha: float, seed: int, min_samples
     _check(len(y), devices, min_samples)
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):
-        shares = _draw(y, devices, alpha, rng)
+        shares = _draw(y, devices, alpha, rng, cap)
         if min(len(share) for share in shares) >= min_samples:
             return shares
     raise UsageError(
@@ -145,6 +153,34 @@ def by_writer(writers: Labels, devices: int, seed: int) -> list[Indices]:
     return shares
 
 
+def by_counts(labels: Labels, counts: Sequence[Sequence[int]], seed: int) -> list[Indices]:
+    """So many samples of each class on each device, drawn at random; what is left over is not used.
+
+    Args:
+        counts: by device, by class from 0.
+
+    Raises:
+        UsageError: rows of unequal length or not one entry per class, more of a class than there are, a device with too
+            few.
+    """
+    y = np.asarray(labels)
+    classes = int(y.max()) + 1
+    if wrong := [f"{len(row)} counts for device {place}" for place, row in enumerate(counts, 1) if len(row) != classes]:
+        raise UsageError(f"{wrong[0]} and {classes} classes", cure=f"give {classes} numbers per device, 0 for none")
+    wanted = np.asarray(counts, dtype=np.int64)
+    there = np.bincount(y, minlength=classes)
+    if (label := int((wanted.sum(0) - there).argmax())) >= 0 and wanted[:, label].sum() > there[label]:
+        raise UsageError(
+            f"counts ask for {wanted[:, label].sum()} samples of class {label}, there are {there[label]}",
+            cure="lower the counts of that class, or use more samples",
+        )
+    if (least := int(wanted.sum(1).min())) < LEAST:
+        raise UsageError(f"counts leave a device with {least} samples", cure=f"give every device {LEAST} at least")
+    rng = np.random.default_rng(seed)
+    rows = [np.split(rng.permutation(np.flatnonzero(y == k)), np.cumsum(wanted[:, k])) for k in range(classes)]
+    return [np.sort(np.concatenate([pieces[device] for pieces in rows])) for device in range(len(wanted))]
+
+
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +196,15 @@ def _layers(samples: Samples, wanted: Partition) -> list[Indices]:
     return [found[device] for device in samples.devices]
 
 
+def _counts(samples: Samples, wanted: Partition) -> list[Indices]:
+    if len(wanted.counts) != len(samples.devices):
+        raise UsageError(
+            f"partition.counts has {len(wanted.counts)} rows for {len(samples.devices)} devices",
+            cure="give one row per device, in the fleet's order",
+        )
+    return by_counts(samples.labels, wanted.counts, samples.seed)
+
+
 def _writer(samples: Samples, _: Partition) -> list[Indices]:
     if samples.writers is None:
         raise UsageError("this data set does not say who wrote a sample", cure="use the data set femnist")
@@ -168,7 +213,8 @@ def _writer(samples: Samples, _: Partition) -> list[Indices]:
 
 PARTITIONS: dict[str, Callable[[Samples, Partition], list[Indices]]] = {
     "classes": lambda s, wanted: by_classes(s.labels, len(s.devices), wanted.classes, s.seed),
-    "dirichlet": lambda s, wanted: dirichlet(s.labels, len(s.devices), wanted.alpha, s.seed),
+    "counts": _counts,
+    "dirichlet": lambda s, wanted: dirichlet(s.labels, len(s.devices), wanted.alpha, s.seed, cap=wanted.cap),
     "iid": lambda s, _: iid(s.labels, len(s.devices), s.seed),
     "layers": _layers,
     "writer": _writer,
@@ -187,14 +233,28 @@ def partition(samples: Samples, wanted: Partition) -> list[Indices]:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _draw(y: Indices, devices: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def _draw(y: Indices, devices: int, alpha: float, rng: np.random.Generator, cap: bool) -> list[Indices]:
     parts: list[list[Indices]] = [[] for _ in range(devices)]
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
-        cuts = (np.cumsum(rng.dirichlet([alpha] * devices))[:-1] * len(rows)).round().astype(np.int64)
+        proportions = rng.dirichlet([alpha] * devices)
+        if cap:
+            sizes = np.array([sum(map(len, part)) for part in parts])
+            proportions = _rest(proportions, sizes < len(y) / devices)
+        cuts = (np.cumsum(proportions)[:-1] * len(rows)).round().astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _rest(proportions: NDArray[np.float64], open: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The proportions of the devices that are open, made to add up to 1; equal where those are all zero (a small alpha
+    gives so small ones)."""
+    left = np.where(open, proportions, 0.0)
+    if not left.any():
+        left = open.astype(np.float64)
+    rest: NDArray[np.float64] = left / left.sum()
+    return rest
 
 
 def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:

@@ -18,12 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from edgebed.datasets.augment import cropped, cut_out, draws
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Privacy
+from edgebed.wire.messages import Augment, Privacy
 
 VERSION = 2
 MOST_CLASSES = 1_000_000
 NOTHING_HIDDEN = Privacy()
+UNCHANGED = Augment()
 
 
 class About(msgspec.Struct, frozen=True):
@@ -59,7 +61,9 @@ class Shard:
         self.privacy = about.privacy
         self._mean, self._std = about.mean, about.std
 
-    def batches(self, batch_size: int, epochs: int, max_batches: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, batch_size: int, epochs: int, max_batches: int, seed: int, augment: Augment = UNCHANGED
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """x (B, C, H, W) float32, normalised, and y (B,) int64, shuffled anew each epoch by `seed`.
 
         Args:
@@ -67,9 +71,17 @@ class Shard:
         """
         for epoch in range(epochs):
             order = shuffled(self.samples, seed, epoch)
+            drawn = draws(self.samples, seed, epoch) if augment != UNCHANGED else None
             for start, stop in batch_bounds(self.samples, batch_size, max_batches):
                 rows = order[start:stop]
-                yield normalise(self.x[rows], self._mean, self._std), self.y[rows]
+                yield self._samples(rows, None if drawn is None else drawn[rows], augment), self.y[rows]
+
+    def _samples(self, rows: Tensor, drawn: Tensor | None, augment: Augment) -> Tensor:
+        x = self.x[rows]
+        if drawn is not None and (augment.crop or augment.flip):
+            x = cropped(x, drawn, augment)
+        x = normalise(x, self._mean, self._std)
+        return cut_out(x, drawn, augment) if drawn is not None and augment.cutout else x
 
     def singles(self, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """`count` samples one by one, x (1, C, H, W) and y (1,): `single_rows`."""

@@ -23,7 +23,7 @@ from edgebed.methods.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
+from edgebed.wire.messages import Assignment, Augment, Codec, Optimizer, Report
 
 # ---- what a plan is made from ----
 
@@ -37,6 +37,7 @@ class Schedule(msgspec.Struct, frozen=True):
     optimizer: Optimizer  # lr as the plateau rule has it now
     codec: Codec
     seed: int  # of the run; an assignment's seed is derived with `assignment_seed`
+    augment: Augment = Augment()
 
 
 class DeviceView(msgspec.Struct, frozen=True):
@@ -391,6 +392,7 @@ def assign(
         codec=schedule.codec,
         seed=assignment_seed(schedule.seed, device.name, round),
         options=options or {},
+        augment=schedule.augment,
         hold=hold,
     )
 

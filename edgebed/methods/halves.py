@@ -30,7 +30,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch
     if not chosen:
         raise UsageError("there are no parameters to train", cure="choose a cut or train_from with trainable stages")
     if spec.name == "adam":
-        return torch.optim.Adam(chosen, lr=spec.lr, weight_decay=spec.weight_decay)
+        return torch.optim.Adam(chosen, lr=spec.lr, weight_decay=spec.weight_decay, amsgrad=spec.amsgrad)
     if spec.name == "sgd":
         return torch.optim.SGD(chosen, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     raise UsageError(f"there is no optimizer {spec.name!r}", cure="choose adam or sgd")

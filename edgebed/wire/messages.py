@@ -21,6 +21,20 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lr: Annotated[float, msgspec.Meta(gt=0)] = 0.001
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    amsgrad: bool = False  # of adam: divide by the greatest second moment so far
+
+    def __post_init__(self) -> None:
+        if self.amsgrad and self.name != "adam":
+            raise ValueError(f"amsgrad with {self.name}: it is an option of adam; set name: adam or leave it out")
+
+
+class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device does to its training samples, anew in each epoch (`edgebed.datasets.augment`); nothing by
+    default."""
+
+    crop: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0  # pixels a sample is moved by at most, each way
+    flip: bool = False  # left to right, with chance a half
+    cutout: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0  # side of a square that is blanked
 
 
 class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +92,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: float = 0.0  # the device's quota, as it knows it
     arrivals: Arrivals | None = None
     slots: int = 0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy
+    augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs
 

@@ -205,7 +205,7 @@ class Loop:
     def _schedule(self, lr: float) -> Schedule:
         t = self.training
         optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
-        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed)
+        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed, t.augment)
 
     async def keep(self, number: int, weights: Weights, progress: Progress) -> None:
         """Save a checkpoint."""

@@ -33,7 +33,8 @@ class Execution(Protocol):
 def batches_of(shard: Shard, assignment: Assignment) -> Iterator[Batch]:
     """The batches of a task, as `edge_agent.training` draws them: an epoch has one step at least."""
     epochs = assignment.steps or assignment.epochs
-    batches = shard.batches(assignment.batch_size, epochs, assignment.max_batches, assignment.seed)
+    how = (assignment.max_batches, assignment.seed, assignment.augment)
+    batches = shard.batches(assignment.batch_size, epochs, *how)
     return islice(batches, assignment.steps or None)
 
 

@@ -13,8 +13,9 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import msgspec
@@ -81,6 +82,8 @@ def _show(summary: Mapping[str, Any]) -> None:
         _line(name, each, f"cuts {_counted(summary['cut'][name][1:])}")
     every = [pair for each in pairs.values() for pair in each]
     _line("all assignments", every, "")
+    moved = [a != b for cuts in summary["cut"].values() for a, b in pairwise(cuts[1:])]
+    figure("share of assignments with another cut than the round before", mean(moved))
     rounds = [[each[number] for each in pairs.values()] for number in range(min(map(len, pairs.values())))]
     _line("the plan", [(max(p for p, _ in each), max(t for _, t in each)) for each in rounds], "")
     off = sorted(max(p / t, t / p) for p, t in every)
@@ -98,7 +101,8 @@ def _pairs(predicted: Sequence[float | None], taken: Sequence[float | None]) -> 
 def _line(what: str, pairs: Sequence[Pair], note: str) -> None:
     shares = [p / t for p, t in pairs]
     figure(f"predicted ÷ taken, {what}: median of {len(shares)}", median(shares), note=note)
-    figure(f"predicted ÷ taken, {what}: 90th percentile", percentile(shares, 0.9))
+    for share in (0.1, 0.9):
+        figure(f"predicted ÷ taken, {what}: {share * 100:.0f}th percentile", percentile(shares, share))
 
 
 def _counted(cuts: Sequence[int | None]) -> str:

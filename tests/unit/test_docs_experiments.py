@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.messages import Augment, Codec, Optimizer
 from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training, convert
 from orchestrator.fleet import profile
 
@@ -28,12 +28,19 @@ STRUCTS = [
     (PrivacySection, "privacy."),
     (Optimizer, "optimizer."),
     (Codec, "codec."),
+    (Augment, "augment."),
     (Environment, ""),
     (profile._FleetFile, ""),
     (profile._Entry, "devices[]."),
     (profile._ProfileFile, ""),
 ]
-INNER = {"partition", "optimizer", "codec", "devices"}  # "devices" of a fleet; those of privacy stand by hand
+INNER = {
+    "partition",
+    "optimizer",
+    "codec",
+    "augment",
+    "devices",
+}  # "devices" of a fleet; those of privacy stand by hand
 
 
 def fields() -> list[tuple[str, object]]:

@@ -54,7 +54,8 @@ DEVICES = ["a", "b", "c", "d"]
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
 def test_the_seed_decides_and_every_sample_lands_once(kind: str) -> None:
     labels, writers = np.arange(300) % 10, np.arange(300) // 12
-    wanted = Partition(kind=kind, classes=3, layers=[["d"], 2, ["b"]], shares=[1, 2, 3])
+    counts = [[7] * 10, [7] * 10, [8] * 10, [8] * 10]
+    wanted = Partition(kind=kind, classes=3, counts=counts, layers=[["d"], 2, ["b"]], shares=[1, 2, 3])
     first, again, other = (partition(Samples(labels, DEVICES, seed, writers), wanted) for seed in (1, 1, 2))
     assert len(first) == 4
     whole(first, 300)
@@ -84,6 +85,60 @@ def test_dirichlet_half_looks_like_table_7_of_the_paper() -> None:
     assert counts.max() > 1500
 
 
+TABLE_7 = [
+    [372, 2398, 518, 2, 1036, 641, 210, 0, 0, 0],
+    [191, 84, 77, 1008, 917, 305, 0, 263, 1295, 736],
+    [23, 362, 1281, 40, 358, 1011, 123, 451, 316, 284],
+    [97, 1032, 289, 185, 670, 0, 178, 84, 1048, 1467],
+    [40, 130, 1209, 186, 5, 57, 3307, 1176, 0, 0],
+    [1639, 0, 296, 121, 68, 717, 403, 372, 1932, 0],
+    [1, 866, 60, 101, 451, 598, 120, 83, 323, 2316],
+    [1307, 15, 428, 0, 290, 2, 356, 1448, 50, 192],
+    [849, 0, 88, 910, 1187, 1414, 24, 229, 36, 4],
+    [481, 113, 754, 2447, 18, 225, 279, 894, 0, 1],
+]
+"""Of the DTFL paper: samples per class of its ten clients."""
+
+
+def test_with_the_cap_shards_are_as_alike_in_size_as_in_table_7() -> None:
+    """The paper's ten clients have 4,088 to 6,110 samples. Without the cap the largest of ten has far more."""
+    labels = np.arange(50_000) % 10
+    largest = {cap: [max(map(len, dirichlet(labels, 10, 0.5, s, cap=cap))) for s in range(20)] for cap in (False, True)}
+    assert np.median(largest[True]) < 7000 < np.median(largest[False])
+    whole(dirichlet(labels, 10, 0.5, 0, cap=True), 50_000)
+
+
+@given(labels=LABELS, devices=st.integers(1, 8), alpha=st.floats(0.5, 100), seed=SEED)
+def test_with_the_cap_nobody_has_more_than_an_equal_share_and_one_class(
+    labels: list[int], devices: int, alpha: float, seed: int
+) -> None:
+    shares = dirichlet(labels, devices, alpha, seed, cap=True)
+    whole(shares, len(labels))
+    assert max(map(len, shares)) < len(labels) / devices + np.bincount(labels).max() + 1
+
+
+def test_counts_give_table_7_itself() -> None:
+    labels = np.arange(50_000) % 10
+    shares = partition(Samples(labels, [f"d{n}" for n in range(10)], 1), Partition(kind="counts", counts=TABLE_7))
+    assert [np.bincount(labels[share], minlength=10).tolist() for share in shares] == TABLE_7
+    assert len(np.unique(np.concatenate(shares))) == sum(map(sum, TABLE_7))
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([[10] * 10], "1 rows for 2 devices"),
+        ([[10] * 10, [10] * 9], "9 counts for device 2 and 10 classes"),
+        ([[10] * 10, [0] * 8 + [21, 20]], "31 samples of class 8, there are 30"),
+        ([[10] * 10, [1] + [0] * 9], "leave a device with 1 samples"),
+        ([], "0 rows for 2 devices"),
+    ],
+)
+def test_counts_that_cannot_be_had_are_refused(counts: list[list[int]], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        partition(Samples(np.arange(300) % 10, ["a", "b"], 1), Partition(kind="counts", counts=counts))
+
+
 def test_many_devices_at_the_papers_skew_are_still_served() -> None:
     whole(dirichlet(np.arange(50_000) % 10, 200, 0.5, 0), 50_000)
     whole(dirichlet(np.arange(50_000) % 10, 100, 0.1, 0), 50_000)
@@ -99,7 +154,7 @@ def test_what_cannot_be_had_is_refused_with_a_cure() -> None:
     assert "larger alpha" in caught.value.cure
     with pytest.raises(UsageError, match="no partition 'pathological'") as caught:
         partition(Samples(np.zeros(5, dtype=np.int64), ["a"], 0), Partition(kind="pathological"))
-    assert "classes, dirichlet, iid, layers, writer" in caught.value.cure
+    assert "classes, counts, dirichlet, iid, layers, writer" in caught.value.cure
 
 
 # ---- so many classes per device --------------------------------------------------------------------------------------
