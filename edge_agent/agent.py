@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -187,12 +188,20 @@ class Agent:
                 self.phases.seen(upto)
             case Probe():
                 self._probe(message)
-            case Shutdown():
-                self._stop.set()
+            case Shutdown(why, incarnation) if incarnation in ("", self._incarnation):
+                self._end(why if incarnation else "")
             case _:
                 pass
 
+    def _end(self, refused: str) -> None:
+        """Stop; `refused` tells why the orchestrator does not want this agent."""
+        if refused:
+            print(f"edgebed-agent: {refused}", file=sys.stderr)
+        self._stop.set()
+
     def _configure(self, wanted: Configure) -> None:
+        if wanted.incarnation not in ("", self._incarnation):
+            return
         if wanted.seq > self._configured:
             self._configured = wanted.seq
             self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s

@@ -21,6 +21,7 @@ def host_facts() -> dict[str, str]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "system": platform.system(),
+        "hostname": platform.node(),
         "pid": str(os.getpid()),
     }
 

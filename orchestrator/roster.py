@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,6 +31,9 @@ from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, De
 REPEAT_S = 1.0
 """Configure and Probe are repeated so often until they are answered."""
 
+RIVAL_BEATS = 3
+"""A second agent with a device's name becomes that device after so many of its heartbeats without one of the first."""
+
 Say = Callable[[str, Control], None]
 
 
@@ -46,6 +50,9 @@ class Device:
         self.offset_ns = 0  # its clock less ours
         self.configure: Configure | None = None
         self.hopeless = ""  # why it will not come, when that is known
+        self.rival: Presence | None = None  # another agent that uses this device's name
+        self.rival_beats = 0  # heartbeats of the rival since the last one of this device
+        self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to end
         self.changed = asyncio.Event()  # set at every message; waiters clear it
 
 
@@ -133,13 +140,20 @@ class Roster:
             )
             self._record(Fault(time.monotonic_ns(), device.name, why))
             return
-        if device.online and message.incarnation == device.incarnation:
+        if device.online:
+            if message.incarnation not in (device.incarnation, *device.sent_away):
+                device.rival, device.rival_beats = message, 0
             return
+        self._admit(device, message)
+
+    def _admit(self, device: Device, message: Presence) -> None:
+        """From now on this agent is the device."""
         again = bool(device.incarnation)
         restarted = again and message.incarnation != device.incarnation
         if message.incarnation != device.incarnation:
             device.phases_upto, device.status = 0, None
         device.incarnation, device.online, device.presence = message.incarnation, True, message
+        device.rival = None
         self._record(DeviceJoined(time.monotonic_ns(), device.name, message.incarnation, again, message.host))
         self._tell(Joined(device.name, again, restarted))
 
@@ -156,9 +170,34 @@ class Roster:
             self._record(DeviceLeft(time.monotonic_ns(), name, why))
             self._tell(Left(name, why))
 
+    def _foreign_beat(self, device: Device, incarnation: str) -> None:
+        """A heartbeat of another agent than the device's. It takes the device's place if the first one is silent (a
+        board that was started again before anybody noticed its end)."""
+        if incarnation in device.sent_away:
+            self._say(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
+        elif device.rival is not None and device.rival.incarnation == incarnation:
+            device.rival_beats += 1
+            if device.rival_beats >= RIVAL_BEATS:
+                rival = device.rival
+                self.left(device.name, f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name")
+                self._admit(device, rival)
+
+    def _send_away(self, device: Device, rival: Presence) -> None:
+        """The first agent lives, so the second one with its name must end."""
+        why = f"two agents call themselves {device.name}: the one that joined later is sent away"
+        where = f"it runs on {rival.host.get('hostname', 'an unknown host')}, process {rival.host.get('pid', 'unknown')}"
+        self._record(Fault(time.monotonic_ns(), device.name, f"{why}; {where}"))
+        self._say(device.name, Shutdown(why, rival.incarnation))
+        device.sent_away.append(rival.incarnation)
+        device.rival = None
+
     def _status(self, device: Device, status: Status) -> None:
         if status.incarnation != device.incarnation:
+            self._foreign_beat(device, status.incarnation)
             return
+        if device.rival is not None:
+            self._send_away(device, device.rival)
+        device.rival_beats = 0
         if not device.online and device.presence is not None:
             # A last will reached us, but the device speaks: its connection was lost and is back.
             device.online = True
@@ -208,7 +247,7 @@ class Roster:
         """Send settings (their `seq` is set here) until the agent says that it has them."""
         device = self.devices[name]
         self._seq += 1
-        device.configure = wanted = msgspec.structs.replace(settings, seq=self._seq)
+        device.configure = wanted = msgspec.structs.replace(settings, seq=self._seq, incarnation=device.incarnation)
         deadline = time.monotonic() + timeout_s
         while device.status is None or device.status.configured < wanted.seq:
             if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from edgebed.errors import EdgebedError, FleetError, TransferRefused, UsageError
 from edgebed.link.base import Link
 from edgebed.link.transfer import Inbound, Port
 from edgebed.methods.base import DeviceView
-from edgebed.wire.messages import Configure, Header, Probe, ProbeResult
+from edgebed.wire.messages import Configure, Header, Probe, ProbeResult, Update
 from edgebed.wire.topics import Topics
 from orchestrator.broker import Broker
 from orchestrator.experiment import Environment
@@ -33,7 +33,7 @@ from orchestrator.rounds.seams import Driver
 PRESENCE = (DeviceJoined, DeviceLeft)
 
 RESTARTS = 5
-"""An agent that ended by itself so often is not started again."""
+"""An agent that ended by itself so often, without one finished task in between, is not started again."""
 
 
 class Standing:
@@ -274,7 +274,7 @@ class Standing:
     async def _restart(self, device: str, why: str) -> None:
         self._restarts[device] += 1
         if self._restarts[device] > RESTARTS:
-            what = f"its agent ended {RESTARTS + 1} times and is not started again: {why}"
+            what = f"its agent ended {RESTARTS + 1} times without a finished task and is not started again: {why}"
             self.record(Fault(time.monotonic_ns(), device, what))
             self.roster.give_up(device, what)
             return
@@ -295,6 +295,8 @@ class Standing:
         self.driver.admit(peer, header, size)
 
     async def deliver(self, inbound: Inbound) -> None:
+        if isinstance(inbound.header, Update):
+            self._restarts[inbound.peer] = 0
         if self.driver is not None:
             await self.driver.deliver(inbound)
 

@@ -105,6 +105,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
     `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
+    They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
     """
 
     seq: int
@@ -114,6 +115,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     cpus: float = 0.0
     uplink_bit_s: int = 0
     downlink_bit_s: int = 0
+    incarnation: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -145,7 +147,10 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the agent of that `incarnation`; without one, whichever agent of the device receives it."""
+
     why: str
+    incarnation: str = ""
 
 
 # ---- control, device -> orchestrator ---------------------------------------------------------------------------------

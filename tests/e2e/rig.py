@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 
 from orchestrator import session
+from orchestrator.broker import open_broker
 from orchestrator.calibration import Calibration
-from orchestrator.data import prepare_data
+from orchestrator.data import Prepared, prepare_data
 from orchestrator.experiment import Environment, Experiment, Training
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
@@ -85,6 +88,36 @@ class Rig:
 @contextlib.asynccontextmanager
 async def rig(folder: Path, wanted: Experiment, backend: str = "local") -> AsyncIterator[Rig]:
     """Start fleet and run. The calibration is left out: it has tests of its own."""
+    async with fleet_up(folder, wanted, backend) as fleet, fleet.run(wanted, folder) as run:
+        yield run
+
+
+class FleetUp:
+    """A standing fleet on which one run after the other can be started."""
+
+    def __init__(self, standing: Standing, prepared: Prepared, backend: str) -> None:
+        self.standing, self._prepared, self._backend = standing, prepared, backend
+
+    @contextlib.asynccontextmanager
+    async def run(self, wanted: Experiment, folder: Path) -> AsyncIterator[Rig]:
+        """A run in the background, with its records below `folder`."""
+        request = session.Request(wanted, folder / "experiment.yaml", folder / "runs", backend=self._backend)
+        watch = session.Watch(session.quiet)
+        run = session.run_methods(request, self.standing, self._prepared, Calibration((), True), watch)
+        work = asyncio.create_task(run)
+        try:
+            yield Rig(self.standing, request, work)
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await work
+
+
+@contextlib.asynccontextmanager
+async def fleet_up(
+    folder: Path, wanted: Experiment, backend: str = "local", broker: str = "mosquitto"
+) -> AsyncIterator[FleetUp]:
+    """Three devices with their limits on, for the data of `wanted`, over a broker of the given kind."""
     (folder / "small.yaml").write_text(SMALL)
     (folder / "wider.yaml").write_text(WIDER)
     path = folder / "fleet.yaml"
@@ -92,16 +125,10 @@ async def rig(folder: Path, wanted: Experiment, backend: str = "local") -> Async
     (folder / "shards").mkdir()
     spec = load_fleet(path)
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
-    request = session.Request(wanted, folder / "experiment.yaml", folder / "runs", backend=backend)
-    opening = session.standing_fleet(
-        spec, backend=backend, shards=prepared.shards, heartbeat_s=wanted.training.heartbeat_s
-    )
-    async with opening as standing:
-        run = session.run_methods(request, standing, prepared, Calibration((), True), session.Watch(session.quiet))
-        work = asyncio.create_task(run)
-        try:
-            yield Rig(standing, request, work)
-        finally:
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await work
+    heartbeat_s = wanted.training.heartbeat_s
+    only = functools.partial(open_broker, kinds=(broker,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "open_broker", only)
+        opening = session.standing_fleet(spec, backend=backend, shards=prepared.shards, heartbeat_s=heartbeat_s)
+        async with opening as standing:
+            yield FleetUp(standing, prepared, backend)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,3 +89,41 @@ async def test_a_run_in_containers_survives_a_killed_and_a_paused_one(tmp_path: 
             assert limits.held_uplink_bit_s == pytest.approx(limits.uplink_bit_s, rel=0.01)
             assert limits.held_downlink_bit_s == pytest.approx(limits.downlink_bit_s, rel=0.01)
     assert not made_by(engine, fleet)
+
+
+HOG = """
+import sys
+open("/proc/self/oom_score_adj", "w").write("-1000")
+open(sys.argv[1], "w").write("0")
+held = []
+while True:
+    held.append(bytearray(b"x") * (16 << 20))
+"""
+"""Joins the container's memory cgroup and fills it. The kernel spares it, and kills the agent beside it."""
+
+
+def memory_group(pid: int) -> Path:
+    """The file that takes processes into the memory cgroup of a process, cgroup v1 or v2."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = Path("/sys/fs/cgroup") / controllers
+            if (procs := root / path.lstrip("/") / "cgroup.procs").exists():
+                return procs
+    raise AssertionError(f"process {pid} has no memory cgroup")
+
+
+async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: Path, engine: Any) -> None:
+    async with rig(tmp_path, experiment(rounds=100), backend="docker") as run:
+        await uploads_in_a_new_round(run, "dev-3")
+        container = engine.containers.get(f"edgebed-{run.standing.fleet_id}-dev-3")
+        group = memory_group(int(container.attrs["State"]["Pid"]))
+        hog = subprocess.Popen([sys.executable, "-c", HOG, str(group)])
+        try:
+            ended = await lost_in_mid_round(run, "dev-3")
+        finally:
+            hog.kill()
+            hog.wait()
+        (out,) = [r for r in run.of(DeviceOut) if r.device == "dev-3"]
+        assert "out of memory" in out.why
+        await returns(run, "dev-3", ended)

@@ -1,31 +1,65 @@
-"""Faults in mid-round, on a real fleet: the run ends, nothing hangs, the records say what happened."""
+"""Faults in mid-round, on a real fleet and with each broker: the run ends, and the records say what happened.
+
+The tests of one broker share a standing fleet, as one run after the other does for a user: what a fault leaves behind
+would show in the next test.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from orchestrator.experiment import Experiment
 from orchestrator.records.types import (
     DeviceJoined,
     DeviceOut,
+    Fault,
     LimitsSet,
+    Record,
     RoundFinished,
     RunFinished,
     TaskSent,
     UploadReceived,
 )
-from tests.e2e.rig import Rig, experiment, rig
+from orchestrator.rounds.driver import RoundDriver
+from orchestrator.training.server import ServerTrainer
+from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up
 
-pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
+pytestmark = [pytest.mark.root, pytest.mark.mosquitto, pytest.mark.asyncio(loop_scope="module")]
+
+ALL = ("dev-1", "dev-2", "dev-3")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mosquitto", "embedded"])
+async def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetUp]:
+    folder = tmp_path_factory.mktemp(request.param)
+    async with fleet_up(folder, experiment(), broker=request.param) as standing:
+        yield standing
+
+
+def short(**training: Any) -> Experiment:
+    """Rounds of about half a second."""
+    return experiment(max_batches=16, **training)
 
 
 async def mid_round(run: Rig, device: str, round: int = 1) -> None:
     """Return when the device has sent features in the round."""
     await run.expect(UploadReceived, lambda r: r.device == device and r.round == round)
+
+
+async def back_in_a_round(run: Rig, device: str, after: Record) -> RoundFinished:
+    """The first round after a record into which the device's work was merged."""
+    return await run.expect(RoundFinished, lambda r: device in r.merged and r.at_ns > after.at_ns)
 
 
 def shell(pid: int, *command: str) -> None:
@@ -41,14 +75,24 @@ def interface(pid: int) -> str:
     return name
 
 
+@contextlib.contextmanager
+def link_down(pid: int) -> Iterator[None]:
+    name = interface(pid)
+    shell(pid, "ip", "link", "set", name, "down")
+    try:
+        yield
+    finally:
+        shell(pid, "ip", "link", "set", name, "up")
+
+
 async def finished(run: Rig) -> list[RoundFinished]:
     await run.finish()
     assert [end.why for end in run.of(RunFinished)] == ["rounds done"]
     return run.of(RoundFinished)
 
 
-async def test_a_killed_agent_costs_its_own_work_and_comes_back_limited(tmp_path: Path) -> None:
-    async with rig(tmp_path, experiment(rounds=6)) as run:
+async def test_a_killed_agent_costs_its_own_work_and_comes_back_limited(fleet: FleetUp, tmp_path: Path) -> None:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-2")
         os.kill(run.pid("dev-2"), signal.SIGKILL)
         out = await run.expect(DeviceOut, lambda r: r.device == "dev-2")
@@ -56,13 +100,12 @@ async def test_a_killed_agent_costs_its_own_work_and_comes_back_limited(tmp_path
         await run.expect(DeviceJoined, lambda r: r.device == "dev-2" and r.again)
         limits = await run.expect(LimitsSet, lambda r: r.device == "dev-2" and r.why == "rejoin")
         assert limits.held_cpus == pytest.approx(0.3, rel=0.01)
-        rounds = await finished(run)
-        assert rounds[1].merged == ("dev-1", "dev-3")
-        assert rounds[-1].merged == ("dev-1", "dev-2", "dev-3")
+        assert (await back_in_a_round(run, "dev-2", limits)).merged == ALL
+        assert run.of(RoundFinished)[1].merged == ("dev-1", "dev-3")
 
 
-async def test_a_frozen_agent_is_given_up_for_want_of_progress_and_comes_back(tmp_path: Path) -> None:
-    async with rig(tmp_path, experiment(rounds=8)) as run:
+async def test_a_frozen_agent_is_given_up_for_want_of_progress_and_comes_back(fleet: FleetUp, tmp_path: Path) -> None:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-1")
         pid = run.pid("dev-1")
         os.kill(pid, signal.SIGSTOP)
@@ -73,31 +116,136 @@ async def test_a_frozen_agent_is_given_up_for_want_of_progress_and_comes_back(tm
             await run.expect(RoundFinished, lambda r: r.round == 2)
         finally:
             os.kill(pid, signal.SIGCONT)
-        rounds = await finished(run)
+        await back_in_a_round(run, "dev-1", out)
+        rounds = run.of(RoundFinished)
         assert rounds[1].merged == rounds[2].merged == ("dev-2", "dev-3")
         assert "dev-1" not in {r.device for r in run.of(TaskSent) if r.round == 2}, "it is known to be away"
-        assert "dev-1" in rounds[-1].merged
 
 
-async def test_a_cut_link_costs_the_round_and_the_device_comes_back(tmp_path: Path) -> None:
-    async with rig(tmp_path, experiment(rounds=8)) as run:
+async def test_a_cut_link_costs_the_round_and_the_device_comes_back(fleet: FleetUp, tmp_path: Path) -> None:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-3")
-        pid = run.pid("dev-3")
-        name = interface(pid)
-        shell(pid, "ip", "link", "set", name, "down")
-        out = await run.expect(DeviceOut, lambda r: r.device == "dev-3")
+        with link_down(run.pid("dev-3")):
+            out = await run.expect(DeviceOut, lambda r: r.device == "dev-3")
         assert out.how == "lost"
-        shell(pid, "ip", "link", "set", name, "up")
-        await run.expect(DeviceJoined, lambda r: r.device == "dev-3" and r.again)
-        rounds = await finished(run)
-        assert "dev-3" not in rounds[1].merged
-        assert "dev-3" in rounds[-1].merged
+        joined = await run.expect(DeviceJoined, lambda r: r.device == "dev-3" and r.again and r.at_ns > out.at_ns)
+        await back_in_a_round(run, "dev-3", joined)
+        assert "dev-3" not in run.of(RoundFinished)[1].merged
 
 
-async def test_a_restarted_broker_costs_nobody_anything(tmp_path: Path) -> None:
-    async with rig(tmp_path, experiment(rounds=4, liveness_s=30.0)) as run:
+async def test_a_link_cut_while_uploads_queue_costs_one_round(
+    fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server half is slow, so that the device's uploads wait on both sides when its link goes down."""
+    slow_server_half(monkeypatch, "dev-3", 0.4)
+    full = watch_slots(monkeypatch, "dev-3")
+    async with fleet.run(short(rounds=100), tmp_path) as run:
+        async with asyncio.timeout(30):
+            await full.wait()
+        monkeypatch.undo()
+        with link_down(run.pid("dev-3")):
+            out = await run.expect(DeviceOut, lambda r: r.device == "dev-3")
+        assert (out.round, out.how) == (0, "lost")
+        await back_in_a_round(run, "dev-3", out)
+
+
+def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: float) -> None:
+    """Every step of the device's server half takes so much longer."""
+    submit = ServerTrainer.submit
+
+    async def slowed(self: ServerTrainer, who: str, batch: int, tensors: Any) -> Any:
+        if who == device:
+            await asyncio.sleep(seconds)
+        return await submit(self, who, batch, tensors)
+
+    monkeypatch.setattr(ServerTrainer, "submit", slowed)
+
+
+def watch_slots(monkeypatch: pytest.MonkeyPatch, device: str) -> asyncio.Event:
+    """Set when an upload of the device waits because those before it still wait for the server half."""
+    full, take = asyncio.Event(), RoundDriver._take_slot
+
+    async def watched(self: RoundDriver, work: Any) -> None:
+        if work.slots.locked() and work.task.id.split("/")[-2] == device:
+            full.set()
+        await take(self, work)
+
+    monkeypatch.setattr(RoundDriver, "_take_slot", watched)
+    return full
+
+
+async def test_a_restarted_broker_costs_nobody_anything(fleet: FleetUp, tmp_path: Path) -> None:
+    async with fleet.run(short(rounds=4, liveness_s=30.0), tmp_path) as run:
         await mid_round(run, "dev-1")
         await run.standing.broker.restart()
         rounds = await finished(run)
         assert not run.of(DeviceOut)
-        assert all(r.merged == ("dev-1", "dev-2", "dev-3") for r in rounds)
+        assert all(r.merged == ALL for r in rounds)
+
+
+async def test_a_second_agent_with_a_device_s_name_is_named_and_sent_away(fleet: FleetUp, tmp_path: Path) -> None:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
+        await mid_round(run, "dev-1")
+        rival = await second_agent(run, "dev-1")
+        try:
+            fault = await run.expect(Fault, lambda r: r.device == "dev-1" and "two agents call themselves" in r.what)
+            async with asyncio.timeout(30):
+                assert await rival.wait() == 0
+        finally:
+            if rival.returncode is None:
+                rival.kill()
+                await rival.wait()
+        assert f"process {rival.pid}" in fault.what
+        await back_in_a_round(run, "dev-1", fault)
+        assert not run.of(DeviceOut)
+        assert all(r.merged == ALL for r in run.of(RoundFinished))
+
+
+async def second_agent(run: Rig, device: str) -> asyncio.subprocess.Process:
+    """Another agent of the same device, as when somebody starts a board twice."""
+    standing = run.standing
+    broker = standing.broker
+    shard = next(run.request.path.parent.parent.glob(f"*/shards/{device}.safetensors"), None)
+    assert shard is not None
+    url = f"mqtt://{broker.username}:{broker.password}@127.0.0.1:{broker.port}"
+    arguments = ("--fleet", standing.fleet_id, "--device", device, "--shard", str(shard))
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge_agent", *arguments), env=os.environ | {"EDGEBED_BROKER": url}
+    )
+
+
+async def test_a_device_that_joins_late_works_from_then_on(
+    fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing = fleet.standing
+    gate = hold_restarts(monkeypatch, standing.fleet)
+    os.kill(standing_pid(fleet, "dev-2"), signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while "dev-2" in standing.roster.present():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    async with fleet.run(short(rounds=100), tmp_path) as run:
+        first = await run.expect(RoundFinished, lambda r: r.round == 0)
+        assert first.merged == ("dev-1", "dev-3")
+        gate.set()
+        limits = await run.expect(LimitsSet, lambda r: r.device == "dev-2" and r.why == "rejoin")
+        assert limits.held_cpus == pytest.approx(0.3, rel=0.01)
+        assert (await back_in_a_round(run, "dev-2", limits)).merged == ALL
+        assert not run.of(DeviceOut)
+
+
+def hold_restarts(monkeypatch: pytest.MonkeyPatch, backend: Any) -> asyncio.Event:
+    """The backend starts no agent again before the event is set."""
+    gate, restart = asyncio.Event(), backend.restart
+
+    async def held(device: str) -> None:
+        await gate.wait()
+        await restart(device)
+
+    monkeypatch.setattr(backend, "restart", held)
+    return gate
+
+
+def standing_pid(fleet: FleetUp, device: str) -> int:
+    presence = fleet.standing.roster.devices[device].presence
+    assert presence is not None
+    return int(presence.host["pid"])

@@ -19,10 +19,11 @@ from edgebed.wire.messages import (
     Presence,
     Probe,
     ProbeResult,
+    Shutdown,
     Status,
 )
 from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
-from orchestrator.roster import DeviceEvent, Joined, Left, Roster
+from orchestrator.roster import RIVAL_BEATS, DeviceEvent, Joined, Left, Roster
 
 
 class Desk:
@@ -84,6 +85,50 @@ def test_a_device_that_speaks_after_its_will_is_back() -> None:
     desk.roster.on_control("a", status())
     assert desk.roster.present() == ["a"]
     assert Joined("a", True, False) in desk.events
+
+
+def test_a_second_agent_with_a_device_s_name_is_sent_away_and_named() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence(incarnation="first"))
+    desk.roster.on_control("a", presence(incarnation="second"))
+    desk.roster.on_control("a", status("second", progress=9))
+    desk.roster.on_control("a", status("first"))
+    (fault,) = desk.of(Fault)
+    assert "two agents call themselves a" in fault.what
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["second"]
+    assert desk.roster.devices["a"].incarnation == "first"
+    assert [e for e in desk.events if isinstance(e, Joined | Left)] == [Joined("a", False, False)]
+
+
+def test_a_second_agent_that_did_not_hear_is_told_again_but_named_once() -> None:
+    desk = Desk()
+    for message in (presence(incarnation="1"), presence(incarnation="2"), status("1")):
+        desk.roster.on_control("a", message)
+    for message in (presence(incarnation="2"), *[status("2")] * 5, status("1"), status("1")):
+        desk.roster.on_control("a", message)
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * 6
+    assert len(desk.of(Fault)) == 1
+    assert desk.roster.devices["a"].incarnation == "1"
+
+
+def test_a_second_agent_takes_the_place_of_a_silent_one() -> None:
+    desk = Desk()
+    for message in (presence(incarnation="1"), status("1"), presence(incarnation="2"), *[status("2")] * RIVAL_BEATS):
+        desk.roster.on_control("a", message)
+    assert desk.roster.devices["a"].incarnation == "2"
+    assert [e for e in desk.events if isinstance(e, Joined | Left)][1:] == [
+        Left("a", f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name"),
+        Joined("a", True, True),
+    ]
+    assert not desk.of(Fault)
+
+
+async def test_settings_are_meant_for_the_agent_that_joined() -> None:
+    desk = Desk()
+    desk.roster.on_control("a", presence(incarnation="1"))
+    desk.answer = lambda device, message: status("1", configured=message.seq)
+    await desk.roster.configure("a", Configure(0, 1, 1.0))
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Configure)] == ["1"]
 
 
 def test_another_protocol_is_refused_with_a_fault() -> None:
