@@ -185,8 +185,8 @@ class Roster:
     def _send_away(self, device: Device, rival: Presence) -> None:
         """The first agent lives, so the second one with its name must end."""
         why = f"two agents call themselves {device.name}: the one that joined later is sent away"
-        where = f"it runs on {rival.host.get('hostname', 'an unknown host')}, process {rival.host.get('pid', 'unknown')}"
-        self._record(Fault(time.monotonic_ns(), device.name, f"{why}; {where}"))
+        host, pid = rival.host.get("hostname", "unknown"), rival.host.get("pid", "unknown")
+        self._record(Fault(time.monotonic_ns(), device.name, f"{why} (host {host}, process {pid})"))
         self._say(device.name, Shutdown(why, rival.incarnation))
         device.sent_away.append(rival.incarnation)
         device.rival = None

@@ -18,7 +18,6 @@ DAY_S = 86_400
 
 
 async def played(folder: Path) -> Fleet:
-    folder.mkdir()
     async with fleet(folder, TWO) as made:
         await made.play(DTFL, training(rounds=3))
         return made
@@ -27,12 +26,12 @@ async def played(folder: Path) -> Fleet:
 async def test_a_wall_clock_that_jumps_in_mid_round_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = await played(tmp_path / "plain")
+    plain = await played(tmp_path)
     jumps = itertools.cycle([0, -DAY_S, DAY_S, -365 * DAY_S, 3600])
     now, now_ns = time.time, time.time_ns
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + next(jumps) * 10**9)
-    jumped = await played(tmp_path / "jumped")
+    jumped = await played(tmp_path)
     assert not jumped.of(DeviceOut)
     assert [end.merged for end in jumped.of(RoundFinished)] == [("dev-1", "dev-2")] * 3
     assert all(0 < end.seconds < 120 for end in jumped.of(RoundFinished))

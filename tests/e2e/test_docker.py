@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,12 +118,12 @@ async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: 
         await uploads_in_a_new_round(run, "dev-3")
         container = engine.containers.get(f"edgebed-{run.standing.fleet_id}-dev-3")
         group = memory_group(int(container.attrs["State"]["Pid"]))
-        hog = subprocess.Popen([sys.executable, "-c", HOG, str(group)])
+        hog = await asyncio.create_subprocess_exec(sys.executable, "-c", HOG, str(group))
         try:
             ended = await lost_in_mid_round(run, "dev-3")
         finally:
             hog.kill()
-            hog.wait()
+            await hog.wait()
         (out,) = [r for r in run.of(DeviceOut) if r.device == "dev-3"]
         assert "out of memory" in out.why
         await returns(run, "dev-3", ended)
