@@ -25,7 +25,7 @@ from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import ThreadCpu, Throttling, host_facts
 from edge_agent.training import Result, Trainer
 from edgebed.datasets.shard import Shard, read_shard
-from edgebed.errors import DivergedError, EdgebedError, TransferError
+from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.transfer import Inbound, Port
 from edgebed.wire.messages import (
@@ -222,12 +222,15 @@ class Agent:
                     assert self._run is not None
                     self._spawn(self._send_update(self._run))
                 case m.SendFailure(task_id, why):
-                    diverged = self._run is not None and self._run.diverged
-                    self._spawn(self._send_end(Failure(self._settings.device, task_id, why, diverged), b"", task_id))
+                    self._spawn(self._send_end(self._failure(task_id, why), b"", task_id))
                 case m.Rest():
                     self._run = None
                     self.phases.enter("waiting", "")
                     self._beat_now.set()
+
+    def _failure(self, task: str, why: str) -> Failure:
+        run = self._run
+        return Failure(self._settings.device, task, why, run is not None and run.diverged, run.trace if run else "")
 
     def _train(self, task: Task) -> None:
         inbound = self._bodies.pop(task.id)
@@ -239,7 +242,7 @@ class Agent:
         self._thread_cpu.watch(None)
         error = done.exception()
         run.result, run.diverged = None if error else done.result(), isinstance(error, DivergedError)
-        why = "" if error is None else _describe(error)
+        why, run.trace = ("", "") if error is None else (in_words(error), trace_of(error))
         self._carry_out(self._machine.handle(m.Trained(run.task.id, why)))
 
     async def _send_update(self, run: TaskRun) -> None:
@@ -341,15 +344,9 @@ class Agent:
         if job.cancelled() or (error := job.exception()) is None:
             return
         self._loop.call_exception_handler({"message": "a job of the agent failed", "exception": error})
-        self._carry_out(self._machine.handle(m.Broken(_describe(error))))
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, EdgebedError):
-        return f"{error} {error.cure}".strip()
-    if isinstance(error, MemoryError):
-        return "out of memory: give the device more memory or a smaller batch"
-    return f"{type(error).__name__}: {error}"
+        if self._run is not None:
+            self._run.trace = trace_of(error)
+        self._carry_out(self._machine.handle(m.Broken(in_words(error))))
 
 
 def new_incarnation() -> str:

@@ -40,6 +40,7 @@ class TaskRun:
         self.task, self._tools = task, tools
         self.result: Result | None = None
         self.diverged = False
+        self.trace = ""  # of an error that nobody foresaw
         self._body: bytes | memoryview = inbound.body
         self._download = (inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
         self._cancelled = threading.Event()

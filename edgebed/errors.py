@@ -19,6 +19,11 @@
 
 from __future__ import annotations
 
+import traceback
+
+MOST_TRACE = 8000
+"""Characters of a traceback that are sent and kept."""
+
 
 class EdgebedError(Exception):
     """Base of all. `cure` says what the reader can do; it is printed below the message."""
@@ -76,3 +81,20 @@ class RunError(EdgebedError):
 
 class DivergedError(RunError):
     pass
+
+
+def in_words(error: BaseException) -> str:
+    """An error as a record says it: message and cure, or the type and what it says."""
+    if isinstance(error, EdgebedError):
+        return f"{error} {error.cure}".strip()
+    if isinstance(error, MemoryError):
+        return "out of memory: give the device more memory or a smaller batch"
+    return f"{type(error).__name__}: {error}"
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an error that nobody foresaw, the end of it where it is long; "" for one of our own."""
+    if isinstance(error, EdgebedError):
+        return ""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= MOST_TRACE else f"…{text[1 - MOST_TRACE :]}"

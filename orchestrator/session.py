@@ -36,6 +36,7 @@ from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_profile
 from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.records.failures import failure_line
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted
 from orchestrator.report import write_results
@@ -152,7 +153,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """What a run tells the terminal. The default says one line per round."""
+    """What a run tells the terminal. The default says a line per round, and one per device that fails."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -162,6 +163,9 @@ class Watch:
 
     def record(self, record: Record) -> None:
         """Every record, as it is written. Must return at once: the run waits for it."""
+        line = failure_line(record)
+        if line is not None:
+            self.say(line)
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         self.say(

@@ -336,12 +336,13 @@ class Update(msgspec.Struct, frozen=True, tag="update"):
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Device -> orchestrator: the task could not be done; `why` names the cause. No tensors. `diverged`: because
-    training gave values that are not finite."""
+    training gave values that are not finite. `trace`: the traceback of an error that nobody foresaw."""
 
     device: str
     task: str
     why: str
     diverged: bool = False
+    trace: str = ""
 
 
 Header = Task | Upload | Reply | Update | Failure

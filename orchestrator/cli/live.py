@@ -200,4 +200,5 @@ class LiveWatch(session.Watch):
         self._state.rounds = rounds
 
     def record(self, record: Any) -> None:
+        super().record(record)
         self._state.add(record)

@@ -186,13 +186,15 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):
-    """A device's work in this round is left out. `how`: lost, failed, refused, diverged, late, cancelled."""
+    """A device's work in this round is left out. `how`: lost, failed, refused, diverged, late, cancelled. `trace`: the
+    traceback of an error that nobody foresaw, on the device or in its server half."""
 
     at_ns: int
     round: int
     device: str
     how: str
     why: str
+    trace: str = ""
 
 
 class DeviceJoined(msgspec.Struct, frozen=True, tag="device_joined"):

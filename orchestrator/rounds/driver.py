@@ -10,7 +10,16 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from edgebed.errors import DivergedError, EdgebedError, RunError, TransferError, TransferRefused
+from edgebed.errors import (
+    MOST_TRACE,
+    DivergedError,
+    EdgebedError,
+    RunError,
+    TransferError,
+    TransferRefused,
+    in_words,
+    trace_of,
+)
 from edgebed.link.transfer import Inbound
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.methods.merging import fault, impossible, moved, not_finite
@@ -215,7 +224,8 @@ class RoundDriver:
                 work.update_bytes = inbound.bytes
                 self._record(update_record(self._round, inbound, header))
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
-            case Failure(device, _, why, diverged):
+            case Failure(device, _, why, diverged, trace):
+                work.trace = short(trace, MOST_TRACE)
                 self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why)))
 
     async def _take_slot(self, work: Work) -> None:
@@ -336,7 +346,7 @@ class RoundDriver:
     def _leave(self, effect: m.Leave) -> None:
         work = self._work[effect.device]
         if work.contribution is None or effect.how != "cancelled":
-            self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why))
+            self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why, work.trace))
         work.out = True
         self._trainer.drop(effect.device)
         self._port.control(effect.device, Cancel(work.task.id, effect.why))
@@ -362,17 +372,17 @@ class RoundDriver:
     def _put(self, event: m.Event) -> None:
         self._events.put_nowait(event)
 
-    def _spawn(self, device: str, work: object) -> None:
-        jobs = self._work[device].jobs
-        job: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        jobs.add(job)
-        job.add_done_callback(lambda done: self._ended(device, jobs, done))
+    def _spawn(self, device: str, doing: object) -> None:
+        work = self._work[device]
+        job: asyncio.Task[None] = asyncio.ensure_future(doing)  # type: ignore[call-overload]
+        work.jobs.add(job)
+        job.add_done_callback(lambda done: self._ended(device, work, done))
 
-    def _ended(self, device: str, jobs: set[asyncio.Task[None]], job: asyncio.Task[None]) -> None:
+    def _ended(self, device: str, work: Work, job: asyncio.Task[None]) -> None:
         """A job must not die in silence: an error nobody foresaw costs this device its round, and is recorded."""
-        jobs.discard(job)
+        work.jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
-            what = f"{type(error).__name__}: {error}"
+            what, work.trace = in_words(error), trace_of(error)
             self._record(Fault(now_ns(), device, what))
             self._put(m.Dropped(device, "failed", what))
 

@@ -37,6 +37,7 @@ class Work:
         self.download_s = 0.0
         self.update_first_ns = 0
         self.update_bytes = 0
+        self.trace = ""  # of an error that nobody foresaw, on the device or in its server half
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgebed.datasets.shard import Shard
-from edgebed.errors import DivergedError, EdgebedError, TransferError
+from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.inbox import Inbound
 from edgebed.methods.base import Trained, real_work
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -142,8 +142,8 @@ class SimulatedDevice:
             pass
         except TransferError as error:
             await self._fail(task, f"an upload could not be delivered: {error}")
-        except EdgebedError as error:
-            await self._fail(task, f"{error} {error.cure}".strip(), isinstance(error, DivergedError))
+        except Exception as error:  # as on a device: whatever a half raises fails its task, and no other
+            await self._fail(task, in_words(error), isinstance(error, DivergedError), trace_of(error))
         self._task = self._doing = None
         self._replies.clear()
         self.phases.enter("waiting", "")
@@ -189,10 +189,10 @@ class SimulatedDevice:
             notes=trained.notes,
         )
 
-    async def _fail(self, task: Task, why: str, diverged: bool = False) -> None:
+    async def _fail(self, task: Task, why: str, diverged: bool = False, trace: str = "") -> None:
         self.phases.enter("upload_tail")
         with contextlib.suppress(TransferError, Cancelled):
-            await self.send(Failure(self.name, task.id, why, diverged), b"")
+            await self.send(Failure(self.name, task.id, why, diverged, trace), b"")
 
     def now_s(self) -> float:
         return self._now_ns() / 1e9

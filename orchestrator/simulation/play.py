@@ -15,6 +15,7 @@ import msgspec
 from edgebed.methods.base import Context, Method
 from edgebed.wire.messages import Assignment
 from orchestrator.fleet.profile import load_profile
+from orchestrator.records.failures import failure_line
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_results
@@ -55,6 +56,7 @@ class Play:
         stage, training = self._stage, self._experiment.training
         folder = self._new_folder()
         recorder = Recorder(folder.records)
+        recorder.subscribe(self._tell)
         stage.watch.run(self._method.name, folder.path, training.rounds)
         fleet = SimulatedFleet(
             stage.spec,
@@ -139,6 +141,11 @@ class Play:
     def _charge(self, call: Callable[..., Any], args: tuple[Any, ...]) -> float:
         size = len(args[0]) if args and isinstance(args[0], bytes | bytearray | memoryview) else 0
         return self._stage.costs.orchestrator_s(getattr(call, "__name__", ""), size)
+
+    def _tell(self, record: Record) -> None:
+        line = failure_line(record)
+        if line is not None:
+            self._stage.watch.say(line)
 
     def _set_up(self, record: Write) -> None:
         """Give the method its context; where it needs costs of cuts they are measured on this host."""

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import Shard
+from edgebed.errors import in_words
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
@@ -87,9 +88,10 @@ class HalfPool:
         chosen = {name: waiting.pop(name) for name in (assignment.device, *others)}
         try:
             rows = self._together(chosen)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # what torch cannot stack; an error of one half then fails that half alone
             self._alone.add(kind)
-            self._say(f"halves of {assignment.objective} at cut {assignment.stages} train one by one: {error}")
+            why = in_words(error)
+            self._say(f"halves of {assignment.objective} at cut {assignment.stages} train one by one: {why}")
             return
         for (name, (own, _)), row in zip(chosen.items(), rows, strict=True):
             self._rows[name] = (own, row)

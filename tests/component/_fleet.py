@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +20,10 @@ from edge_agent.training import Result, Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.link.transfer import Port
-from edgebed.methods.base import METHODS, Context, CutCost, Method
+from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Codec, Task
+from edgebed.wire.messages import Assignment, Codec, Task
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held
@@ -265,3 +265,17 @@ def _agent(made: Fleet, settings: Settings) -> Agent:
     hooked = made.trainers[settings.device] = Hooked(agent._trainer)
     agent._trainer = hooked  # type: ignore[assignment]
     return agent
+
+
+def buggy(device: str, inner: DeviceHalf) -> DeviceHalf:
+    """The half, which on `device` raises a KeyError where it should end."""
+
+    def half(
+        model: StagedModel, assignment: Assignment, batches: Iterable[Batch]
+    ) -> Generator[Outgoing, Weights | None, Trained]:
+        trained = yield from inner(model, assignment, batches)
+        if assignment.device == device:
+            raise KeyError("a bug")
+        return trained
+
+    return half

@@ -40,6 +40,7 @@ from edgebed.wire.messages import Assignment, Codec, Report, Update, Upload
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.profile import Limits, ProfileSpec
+from orchestrator.records.failures import failure_line
 from orchestrator.records.types import (
     DeviceOut,
     DevicePhases,
@@ -51,7 +52,7 @@ from orchestrator.records.types import (
     UploadReceived,
 )
 from orchestrator.rounds import driver
-from tests.component._fleet import FLEET, Fleet, fleet, model, start_weights, training
+from tests.component._fleet import FLEET, Fleet, buggy, fleet, model, start_weights, training
 
 THREE = {"dev-1": 24, "dev-2": 16, "dev-3": 20}
 FEDAVG = {"name": "fedavg"}
@@ -204,6 +205,18 @@ async def test_a_device_that_cannot_do_its_assignment_says_why(tmp_path: Path) -
         out = await left_out(made, "dev-3")
         assert out.how == "failed"
         assert "3 channels" in out.why
+
+
+async def test_an_error_that_nobody_foresaw_costs_the_device_its_round_and_brings_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path, THREE) as made:
+        monkeypatch.setitem(HALVES, "output", buggy("dev-2", HALVES["output"]))
+        out = await left_out(made, "dev-2")
+        assert (out.how, out.why) == ("failed", "KeyError: 'a bug'")
+        assert 'raise KeyError("a bug")' in out.trace
+        line = failure_line(out)
+        assert line == "round 1: dev-2 failed: KeyError: 'a bug' (its traceback is in records.jsonl)"
 
 
 async def test_training_that_diverges_on_a_device_is_called_so(tmp_path: Path) -> None:

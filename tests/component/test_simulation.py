@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from edgebed.methods.base import HALVES
 from orchestrator.experiment import SimulatedFault
 from orchestrator.fleet.profile import Limits, ProfileSpec
 from orchestrator.records.facts import sort
@@ -24,7 +25,8 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from tests.component._fleet import fleet, model, training
+from orchestrator.simulation.batched import Row, Together
+from tests.component._fleet import buggy, fleet, model, training
 from tests.component._simulated import play
 
 THREE = {"a": 24, "b": 17, "c": 30}
@@ -93,6 +95,31 @@ def test_every_second_of_every_device_has_a_name(spec: dict[str, object], tmp_pa
             assert device.residual < 1e-6
             assert device.sums.get("unreported", 0) == 0
             assert device.sums["compute"] > 0
+
+
+@pytest.mark.parametrize("spec", [{"name": "fedavg"}, {"name": "dtfl", "tier": 3}], ids=lambda spec: str(spec["name"]))
+def test_an_error_that_nobody_foresaw_costs_the_device_its_round(
+    spec: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = {"fedavg": "output", "dtfl": "head"}[str(spec["name"])]
+    monkeypatch.setitem(HALVES, objective, buggy("b", HALVES[objective]))
+    played = play(tmp_path, THREE, spec, training())
+    out = played.of(DeviceOut)
+    assert [(r.round, r.device, r.how, r.why) for r in out] == [(n, "b", "failed", "KeyError: 'a bug'") for n in (0, 1)]
+    assert all('raise KeyError("a bug")' in r.trace for r in out)
+    assert [r.merged for r in played.of(RoundFinished)] == [("a", "c")] * 2
+
+
+def test_an_error_in_halves_that_are_stacked_makes_them_train_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(self: Together) -> list[Row]:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Together, "train", train)
+    played = play(tmp_path, dict.fromkeys("abc", 24), {"name": "fedavg"}, training(rounds=1), batched=True)
+    assert (played.together, played.alone) == (0, 3)
+    assert not played.of(DeviceOut)
 
 
 def test_the_same_seed_gives_the_same_records(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from rich.console import Console
 from edgebed.errors import UsageError
 from orchestrator.cli.live import MOST_DEVICES, State, view
 from orchestrator.records import types as t
+from orchestrator.records.failures import failure_line
 from orchestrator.records.loglines import LogLines
+from orchestrator.session import Watch
 from tests.synthetic import MS, Speed, Synthetic
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
@@ -110,3 +112,21 @@ def test_folding_a_record_takes_next_to_nothing() -> None:
         state.add(record)
     assert (time.process_time() - start) / len(records) < 50e-6
     assert state.seconds(MS) > 0
+
+
+def test_a_device_that_fails_has_one_line_whatever_it_says() -> None:
+    long = t.DeviceOut(1, 2, "dev-3", "failed", "KeyError: 'a\x1b[2J bug'\nmore " + "x" * 500, "Traceback …")
+    line = failure_line(long)
+    assert line is not None
+    assert line.startswith("round 3: dev-3 failed: KeyError: 'a [2J bug' more xxx")
+    assert line.endswith("… (its traceback is in records.jsonl)")
+    assert line.isprintable()
+    assert len(line) < 330
+    assert failure_line(t.DeviceOut(1, 2, "dev-3", "late", "the deadline has passed")) is None
+    assert failure_line(t.Fault(1, "dev-3", "no device")) is None
+
+
+def test_a_run_says_that_line() -> None:
+    said: list[str] = []
+    Watch(said.append).record(t.DeviceOut(1, 0, "dev-1", "lost", "its process ended: signal 9"))
+    assert said == ["round 1: dev-1 lost: its process ended: signal 9"]
