@@ -28,7 +28,8 @@ LARGE_BATCH = 1000
 
 
 class Prepared(msgspec.Struct):
-    """What a run needs of its data. `test_x` is normalised, (N, C, H, W) float32; `label_counts` is per device."""
+    """What a run needs of its data. `test_x` is normalised, (N, C, H, W) float32; `label_counts` is per device.
+    `validation`: x and y, as the test part; None where none is held out."""
 
     title: str  # what outputs call the data
     shards: dict[str, Path]
@@ -38,6 +39,11 @@ class Prepared(msgspec.Struct):
     classes: int
     class_names: list[str]
     label_counts: dict[str, list[int]]
+    validation: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self.test_x, self.test_y
 
     def sample(self, size: int) -> tuple[Tensor, Tensor]:
         """A batch of real, normalised samples, repeated where there are too few: for measuring costs."""
@@ -193,7 +199,15 @@ def prepare_data(
         classes=classes,
         class_names=split.class_names,
         label_counts=count_labels(split.train_y, shares, classes),
+        validation=validation_of(split),
     )
+
+
+def validation_of(split: Split) -> tuple[Tensor, Tensor] | None:
+    """x, normalised, and y of the samples held out for validation; None where there are none."""
+    if split.validation_x is None or split.validation_y is None:
+        return None
+    return normalise(split.validation_x, split.mean, split.std), split.validation_y
 
 
 def label_table(title: str, class_names: list[str], counts: dict[str, list[int]]) -> Table:

@@ -41,7 +41,8 @@ class Source(msgspec.Struct, frozen=True):
 
 class Split(msgspec.Struct, frozen=True):
     """A loaded data set. x (N, C, H, W) uint8, or float32 in any range; y (N,) int64 from 0; mean and std per channel,
-    after uint8 has been scaled to 0..1; `train_writers` (N,) int64 where the data set knows who made a sample."""
+    after uint8 has been scaled to 0..1; `train_writers` (N,) int64 where the data set knows who made a sample.
+    `validation_x` and `validation_y`, where samples were held out for it: none of them is a training sample."""
 
     train_x: Tensor
     train_y: Tensor
@@ -51,13 +52,18 @@ class Split(msgspec.Struct, frozen=True):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     train_writers: Tensor | None = None
+    validation_x: Tensor | None = None
+    validation_y: Tensor | None = None
 
 
 class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of every data set: a class-balanced choice of this many samples, drawn by the run's seed; 0 = all."""
+    """Options of every data set: a class-balanced choice of this many samples, drawn by the run's seed; 0 = all.
+    `validation`: the share of the training samples that is held out, class-balanced, to judge the rounds by; the test
+    part is then used once, at the end."""
 
     train_samples: Count = 0
     test_samples: Count = 0
+    validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 class DataSet(Plugin):
@@ -84,7 +90,7 @@ class DataSet(Plugin):
         for part, what in ((source.train, "training"), (source.test, "test")):
             if not len(part.y):
                 raise UsageError(f"{self.title} has no {what} samples", cure="add some, or change how it is split")
-        train = balanced(source.train.y, self.options.train_samples, seed)
+        train, held = self._hold_out(source.train.y, balanced(source.train.y, self.options.train_samples, seed), seed)
         test = balanced(source.test.y, self.options.test_samples, seed)
         train_x = source.train.read(train)
         mean, std = (source.mean, source.std) if source.mean else measure(train_x)
@@ -97,7 +103,24 @@ class DataSet(Plugin):
             mean=mean,
             std=std,
             train_writers=None if source.train.writers is None else source.train.writers[train],
+            validation_x=source.train.read(held) if len(held) else None,
+            validation_y=source.train.y[held] if len(held) else None,
         )
+
+    def _hold_out(self, y: Tensor, train: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """The rows `train` of y without those held out for validation, and those."""
+        if not self.options.validation:
+            return train, train[:0]
+        count = round(self.options.validation * len(train))
+        if not 0 < count < len(train):
+            raise UsageError(
+                f"validation: {self.options.validation:g} of {len(train)} training samples are {count}",
+                cure="hold out a share that leaves samples in both parts",
+            )
+        held = balanced(y[train], count, seed)
+        left = torch.ones(len(train), dtype=torch.bool)
+        left[held] = False
+        return train[left], train[held]
 
 
 DATASETS: Registry[DataSet] = Registry(_package, DataSet, "data set")

@@ -303,6 +303,17 @@ class Method(Plugin):
         """How good the global weights are on the test set: x (N, C, H, W) float32, y (N,) int64."""
         return evaluate(self.context.model, weights, x, y, accelerator)
 
+    def final(
+        self,
+        weights: Weights,
+        validation: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        accelerator: torch.device,
+    ) -> Score:
+        """How good the last weights are on the test set, x and y as in `evaluate`; asked once, at the end of a run that
+        judged its rounds by a validation part. What is chosen beside the weights is chosen on that."""
+        return self.evaluate(weights, *test, accelerator)
+
     def state(self) -> dict[str, Any]:
         """What the method remembers, as plain data; saved with every checkpoint."""
         return {}

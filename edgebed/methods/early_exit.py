@@ -27,7 +27,16 @@ from torch import Tensor
 from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Context, Contribution, DeviceView, Method, Plan, Schedule, assign
 from edgebed.methods.evaluation import Score
-from edgebed.methods.exits import Deployment, exit_cuts, exit_flops, exit_logits, served_score
+from edgebed.methods.exits import (
+    Deployment,
+    confidence,
+    exit_cuts,
+    exit_flops,
+    exit_logits,
+    served_by,
+    served_score,
+    thresholds,
+)
 from edgebed.methods.merging import average
 from edgebed.methods.nodes import Tree, exit_chances, layered, normalised, rooted, serving_rates
 from edgebed.methods.tiers import count_batches
@@ -180,6 +189,20 @@ class EarlyExit(Method):
         """Over served requests: each exit serves its most confident share of the test set."""
         logits = exit_logits(self.context.model, weights, self.cuts, x, accelerator)
         return served_score(logits, y.cpu(), self.rates)
+
+    def final(
+        self,
+        weights: Weights,
+        validation: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        accelerator: torch.device,
+    ) -> Score:
+        """Over served requests of the test set, by thresholds with which each exit serves its share of the validation
+        part."""
+        (x, y), model = test, self.context.model
+        held = exit_logits(model, weights, self.cuts, validation[0], accelerator)
+        logits = exit_logits(model, weights, self.cuts, x, accelerator)
+        return served_by(thresholds(confidence(held), self.rates), logits, y.cpu())
 
     def state(self) -> dict[str, Any]:
         return {"nodes": self._nodes} if self.tree is not None else {}

@@ -147,6 +147,16 @@ def thresholds(sure: Tensor, shares: Sequence[float]) -> list[float]:
     return [*found, 0.0]
 
 
+def serve_above(sure: Tensor, least: Sequence[float]) -> Tensor:
+    """Which exit (0..E-1) serves each sample: the first whose confidence reaches its threshold.
+
+    Args:
+        sure: (E, N), the confidence of every exit in every sample.
+        least: thresholds of exits 1..E; that of the last is 0, so that it serves the rest.
+    """
+    return (sure >= torch.tensor(least).unsqueeze(1)).to(torch.int64).argmax(0)
+
+
 def served_score(logits: Tensor, y: Tensor, shares: Sequence[float]) -> Score:
     """Accuracy and loss over served requests, each exit serving its most confident share (methods.md §4, "Result").
 
@@ -156,9 +166,29 @@ def served_score(logits: Tensor, y: Tensor, shares: Sequence[float]) -> Score:
     Returns:
         `extra`: `exit1`, …: accuracy of each exit alone, on all samples.
     """
+    return _score(serve_most_confident(confidence(logits), shares), logits, y)
+
+
+def served_by(least: Sequence[float], logits: Tensor, y: Tensor) -> Score:
+    """As `served_score`, each request served by the first exit that is sure enough.
+
+    Args:
+        least: thresholds of exits 1..E.
+
+    Returns:
+        `extra`: besides, `served1`, …: the share of requests that each exit served.
+    """
+    served = serve_above(confidence(logits), least)
+    score = _score(served, logits, y)
+    shares = torch.bincount(served, minlength=len(least)).double() / len(y)
+    return msgspec.structs.replace(
+        score, extra=score.extra | {f"served{exit}": float(share) for exit, share in enumerate(shares, 1)}
+    )
+
+
+def _score(served: Tensor, logits: Tensor, y: Tensor) -> Score:
     if not len(y):
         raise UsageError("there are no test samples to evaluate on", cure="choose a data set with a test part")
-    served = serve_most_confident(confidence(logits), shares)
     answers = logits[served, torch.arange(len(y))]
     alone = (logits.argmax(-1) == y).double().mean(1)
     extra = {f"exit{exit}": float(accuracy) for exit, accuracy in enumerate(alone, 1)}

@@ -97,6 +97,7 @@ class Stretch(msgspec.Struct):
     calibration: list[t.Calibrated] = []
     cuts: list[t.CutProfiled] = []
     events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what the reader of a report should know
+    tested: t.FinalTest | None = None
     finished: t.RunFinished | None = None
     end_ns: int = 0
 
@@ -244,6 +245,8 @@ def _add(stretch: Stretch, record: t.Record) -> None:
             stretch.cuts.append(record)
         case t.Fault():
             stretch.events.append(record)
+        case t.FinalTest():
+            stretch.tested = record
         case t.RunFinished():
             stretch.finished = record
         case t.RoundStarted():

@@ -42,6 +42,8 @@ class LogLines:
                 return self._of("round_finished", record.round, seconds=self._s(record.seconds), merged=merged)
             case t.Evaluated():
                 return self._of("evaluated", record.round, accuracy=round(record.accuracy, 4), loss=record.loss)
+            case t.FinalTest():
+                return self._of("final_test", record.round, accuracy=round(record.accuracy, 4), loss=record.loss)
             case _:
                 return self._beside(record)
 

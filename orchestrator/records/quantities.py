@@ -76,6 +76,7 @@ QUANTITIES: dict[str, Callable[[Summary, float], float | None]] = {
     "communication_s": _share_to(COMMUNICATION),
     "round_s": lambda summary, _: summary["round_s_median"],
     "best_accuracy": lambda summary, _: summary["best_accuracy"],
+    "test_accuracy": lambda summary, _: summary["test_accuracy"],
     "final_accuracy": lambda summary, _: summary["final_accuracy"],
     "straggler_gap_s": lambda summary, _: summary["straggler_gap_s"],
 }

@@ -63,6 +63,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "resumed": len(run.stretches) - 1,
         "ended": last.finished.why if last.finished is not None else "not yet, or killed",
         "target_accuracy": started.target_accuracy,
+        "test_accuracy": last.tested.accuracy if last.tested is not None else None,
         "profiles": {info.name: info.profile for stretch in run.stretches for info in stretch.started.devices},
     }
 

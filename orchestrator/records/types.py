@@ -239,6 +239,17 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     extra: dict[str, float] = {}  # what the method measures besides, e.g. accuracy per exit
 
 
+class FinalTest(msgspec.Struct, frozen=True, tag="final_test"):
+    """The last weights on the test part, once, in a run whose rounds were judged by a validation part."""
+
+    at_ns: int
+    round: int  # the last one that was merged
+    accuracy: float
+    loss: float
+    seconds: float
+    extra: dict[str, float] = {}
+
+
 class Hop(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request at one node, on the orchestrator's clock. It waits for the node's downlink from `queued_ns` (all of it
     was here), was on the node at `delivered_ns`, was begun at `began_ns` and decided at `done_ns`; at a leaf the first
@@ -306,6 +317,7 @@ Record = (
     | OrchestratorPhase
     | RoundFinished
     | Evaluated
+    | FinalTest
     | Served
     | RequestsLost
     | Fault

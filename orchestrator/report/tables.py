@@ -32,6 +32,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
     shown: list[tuple[str, Any, Any]] = [
         (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
         ("best accuracy", summary["best_accuracy"], percent),
+        *_tested(summary),
         ("rounds", summary["rounds"], str),
         ("median round", summary["round_s_median"], seconds),
         ("95th percentile", summary["round_s_p95"], seconds),
@@ -41,6 +42,12 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
         ("bytes down", summary["bytes_down_total"], size),
     ]
     return [(label, text(value, show)) for label, value, show in shown]
+
+
+def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
+    """Where rounds were judged by a validation part: the test set's word on the last weights."""
+    found = summary.get("test_accuracy")
+    return [] if found is None else [("on the test part, once", found, percent)]
 
 
 def calibration_row(row: t.Calibrated) -> dict[str, Any]:

@@ -32,8 +32,9 @@ class Abreast:
         self._news = asyncio.Event()
         self._ended = False
 
-    async def run(self, lanes: list[str]) -> None:
-        """Until the rounds are used up or the target is reached. Cancelling it cancels the rounds of all lanes."""
+    async def run(self, lanes: list[str]) -> Weights:
+        """Until the rounds are used up or the target is reached; the last weights. Cancelling it cancels the rounds of
+        all lanes."""
         rounds = [asyncio.create_task(self._lane(name), name=f"lane {name}") for name in lanes]
         tests = asyncio.create_task(self._tests(), name="tests")
         try:
@@ -43,6 +44,7 @@ class Abreast:
                 task.cancel()
             await asyncio.gather(*rounds, tests, return_exceptions=True)
         await self._loop.keep(self._progress.round - 1, self._weights, self._progress)
+        return self._weights
 
     async def _until_over(self, rounds: list[asyncio.Task[None]], tests: asyncio.Task[None]) -> None:
         """Wait for all lanes, or for the target; the first error of any of them is raised."""

@@ -18,6 +18,7 @@ from edgebed.models.staged import Weights
 from orchestrator.experiment import Environment, Training
 from orchestrator.records.types import (
     Evaluated,
+    FinalTest,
     OrchestratorPhase,
     Record,
     RoundFinished,
@@ -83,6 +84,8 @@ class Loop:
 
     Args:
         test: x (N, C, H, W) and y (N,) of the test set.
+        validation: the same of samples held out of the training part. Rounds are judged by these where there are any,
+            and the last weights by the test set, once.
         save: called after every round with weights, progress and the method's tensors.
         watch: called after every evaluation, for the terminal.
     """
@@ -100,10 +103,12 @@ class Loop:
         save: Callable[[Weights, Progress, Weights], None],
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
+        validation: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
         self.training, self._environment, self._accelerator = training, environment, accelerator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
+        self._validation = validation
 
     async def run(self, weights: Weights, progress: Progress) -> str:
         """Rounds from `progress.round` on; returns why the run ended. Raises RunError after void rounds in a row."""
@@ -113,11 +118,12 @@ class Loop:
             ready = await self.prepare(progress)
             lanes = self.method.lanes(ready)
             if len(lanes) > 1:
-                await Abreast(self, weights, progress).run(list(lanes))
+                weights = await Abreast(self, weights, progress).run(list(lanes))
                 break
             ((lane, present),) = lanes.items()
             weights, result = await self._round(self.begin(lane, present, progress), weights, progress)
             void = self.count_void(void, result)
+        await self._test_once(weights, progress)
         return "target reached" if self.reached(progress) else "rounds done"
 
     def reached(self, progress: Progress) -> bool:
@@ -216,10 +222,19 @@ class Loop:
     async def test(self, number: int, weights: Weights, progress: Progress) -> None:
         start = now_s()
         with _phase(self._record, number, "evaluation"):
-            score = await asyncio.to_thread(self.method.evaluate, weights, *self._test_set, self._accelerator)
+            judged = self._validation or self._test_set
+            score = await asyncio.to_thread(self.method.evaluate, weights, *judged, self._accelerator)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
         plateau(progress, self.training)
+
+    async def _test_once(self, weights: Weights, progress: Progress) -> None:
+        """The last weights on the test set, where the rounds were judged by a validation part."""
+        if self._validation is None:
+            return
+        start = now_s()
+        score = await asyncio.to_thread(self.method.final, weights, self._validation, self._test_set, self._accelerator)
+        self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
 
 
 class _phase:

@@ -1,7 +1,8 @@
 """What of a finished run is put on a fleet to serve: weights per node, thresholds, and the requests of the leaves.
 
-Requests are samples of the test set, which no device has trained on. Half of it, drawn by the run's seed, is kept to
-choose the thresholds: on it each exit serves its share (methods.md §4). The other half is dealt out to the leaves.
+Requests are samples of the test set, which no device has trained on, dealt out to the leaves. Thresholds are such that
+each exit serves its share (methods.md §4) of the validation part, where the run's data has one. Else half of the test
+set, drawn by the run's seed, is kept to choose them, and requests are made of the other half.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from edgebed.methods.serving import OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
-from orchestrator.data import data_root
+from orchestrator.data import data_root, validation_of
 from orchestrator.experiment import Experiment, convert
 from orchestrator.run_folder import RunFolder
 from orchestrator.serving.router import Post
@@ -97,8 +98,11 @@ def load_trained(folder: Path) -> Trained:
     method.restore(saved.progress.method, saved.tensors)
     deployment = method.deployment()
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.test_y)))
-    chosen, pool = order[: len(order) // 2], order[len(order) // 2 :]
-    sure = confidence(exit_logits(model, saved.weights, deployment.cuts, normalised_x(data, chosen), CPU))
+    held = validation_of(data)
+    middle = len(order) // 2 if held is None else 0
+    chosen, pool = order[:middle], order[middle:]
+    x = normalised_x(data, chosen) if held is None else held[0]
+    sure = confidence(exit_logits(model, saved.weights, deployment.cuts, x, CPU))
     found = thresholds(sure, deployment.shares)
     return Trained(folder.name, experiment, model, saved.weights, deployment, data, found, pool)
 

@@ -112,6 +112,22 @@ def test_experiments_can_be_shrunk(tmp_path: Path) -> None:
     assert torch.bincount(split.test_y).tolist() == [2] * 10
 
 
+def test_a_validation_part_is_held_out_of_the_training_part(tmp_path: Path) -> None:
+    """The shares of 45,000, 5,000 and 10,000 of CIFAR-10's 60,000."""
+    split = load(tmp_path, "digits", seed=1, test_share=1 / 6, validation=0.1)
+    assert split.validation_x is not None and split.validation_y is not None
+    assert (len(split.train_y), len(split.validation_y), len(split.test_y)) == (1347, 150, 300)
+    assert torch.bincount(split.validation_y).tolist() == [15] * 10
+    whole = load(tmp_path, "digits", seed=1, test_share=1 / 6)
+    assert whole.validation_x is None
+    assert torch.equal(whole.test_x, split.test_x)
+    both = torch.cat((split.train_x, split.validation_x)).flatten(1)
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, whole.train_x.flatten(1).tolist()))
+    for share in (0.01, 0.99):
+        with pytest.raises(UsageError, match="validation"):
+            load(tmp_path, "digits", train_samples=20, validation=share)
+
+
 # ---- npz -------------------------------------------------------------------------------------------------------------
 
 

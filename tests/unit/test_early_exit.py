@@ -16,6 +16,7 @@ from edgebed.methods.exits import (
     exit_cuts,
     exit_flops,
     exit_names,
+    serve_above,
     serve_most_confident,
     served_score,
     thresholds,
@@ -207,3 +208,25 @@ def test_evaluation_serves_every_sample_at_some_exit() -> None:
     score = made.evaluate(weights, x, torch.arange(20) % 4, CPU)
     assert 0 <= score.accuracy <= 1
     assert list(score.extra) == ["exit1", "exit2", "exit3"]
+
+
+def test_the_first_exit_that_is_sure_enough_serves() -> None:
+    assert serve_above(SURE, [0.8, 0.9, 0.0]).tolist() == [0, 1, 0, 2, 2]
+    assert serve_above(SURE, [NEVER, 0.1, 0.0]).tolist() == [1] * 5
+
+
+def test_the_last_word_is_the_test_set_s_by_thresholds_of_the_validation_part() -> None:
+    """Thresholds do not depend on the test samples: alone or among others, a sample is served by the same exit."""
+    made = method()
+    weights = {name: value.clone() for name, value in small_model().weights().items()}
+    x = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 4
+    validation = x[:30], y[:30]
+    whole = made.final(weights, validation, (x[30:], y[30:]), CPU)
+    alone = [made.final(weights, validation, (x[i : i + 1], y[i : i + 1]), CPU) for i in range(30, 60)]
+    assert whole.accuracy == approx(sum(score.accuracy for score in alone) / 30)
+    for exit in ("served1", "served2", "served3"):
+        assert whole.extra[exit] == approx(sum(score.extra[exit] for score in alone) / 30)
+    same = made.final(weights, validation, validation, CPU)
+    assert [same.extra[f"served{exit}"] for exit in (1, 2, 3)] == approx([0.7, 0.2, 0.1])
+    assert same.accuracy == made.evaluate(weights, *validation, CPU).accuracy

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import FleetError
-from edgebed.methods.base import DeviceView, draw_share
+from edgebed.methods.base import DeviceView, Method, Score, draw_share
+from edgebed.models.staged import Weights
 from edgebed.wire.messages import Optimizer
 from orchestrator.experiment import Plateau, Training
+from orchestrator.records.types import Evaluated, FinalTest, Record
 from orchestrator.rounds.interruption import uninterrupted
 from orchestrator.rounds.loop import Loop, Progress, cosine, plateau
 
@@ -80,6 +82,37 @@ async def test_a_resumed_run_goes_on_along_the_cosine_and_leaves_the_plateau_rul
     with pytest.raises(FleetError):
         await loop.run({}, progress)
     assert progress.lr == pytest.approx(0.05)
+
+
+class Judge(Method):
+    """Says of samples what they say of themselves."""
+
+    def evaluate(self, weights: Weights, x: torch.Tensor, y: torch.Tensor, accelerator: torch.device) -> Score:
+        return Score(float(x.mean()), 0.0)
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+async def test_rounds_are_judged_by_the_validation_part_and_the_test_part_is_used_once(held_out: bool) -> None:
+    said: list[Record] = []
+    loop = Loop(
+        method=Judge(),
+        driver=None,  # type: ignore[arg-type]
+        devices=None,  # type: ignore[arg-type]
+        training=Training(rounds=3),
+        environment=None,
+        accelerator=torch.device("cpu"),
+        test=(torch.tensor([0.25]), torch.zeros(1)),
+        save=lambda *_: None,
+        record=said.append,
+        watch=lambda *_: None,
+        validation=(torch.tensor([0.75]), torch.zeros(1)) if held_out else None,
+    )
+    progress = Progress(round=3)
+    await loop.test(2, {}, progress)
+    assert await loop.run({}, progress) == "rounds done"
+    assert [each.accuracy for each in said if isinstance(each, Evaluated)] == [0.75 if held_out else 0.25]
+    assert [(each.round, each.accuracy) for each in said if isinstance(each, FinalTest)] == [(2, 0.25)] * held_out
+    assert progress.best_accuracy == (0.75 if held_out else 0.25)
 
 
 async def test_what_must_not_be_interrupted_ends_before_the_interruption_counts() -> None:

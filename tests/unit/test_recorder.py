@@ -35,6 +35,7 @@ def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
         t.DeviceLeft(7, "weak", "last will"),
         t.Served(9, 1, 2, True, (t.Hop("weak", 1, 2, 3, 4, 5, 6),)),
         t.RequestsLost(10, "weak", (1, 2), "gone"),
+        t.FinalTest(11, 3, 0.5, 1.0, 0.1, {"exit1": 0.4}),
         t.Fault(8, "weak", "odd \n \u2028 text"),
     ]
     kinds = {type(r) for r in RECORDS + extra}

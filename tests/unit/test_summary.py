@@ -56,6 +56,14 @@ def _quarter(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else value / 4
 
 
+def test_the_test_part_s_word_on_the_last_weights() -> None:
+    records = Synthetic().records
+    assert summarise(records)["test_accuracy"] is None
+    said = t.FinalTest(records[-1].at_ns, 3, 0.77, 0.9, 0.1)
+    summary = summarise([*records[:-1], said, records[-1]])
+    assert (summary["test_accuracy"], summary["final_accuracy"]) == (0.77, pytest.approx(0.8))
+
+
 def test_target_not_reached_is_null() -> None:
     assert summarise(Synthetic(target=0.99).records)["time_to_target_s"] is None
 
