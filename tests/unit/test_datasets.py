@@ -115,7 +115,8 @@ def test_experiments_can_be_shrunk(tmp_path: Path) -> None:
 def test_a_validation_part_is_held_out_of_the_training_part(tmp_path: Path) -> None:
     """The shares of 45,000, 5,000 and 10,000 of CIFAR-10's 60,000."""
     split = load(tmp_path, "digits", seed=1, test_share=1 / 6, validation=0.1)
-    assert split.validation_x is not None and split.validation_y is not None
+    assert split.validation_x is not None
+    assert split.validation_y is not None
     assert (len(split.train_y), len(split.validation_y), len(split.test_y)) == (1347, 150, 300)
     assert torch.bincount(split.validation_y).tolist() == [15] * 10
     whole = load(tmp_path, "digits", seed=1, test_share=1 / 6)
