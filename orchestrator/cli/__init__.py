@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import platform
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError
 from orchestrator.cli.console import log
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        parts = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "msgspec"))
+        print(f"edgebed {metadata.version('edgebed')} (Python {platform.python_version()}, {parts})")
+        raise typer.Exit
 
 
 def build() -> typer.Typer:
@@ -21,13 +31,21 @@ def build() -> typer.Typer:
         help="Measure split and federated learning on devices whose limits are enforced and proved.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
+    app.callback()(_options)
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         if hasattr(module, "register"):
             module.register(app)
     return app
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import find_run
+from orchestrator.cli.folders import complete_run, find_run, find_runs
 from orchestrator.cli.sim_error import as_plain, print_sim_error, sim_error_of
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare, percent, seconds
@@ -34,7 +34,13 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under EDGEBED_RUNS (./runs).")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of runs, their ids under EDGEBED_RUNS (./runs), or patterns of ids: 'mine*'.",
+            autocompletion=complete_run,
+        ),
+    ],
     baseline: Annotated[
         str | None, typer.Option(help="Method or run that speed-ups refer to; the last run if not given.")
     ] = None,
@@ -46,7 +52,7 @@ def command(
     """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
 
     Runs of one method with different seeds are taken together, with 95 % confidence intervals (Student's t)."""
-    folders = _baseline_last([find_run(run) for run in runs], baseline)
+    folders = _baseline_last(find_runs(runs), baseline)
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
         error = sim_error_of(folders)
@@ -113,9 +119,12 @@ def _print(comparison: Comparison) -> None:
     for row in comparison.texts:
         table.add_column(escape(row["method"]), justify="right", overflow="fold")
     for key, label in comparison.labels.items():
-        if key != "method":
+        if key not in ("method", "run"):
             table.add_row(label, *(escape(row[key]) for row in comparison.texts))
     console.print(table)
+    console.print("From left to right:", highlight=False)
+    for row in comparison.texts:  # not in the table: an id that is broken cannot be copied
+        console.print(f"  {escape(row['run'])}", soft_wrap=True, highlight=False)
 
 
 def _print_groups(groups: list[Group], baseline: str) -> None:

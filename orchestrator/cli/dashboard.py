@@ -8,7 +8,7 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console
-from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.cli.folders import complete_run, find_runs, runs_folder
 from orchestrator.dashboard.serve import Place, serve
 from orchestrator.dashboard.shelf import Wanted
 
@@ -19,7 +19,11 @@ def register(app: typer.Typer) -> None:
 
 def command(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Folders of runs, or their ids; all under EDGEBED_RUNS where none.")
+        list[str] | None,
+        typer.Argument(
+            help="Folders of runs, their ids, or patterns of ids; all under EDGEBED_RUNS where none.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; off the loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
@@ -32,7 +36,7 @@ def command(
     ] = "",
 ) -> None:
     """Show RUNS in a browser, live or finished. Ctrl-C ends it; the runs do not notice."""
-    folders = tuple(find_run(run) for run in runs or [])
+    folders = tuple(find_runs(runs or []))
     if not folders and not runs_folder().is_dir():
         raise UsageError(f"there is no folder of runs {runs_folder()}", cure="name runs, or set EDGEBED_RUNS")
     wanted = Wanted(folders) if folders else Wanted(library=runs_folder())

@@ -9,7 +9,7 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log
-from orchestrator.cli.folders import find_run
+from orchestrator.cli.folders import complete_run, find_run
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
@@ -24,7 +24,13 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under EDGEBED_RUNS (./runs).")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a run, its id under EDGEBED_RUNS (./runs), or a pattern that only it fits.",
+            autocompletion=complete_run,
+        ),
+    ],
     csv: Annotated[Path | None, typer.Option(help="Folder for one CSV file per type of record.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per type of record.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event file.")] = None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgebed.errors import UsageError
+from edgebed.typed import nearest
 
 
 def runs_folder() -> Path:
@@ -13,25 +16,80 @@ def runs_folder() -> Path:
     return Path(os.environ.get("EDGEBED_RUNS", "runs"))
 
 
+def is_pattern(name: str) -> bool:
+    """Whether a name holds a character of shell patterns: * ? [."""
+    return any(each in name for each in "*?[")
+
+
 def find_run(name: str) -> Path:
-    """The folder of a run, from its path, its id, or the beginning of one that no other run shares.
+    """The folder of a run, from its path, its id, or the beginning or pattern of one that no other run shares.
 
     Raises:
-        UsageError: there is no such run, or several begin so.
+        UsageError: there is no such run, or several fit.
     """
+    matches = _matches(name)
+    if len(matches) > 1:
+        raise _several(name, matches)
+    return matches[0]
+
+
+def find_runs(names: Sequence[str]) -> list[Path]:
+    """The folders of some runs, each once: from paths, ids, patterns (`mine*`), or the beginning of one id.
+
+    Raises:
+        UsageError: nothing fits a name, or several ids begin with one that is no pattern.
+    """
+    found: dict[Path, Path] = {}
+    for name in names:
+        matches = _matches(name)
+        if len(matches) > 1 and not is_pattern(name):
+            raise _several(name, matches)
+        found |= {folder.resolve(): folder for folder in matches}
+    return list(found.values())
+
+
+def _matches(name: str) -> list[Path]:
+    """The folders that a name may mean: one that is it, else all that it fits. Raises UsageError where none does."""
     for folder in (Path(name), runs_folder() / name):
-        if (folder / "records.jsonl").is_file():
-            return folder
-    matches = sorted(path.parent for path in runs_folder().glob("*/records.jsonl") if path.parent.name.startswith(name))
-    if len(matches) == 1:
-        return matches[0]
+        if _is_run(folder):
+            return [folder]
+    library = glob.escape(str(runs_folder()))
+    where = [f"{library}/{name}", name] if is_pattern(name) else [f"{library}/{glob.escape(name)}*"]
+    folders = (Path(path) for each in where for path in sorted(glob.glob(each)))
+    matches = {folder.resolve(): folder for folder in folders if _is_run(folder)}
     if matches:
-        raise UsageError(f"{len(matches)} runs begin with {name!r}", cure=f"give one of: {_names(matches)}")
-    newest = sorted(runs_folder().glob("*/records.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
-    known = _names([path.parent for path in newest[:5]])
-    cure = f"the newest under {runs_folder()} are: {known}" if known else "give a folder, or set EDGEBED_RUNS"
-    raise UsageError(f"there is no run {name!r}", cure=cure)
+        return list(matches.values())
+    known = [folder.name for folder in _newest()]
+    if not known:
+        raise UsageError(
+            f"there is no run {name!r}, nor any under {runs_folder().resolve()}",
+            cure="give the folder of a run, or set EDGEBED_RUNS to the folder of your runs",
+        )
+    raise UsageError(
+        f"there is no run {name!r} under {runs_folder().resolve()}{nearest(name, known)}",
+        cure=f"`edgebed runs` lists them; the newest: {', '.join(known[:5])}",
+    )
 
 
-def _names(folders: list[Path]) -> str:
-    return ", ".join(folder.name for folder in folders[:5])
+def _several(name: str, matches: list[Path]) -> UsageError:
+    how = "fit" if is_pattern(name) else "begin with"
+    names = ", ".join(folder.name for folder in matches[:5])
+    return UsageError(f"{len(matches)} runs {how} {name!r}", cure=f"give one of: {names}")
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "records.jsonl").is_file()
+    except OSError:
+        return False  # a name that no folder can have
+
+
+def _newest() -> list[Path]:
+    """Folders of runs, the newest first."""
+    records = sorted(runs_folder().glob("*/records.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent for path in records]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Ids of runs that begin so, the newest first: for the shell's completion."""
+    return [folder.name for folder in _newest() if folder.name.startswith(incomplete)]

@@ -23,7 +23,13 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    model: Annotated[str, typer.Option(help="One model by name; all where it is left out.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="One model by name; all where it is left out.",
+            autocompletion=lambda incomplete: [name for name in MODELS.names() if name.startswith(incomplete)],
+        ),
+    ] = "",
     options: Annotated[list[str] | None, typer.Option("--set", help="An option of --model: key=value.")] = None,
     data_shape: Annotated[str, typer.Option(help="Shape of one sample, CxHxW.")] = "3x32x32",
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,

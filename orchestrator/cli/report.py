@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import find_run
+from orchestrator.cli.folders import complete_run, find_runs
 from orchestrator.report import write_figures, write_results
 
 
@@ -17,22 +18,35 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under EDGEBED_RUNS (./runs).")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of runs, their ids under EDGEBED_RUNS (./runs), or patterns of ids: 'mine*'.",
+            autocompletion=complete_run,
+        ),
+    ],
     pdf: Annotated[Path | None, typer.Option(help="Write figures for papers to this file, one per page.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the same figures to this file, on one sheet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write summary.json, calibration.json, report.html and trace.json of RUN again from its records."""
-    folder = find_run(run)
+    """Write summary.json, calibration.json, report.html and trace.json of RUNS again from their records."""
+    folders = find_runs(runs)
+    if len(folders) > 1 and (pdf or png):
+        raise UsageError(f"one file of figures for {len(folders)} runs", cure="give --pdf and --png with one run")
+    summaries = [_write(folder, pdf, png) for folder in folders]
+    if as_json:
+        print_json(summaries[0] if len(folders) == 1 else summaries)
+        return
+    for folder in folders:
+        for name in ("summary.json", "calibration.json", "report.html", "trace.json"):
+            console.print(folder / name, soft_wrap=True, highlight=False)
+    for path in filter(None, (pdf, png)):
+        console.print(path, soft_wrap=True, highlight=False)
+
+
+def _write(folder: Path, pdf: Path | None, png: Path | None) -> dict[str, Any]:
     with log.status("reading records, writing summary, report and trace"):
         summary = write_results(folder)
         if pdf is not None or png is not None:
             write_figures(folder, pdf, png)
-    if as_json:
-        print_json(summary)
-    else:
-        for name in ("summary.json", "calibration.json", "report.html", "trace.json"):
-            console.print(folder / name, soft_wrap=True, highlight=False)
-        for path in (pdf, png):
-            if path is not None:
-                console.print(path, soft_wrap=True, highlight=False)
+    return summary

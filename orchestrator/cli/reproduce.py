@@ -13,6 +13,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from edgebed.models import operations
+from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import runs_folder
@@ -29,7 +30,11 @@ def register(app: typer.Typer) -> None:
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(help="A table, such as dtfl-table3; all are listed without one.")
+        str | None,
+        typer.Argument(
+            help="A table, such as dtfl-table3; all are listed without one.",
+            autocompletion=lambda incomplete: [path.stem for path in _tables() if path.stem.startswith(incomplete)],
+        ),
     ] = None,
     real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
     backend: Annotated[str | None, typer.Option(help="With --real: docker, local or software.")] = None,
@@ -75,7 +80,8 @@ def find_table(name: str) -> Path:
     for path in (TABLES / f"{name}.yaml", Path(name)):
         if path.is_file():
             return path
-    raise UsageError(f"there is no table {name!r}", cure=f"choose one of: {', '.join(p.stem for p in _tables())}")
+    known = [path.stem for path in _tables()]
+    raise UsageError(f"there is no table {name!r}{nearest(name, known)}", cure=f"choose one of: {', '.join(known)}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

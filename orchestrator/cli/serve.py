@@ -12,7 +12,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.cli.folders import complete_run, find_run, runs_folder
 from orchestrator.cli.run import until_signal
 from orchestrator.serving.service import ServeRequest, serve
 
@@ -22,7 +22,10 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A run of a method that trains exits: its folder or its id.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="A run of a method that trains exits: its folder or its id.", autocompletion=complete_run),
+    ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,

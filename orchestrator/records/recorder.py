@@ -83,6 +83,16 @@ class Recorder:
         return RunError(f"{self._path}: cannot write records: {error.strerror}", cure="make room on the disk, resume")
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether an orchestrator has these records open to write. Raises OSError where they cannot be read."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _mend(path: Path) -> None:
     """End the file with a whole line: complete the last one if only its newline is missing, else cut it off."""
     if not path.exists() or not path.stat().st_size:

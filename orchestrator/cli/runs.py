@@ -1,0 +1,154 @@
+"""`edgebed runs`: the runs there are, chosen by pattern, method, experiment or state, and sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from orchestrator.cli.console import console, log, print_json, print_whole
+from orchestrator.cli.folders import complete_run, is_pattern, runs_folder
+from orchestrator.dashboard.shelf import make_card
+from orchestrator.records.comparison import percent, seconds
+from orchestrator.records.recorder import is_being_written
+
+FINISHED = ("rounds done", "target reached")
+Status = Literal["running", "finished", "interrupted", "failed", "killed"]
+Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backend", "started", "status"]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Seconds are divided by the dilation; `ended` is what the records say of the end."""
+
+    id: str
+    experiment: str
+    method: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    time_to_target_s: float | None
+    backend: str
+    started: str
+    status: Status
+    ended: str
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runs")(command)
+
+
+def command(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(help="Beginnings of ids, or patterns ('mine*'); all where none.", autocompletion=complete_run),
+    ] = None,
+    method: Annotated[str, typer.Option(help="Only runs of this method; a pattern.")] = "*",
+    experiment: Annotated[str, typer.Option(help="Only runs of this experiment; a pattern.")] = "*",
+    status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
+    sort: Annotated[Key, typer.Option(help="Sort by this column.")] = "started",
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs under EDGEBED_RUNS (./runs), the newest last."""
+    folder = runs_folder()
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder of runs {folder.resolve()}", cure="set EDGEBED_RUNS to the folder of your runs"
+        )
+    with log.status("reading runs"):
+        rows = [row for path in sorted(folder.glob("*/records.jsonl")) if (row := read_row(path)) is not None]
+    found = arranged(chosen(rows, patterns or [], method, experiment, status), sort, reverse=reverse)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    elif found:
+        print_whole(_table(found))
+    else:
+        console.print(f"None of {len(rows)} runs under {folder} fits." if rows else f"No runs under {folder}.")
+
+
+def read_row(records: Path) -> Row | None:
+    """From the two ends of the records, and the summary where it is up to date; None where it is no run."""
+    try:
+        card = make_card(records)
+        if card is None:
+            return None
+        return Row(
+            id=records.parent.name,
+            **{key: card[key] for key in ("experiment", "method", "seed", "rounds", "accuracy", "backend", "started")},
+            time_to_target_s=_time_to_target(records),
+            status=status_of(card["ended"], writing=is_being_written(records)),
+            ended=card["ended"],
+        )
+    except OSError:
+        return None  # deleted while we looked, or not ours to read
+
+
+def status_of(ended: str, *, writing: bool) -> Status:
+    """From what the last record says of the end ("" where it does not), and whether an orchestrator writes."""
+    if writing and ended not in FINISHED:
+        return "running"
+    if not ended:
+        return "killed"
+    if ended.startswith("error"):
+        return "failed"
+    return "interrupted" if ended == "interrupted" else "finished"
+
+
+class _Summary(msgspec.Struct):
+    time_to_target_s: float | None = None
+
+
+def _time_to_target(records: Path) -> float | None:
+    summary = records.parent / "summary.json"
+    try:
+        if summary.stat().st_mtime < records.stat().st_mtime:
+            return None
+        return msgspec.json.decode(summary.read_bytes(), type=_Summary).time_to_target_s
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def chosen(
+    rows: Iterable[Row], patterns: Sequence[str], method: str, experiment: str, status: Status | None
+) -> list[Row]:
+    """Rows that fit all that is asked for, and one of the patterns, where there are any."""
+    wanted = [each if is_pattern(each) else f"{each}*" for each in patterns] or ["*"]
+    return [
+        row
+        for row in rows
+        if any(fnmatchcase(row.id, each) for each in wanted)
+        and fnmatchcase(row.method, method)
+        and fnmatchcase(row.experiment, experiment)
+        and status in (None, row.status)
+    ]
+
+
+def arranged(rows: Iterable[Row], key: Key, *, reverse: bool) -> list[Row]:
+    """In the order of a column; rows without a value come last either way."""
+    field = "time_to_target_s" if key == "time" else key
+
+    def value(row: Row) -> Any:
+        return getattr(row, field)
+
+    known = sorted((row for row in rows if value(row) is not None), key=lambda row: row.started)
+    return [*sorted(known, key=value, reverse=reverse), *(row for row in rows if value(row) is None)]
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("id", "experiment", "method", "rounds", "accuracy", "time to target", "backend", "started", "status"):
+        table.add_column(name, justify="right" if name in ("rounds", "accuracy", "time to target") else "left")
+    for row in rows:
+        accuracy = "–" if row.accuracy is None else percent(row.accuracy)
+        time = "–" if row.time_to_target_s is None else seconds(row.time_to_target_s)
+        cells = (row.id, row.experiment, row.method, str(row.rounds), accuracy, time, row.backend)
+        table.add_row(*map(escape, (*cells, row.started[:16].replace("T", " "), row.status)))
+    return table
