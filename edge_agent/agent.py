@@ -220,19 +220,24 @@ class Agent:
                         self._run.cancel()
                 case m.SendUpdate():
                     assert self._run is not None
-                    self._spawn(self._send_update(self._run))
+                    self._run.ending = self._spawn(self._send_update(self._run))
                 case m.SendFailure(task_id, why):
-                    self._spawn(self._send_end(self._failure(task_id, why), b"", task_id))
+                    assert self._run is not None
+                    failure = Failure(self._settings.device, task_id, why, self._run.diverged, self._run.trace)
+                    self._run.ending = self._spawn(self._send_end(failure, b"", task_id))
                 case m.Rest():
-                    self._run = None
+                    self._give_up()
                     self.phases.enter("waiting", "")
                     self._beat_now.set()
 
-    def _failure(self, task: str, why: str) -> Failure:
-        run = self._run
-        return Failure(self._settings.device, task, why, run is not None and run.diverged, run.trace if run else "")
+    def _give_up(self) -> None:
+        """What is still to be sent for the task in hand is not wanted any more, or is sent."""
+        if self._run is not None:
+            self._run.cancel()
+            self._run = None
 
     def _train(self, task: Task) -> None:
+        self._give_up()
         inbound = self._bodies.pop(task.id)
         self._run = run = TaskRun(task, inbound, self._tools)
         future = self._pool.submit(run.work, self._trainer, self._threads, self._cpus)
@@ -333,10 +338,11 @@ class Agent:
     def _say(self, message: Control) -> None:
         self._port.control(ORCHESTRATOR, message)
 
-    def _spawn(self, work: object) -> None:
+    def _spawn(self, work: object) -> asyncio.Task[None]:
         job: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._jobs.add(job)
         job.add_done_callback(self._job_ended)
+        return job
 
     def _job_ended(self, job: asyncio.Task[None]) -> None:
         """An error nobody foresaw must not leave the device silent in the middle of a task."""

@@ -41,7 +41,7 @@ class Outbox:
         self._loop, self._send, self._phases, self._cancelled = loop, send, phases, cancelled
         self._slots = threading.Semaphore(slots)
         self._hold, self._held = hold, deque[tuple[Header, bytes | bytearray]]()
-        self._futures: set[Future[None]] = set()
+        self._futures: dict[Future[None], None] = {}  # in the order of the uploads
         self._error: BaseException | None = None
         self._in_flight, self._since = 0, 0.0
         self.bytes, self.busy_s, self.blocked_s = 0, 0.0, 0.0
@@ -59,10 +59,12 @@ class Outbox:
 
     def _start(self, header: Header, body: bytes | bytearray) -> None:
         future = asyncio.run_coroutine_threadsafe(self._deliver(header, body), self._loop)
-        self._futures.add(future)
+        self._futures[future] = None
         future.add_done_callback(self._finished)
 
     def check(self) -> None:
+        if self._cancelled.is_set():
+            raise TransferError("the task was cancelled while an upload waited")
         if self._error is not None:
             raise TransferError(f"an upload could not be delivered: {self._error}")
 
@@ -79,8 +81,10 @@ class Outbox:
         self.check()
 
     def abandon(self) -> None:
+        """I/O thread, once `cancelled` is set: give up every upload, queued or on the wire. The last goes first, so
+        that none takes the place of the one before it."""
         self._held.clear()
-        for future in tuple(self._futures):
+        for future in reversed(tuple(self._futures)):
             future.cancel()
 
     def _block(self) -> None:
@@ -88,13 +92,14 @@ class Outbox:
         before = self._phases.enter("blocked")
         try:
             while not self._slots.acquire(timeout=0.5):
-                if self._cancelled.is_set() or self._error is not None:
-                    raise TransferError("the task was cancelled while an upload waited")
+                self.check()
         finally:
             self._phases.enter(before)
             self.blocked_s += time.monotonic() - start
 
     async def _deliver(self, header: Header, body: bytes | bytearray) -> None:
+        if self._cancelled.is_set():
+            return  # handed over while the task was being cancelled
         if self._in_flight == 0:
             self._since = time.monotonic()
         self._in_flight += 1
@@ -109,5 +114,5 @@ class Outbox:
                 self.busy_s += time.monotonic() - self._since
 
     def _finished(self, future: Future[None]) -> None:
-        self._futures.discard(future)
+        self._futures.pop(future, None)
         self._slots.release()

@@ -41,6 +41,7 @@ class TaskRun:
         self.result: Result | None = None
         self.diverged = False
         self.trace = ""  # of an error that nobody foresaw
+        self.ending: asyncio.Task[None] | None = None  # sends the update, or why there is none
         self._body: bytes | memoryview = inbound.body
         self._download = (inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
         self._cancelled = threading.Event()
@@ -82,8 +83,11 @@ class TaskRun:
             self.progress()  # a rest that the limit demands is no standstill
 
     def cancel(self) -> None:
+        """The task is over: stop training, give up all that is still to be sent for it."""
         self._cancelled.set()
-        self.outbox.abandon()
+        self.outbox.abandon()  # first, for it knows the right order
+        if self.ending is not None and self.ending is not asyncio.current_task():
+            self.ending.cancel()
 
     def report(self) -> Report:
         """Made when every upload has been acknowledged, so that bytes and seconds of the link belong together."""

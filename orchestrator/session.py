@@ -113,6 +113,8 @@ async def _connect(standing: Standing, broker: Broker, stack: contextlib.AsyncEx
         admit=standing.admit,
         on_control=lambda peer, message: standing.roster.on_control(peer, message),
         on_progress=standing.progress,
+        known=standing.knows,
+        on_dropped=standing.dropped,
     )
     standing.control = control
     standing.roster = Roster(standing.names, _say_over(standing.port), standing.record)

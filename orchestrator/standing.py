@@ -32,6 +32,9 @@ from orchestrator.rounds.seams import Driver
 
 PRESENCE = (DeviceJoined, DeviceLeft)
 
+NAMED = 63
+"""So much of a name that is not ours stands in a record."""
+
 RESTARTS = 5
 """An agent that ended by itself so often, without one finished task in between, is not started again."""
 
@@ -299,6 +302,16 @@ class Standing:
             self._restarts[inbound.peer] = 0
         if self.driver is not None:
             await self.driver.deliver(inbound)
+
+    def knows(self, name: str) -> bool:
+        return name in self.profiles
+
+    def dropped(self, peer: str, why: str) -> None:
+        """Named once; how often it happened is not."""
+        known = self.knows(peer)
+        who = peer if known else repr(peer[:NAMED])
+        what = f"{who} {why}: its messages are dropped" if known else f"{who} {why}: messages in its name are dropped"
+        self.record(Fault(time.monotonic_ns(), peer if known else "", what))
 
     def progress(self, peer: str, transfer: str) -> None:
         if self.driver is not None:

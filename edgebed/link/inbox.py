@@ -1,9 +1,10 @@
 """The receiver's side of all transfers of one peer: what to keep, what to acknowledge, what to deliver next. Pure.
 
-The rules stand in `edgebed.link.outbox`. Memory is bounded: bodies that are not delivered yet hold at most `max_bytes`
-plus what the sender may have on the way unasked (its window); beyond that no window is granted, except to the transfer
-that is next to be delivered, which may be of any size. A body grows as its chunks arrive, so a hostile announcement of
-a petabyte costs nothing.
+The rules stand in `edgebed.link.outbox`. Memory is bounded, whatever the sender does. The transfer that is next to be
+delivered holds at most what it announced and `admit` let pass. All others together hold at most `max_bytes` plus one
+window of the largest chunks, which an honest sender may have on the way unasked. Chunks beyond the grant or beyond that
+are dropped. At most `PARTIALS` transfers are open and `FINISHED` ended ones remembered. A body grows as its chunks
+arrive, so a hostile announcement costs nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from edgebed.errors import TransferRefused, WireError
-from edgebed.wire.frames import Chunk, Mark
+from edgebed.wire.frames import Chunk, Mark, chunk_count
 from edgebed.wire.messages import Credit, Header, Refuse, decode_header
 
 FINISHED = 256
 """Finished transfers that are remembered per peer; a sender has a handful begun and not done."""
+PARTIALS = 8
+"""Transfers of one peer that may have begun and not ended; an honest sender has two."""
+MAX_CHUNK_BYTES = 4 << 20
+MAX_HEADER_BYTES = 1 << 20
+FORGOTTEN = "the receiver has forgotten this transfer"
 
 Reply = Credit | Refuse
 
@@ -62,13 +68,22 @@ class Inbox:
     me, peer: names, as they stand in Credit and Refuse.
     window: chunks granted beyond those received.
     max_bytes: bodies held before the window closes.
+    max_chunk: the largest chunk that is taken, in bytes.
     admit: called with peer, header and total bytes at chunk 0; raises TransferRefused to turn a transfer away.
     """
 
     def __init__(
-        self, me: str, peer: str, *, window: int, max_bytes: int, admit: Callable[[str, Header, int], None]
+        self,
+        me: str,
+        peer: str,
+        *,
+        window: int,
+        max_bytes: int,
+        admit: Callable[[str, Header, int], None],
+        max_chunk: int = MAX_CHUNK_BYTES,
     ) -> None:
         self._me, self._peer, self._window, self._max, self._admit = me, peer, window, max_bytes, admit
+        self._max_chunk = max_chunk
         self._partials: OrderedDict[str, _Partial] = OrderedDict()
         self._finished: OrderedDict[str, str] = OrderedDict()  # transfer -> why it was refused, "" if delivered
 
@@ -86,7 +101,7 @@ class Inbox:
                 return False, self.finish(chunk.transfer, str(error))
         if partial is None:
             return False, self.state(chunk.transfer)
-        moved = chunk.index == partial.received
+        moved = chunk.index == partial.received and self._may_come(partial, chunk)
         if moved:
             why = _misfit(partial, chunk)
             if why:
@@ -102,13 +117,16 @@ class Inbox:
         replies: list[Reply] = []
         for name in self._given_up(mark) if not mark.after else ():
             replies += self.withdraw(name)
-        return replies + self.state(mark.transfer, seen=mark.number)
+        return replies + self.state(mark.transfer, mark.credited, seen=mark.number)
 
-    def state(self, transfer: str, seen: int = 0) -> list[Reply]:
-        """What to tell the sender about a transfer; one that is unknown has 0 chunks here."""
+    def state(self, transfer: str, credited: int = 0, seen: int = 0) -> list[Reply]:
+        """What to tell the sender about a transfer; one that is unknown has 0 chunks here. One of which we credited
+        more than we know of has been forgotten."""
         if transfer in self._finished:
             return [self._finish_reply(transfer, seen)]
         partial = self._partials.get(transfer)
+        if credited > (partial.received if partial is not None else 0):
+            return self.finish(transfer, FORGOTTEN)
         if partial is None:
             return [self._credit(transfer, 0, self._window, seen=seen)]
         window = self._grant(transfer, partial)
@@ -130,27 +148,61 @@ class Inbox:
         return None
 
     def finish(self, transfer: str, refused: str = "") -> list[Reply]:
-        """A transfer was delivered, or refused with a reason. Returns the answer to it and the windows this opens."""
-        self._partials.pop(transfer, None)
-        self._finished[transfer] = refused
-        while len(self._finished) > FINISHED:
-            self._finished.popitem(last=False)
+        """A transfer was delivered, or refused with a reason; what was said first of it holds. Returns the answer to it
+        and the windows this opens."""
+        self._end(transfer, refused)
         return [self._finish_reply(transfer), *self._reopened()]
 
+    def refuse_all(self, why: str) -> list[Reply]:
+        """Nothing that has begun is wanted any more, what is being delivered included."""
+        names = list(self._partials)
+        for name in names:
+            self._end(name, why)
+        return [self._finish_reply(name) for name in names]
+
     def withdraw(self, transfer: str) -> list[Reply]:
-        """The sender gave a transfer up. One that is being delivered stays until `finish`."""
+        """The sender gave a transfer up; chunks of it that are still on the way are turned away. One that is being
+        delivered stays until `finish`."""
         partial = self._partials.get(transfer)
-        if partial is None or partial.taken:
+        if partial is not None and partial.taken:
             return []
-        del self._partials[transfer]
+        self._end(transfer, "given up by the sender")
         return self._reopened()
 
+    def _end(self, transfer: str, refused: str) -> None:
+        self._partials.pop(transfer, None)
+        self._finished.setdefault(transfer, refused)
+        while len(self._finished) > FINISHED:
+            self._finished.popitem(last=False)
+
     def _begin(self, chunk: Chunk, now_ns: int) -> _Partial:
+        if why := self._unfit(chunk):
+            raise TransferRefused(why)
         header = decode_header(bytes(chunk.header))
         self._admit(self._peer, header, chunk.total)
-        partial = _Partial(header, chunk.count, chunk.total, max(1, len(chunk.payload)), now_ns)
+        size = max(1, len(chunk.payload))
+        partial = _Partial(header, chunk.count, chunk.total, size, now_ns, granted=self._window)
         self._partials[chunk.transfer] = partial
         return partial
+
+    def _unfit(self, chunk: Chunk) -> str:
+        """Why a transfer may not begin with this chunk, whatever it is for; "" if it may. Nothing was kept of it."""
+        size = len(chunk.payload)
+        if len(self._partials) >= PARTIALS:
+            return f"{PARTIALS} transfers have begun and not ended; let one end first"
+        if size > self._max_chunk or len(chunk.header) > MAX_HEADER_BYTES:
+            return f"a chunk of {size} bytes with a header of {len(chunk.header)} is too large"
+        if chunk.count != chunk_count(chunk.total, max(1, size)):
+            return f"damaged: {chunk.total} bytes are not {chunk.count} chunks of {size}"
+        return ""
+
+    def _may_come(self, partial: _Partial, chunk: Chunk) -> bool:
+        """Whether a chunk is within its transfer's grant and the memory of all."""
+        if chunk.index >= partial.granted:
+            return False
+        first = next(iter(self._partials.values()))
+        others = self.held_bytes - len(first.body)
+        return partial is first or others + len(chunk.payload) <= self._max + self._window * self._max_chunk
 
     def _is_next(self, chunk: Chunk) -> bool:
         """Delivery keeps the sender's order: a transfer may begin only behind the one it comes after."""
@@ -195,9 +247,7 @@ def _misfit(partial: _Partial, chunk: Chunk) -> str:
     """Why a chunk contradicts the ones before it; "" if it does not."""
     if (chunk.count, chunk.total) != (partial.count, partial.total):
         return f"damaged: chunk {chunk.index} speaks of {chunk.total} bytes, chunk 0 of {partial.total}"
-    size, last = len(partial.body) + len(chunk.payload), chunk.index == chunk.count - 1
-    if size > partial.total or (last and size != partial.total):
-        return (
-            f"damaged: {size} bytes arrived with chunk {chunk.index} of {chunk.count}, {partial.total} were announced"
-        )
+    due = min(partial.chunk_bytes, partial.total - len(partial.body))
+    if len(chunk.payload) != due:
+        return f"damaged: chunk {chunk.index} of {chunk.count} has {len(chunk.payload)} bytes, not {due}"
     return ""

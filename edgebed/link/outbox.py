@@ -13,6 +13,13 @@
   anybody there?) and a Mark (data: it arrives behind the chunks sent before it). Only the credit that echoes the newest
   mark can prove a loss, and then the sender goes back at once. A link at 0.1 Mbit/s therefore gets a few bytes more,
   never the same chunk twice.
+- Every send ends, for both sides can tell "not yet" from "never". A chunk 0 is turned away where the receiver does not
+  know the transfer before it, and then asking for the one turned away alone would go on for ever: the sender asks for
+  those before it too, also where all their chunks were credited. Marks and Queries carry how many chunks were credited.
+  A receiver that knows of fewer has forgotten the transfer (it was told to, or it started anew) and refuses it; it is
+  not sent again, because the receiver may have delivered it. One whose chunks were never credited begins anew.
+- A chunk that was sent `TRIES` times, each time proved lost, ends its send: no fault of the other side can make this
+  one send for ever.
 - Time enters as `now` in seconds of any clock. Silence is judged by the measured time from chunk to credit, doubled
   each time nothing comes.
 """
@@ -23,6 +30,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from edgebed.wire.messages import Credit
+
+TRIES = 50
+"""Times in a row that chunks are proved lost before their transfer is given up."""
 
 FIRST_TIMEOUT_S = 1.0
 MIN_TIMEOUT_S = 0.5
@@ -44,9 +54,18 @@ class Ask:
 
     transfer: str
     number: int
+    credited: int
 
 
-Send = SendChunk | Ask
+@dataclass(frozen=True)
+class GiveUp:
+    """End the transfer, and tell the receiver: its chunks never arrive."""
+
+    transfer: str
+    why: str
+
+
+Send = SendChunk | Ask | GiveUp
 
 
 @dataclass
@@ -63,11 +82,14 @@ class Outgoing:
     mark: int = 0
     marked_at: int = 0  # `next` when the newest mark was sent
     mark_open: bool = False
+    tries: int = 0  # losses proved since a chunk was credited
     sent_at: dict[int, float] = field(default_factory=dict)  # first sending of chunks not yet credited
 
     def go_back(self, received: int, window: int) -> None:
-        self.acked = self.next = received
-        self.limit = received + window
+        """Not below what was credited: a receiver that knows of less has forgotten, and refuses when it is asked."""
+        self.acked = self.next = max(self.acked, received)
+        self.limit = self.acked + window
+        self.tries += 1
         self.sent_at.clear()  # what is sent again tells no time
 
 
@@ -131,6 +153,10 @@ class Outbox:
         self._timer.restart(now)
         return self._fill(now)
 
+    def begun(self) -> list[str]:
+        """Transfers of which the receiver may have heard, in their order."""
+        return [out.transfer for out in self._all.values() if out.highest]
+
     def before(self, transfer: str) -> str:
         """The transfer just before this one that is still held; "" if it is the first."""
         last = ""
@@ -164,11 +190,14 @@ class Outbox:
         return self._ask_all()
 
     def _ask_upto(self, out: Outgoing) -> list[Send]:
-        """Ask for a transfer, and first for those before it: the receiver takes nothing of it while one of them has not
-        begun there."""
+        """Ask for a transfer, and first for those before it: the receiver takes nothing of it while it does not know
+        one of them. It may have forgotten one whose chunks were all credited."""
+        asked = (*self._before(out), out)
+        return [self._ask(each) for each in asked if (each.acked < each.next or each is not out) and not each.mark_open]
+
+    def _before(self, out: Outgoing) -> list[Outgoing]:
         names = list(self._all)
-        before = (self._all[name] for name in names[: names.index(out.transfer)])
-        return [self._ask(each) for each in (*before, out) if each.acked < each.next and not each.mark_open]
+        return [self._all[name] for name in names[: names.index(out.transfer)]]
 
     def _ask_all(self) -> list[Send]:
         return [self._ask(out) for out in self._active() if out.highest]
@@ -179,12 +208,17 @@ class Outbox:
         return self._timer.due
 
     def _echo(self, out: Outgoing, credit: Credit, now: float) -> tuple[bool, list[Send]]:
-        """The newest mark has arrived: of the chunks sent before it, those the credit does not count are lost."""
+        """The newest mark has arrived: of the chunks sent before it, those the credit does not count are lost. So are
+        marks of transfers before it that are still open: they were sent earlier. Only progress restarts the timer, so
+        that losses of one transfer never keep the others from being asked for."""
         out.mark_open = False
         moved = self._advance(out, credit, now)
         if credit.received < out.marked_at:
-            self._timer.restart(now)
             out.go_back(credit.received, credit.window)
+            for each in self._before(out):
+                each.mark_open = False
+        if out.tries >= TRIES:
+            return moved, [GiveUp(out.transfer, f"chunk {out.acked} was sent {TRIES} times and lost each time")]
         return moved, self._fill(now)
 
     def _advance(self, out: Outgoing, credit: Credit, now: float) -> bool:
@@ -199,7 +233,7 @@ class Outbox:
             self._timer.sample(now - started)
         for index in range(out.acked, credit.received):
             out.sent_at.pop(index, None)
-        out.acked = credit.received
+        out.acked, out.tries = credit.received, 0
         out.next = max(out.next, out.acked)
         return True
 
@@ -224,4 +258,4 @@ class Outbox:
     def _ask(self, out: Outgoing) -> Ask:
         out.mark += 1
         out.marked_at, out.mark_open = out.next, True
-        return Ask(out.transfer, out.mark)
+        return Ask(out.transfer, out.mark, out.acked)

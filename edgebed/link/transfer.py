@@ -3,6 +3,9 @@
 A shell around `edgebed.link.outbox` and `edgebed.link.inbox`: it packs frames, publishes, tells the time and awaits
 `deliver`. Data goes over its own connection, so that control is never stuck behind it. One Port serves one side: an
 agent's has one peer (the orchestrator), the orchestrator's has every device.
+
+What anybody may send costs little: names that are not known get no state, each peer has an allowance of messages, and
+whatever is dropped is counted, and named once per peer and cause.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edgebed.errors import TransferError, TransferRefused, UsageError, WireError
+from edgebed.errors import TransferError, TransferRefused, WireError
+from edgebed.link.allowance import MESSAGES_S, Allowance
 from edgebed.link.base import Link
 from edgebed.link.inbox import Inbound, Inbox, Reply
-from edgebed.link.outbox import Outbox, Send, SendChunk
+from edgebed.link.outbox import Ask, GiveUp, Outbox, Send, SendChunk
 from edgebed.wire.frames import Chunk, Mark, chunk_count, pack_chunk, pack_mark, unpack
 from edgebed.wire.messages import Control, Credit, Header, Query, Refuse, decode_control, encode
-from edgebed.wire.topics import ORCHESTRATOR, Topics, check_name
+from edgebed.wire.topics import NAME, ORCHESTRATOR, Topics
 
 __all__ = ["Inbound", "Port", "Sent"]
 
@@ -55,6 +59,8 @@ class _Peer:
     name: str
     outbox: Outbox
     inbox: Inbox
+    messages: Allowance = field(default_factory=Allowance)
+    frames: Allowance = field(default_factory=Allowance)
     sending: dict[str, _Sending] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     delivery: asyncio.Task[None] | None = None
@@ -67,6 +73,16 @@ def accept_all(peer: str, header: Header, total: int) -> None:
 def _ignore(peer: str, transfer: str) -> None: ...
 
 
+def _anybody(name: str) -> bool:
+    return True
+
+
+UNREADABLE = "sends what is no message of this protocol"
+FALSE = "speaks for somebody else"
+TOO_MANY = f"sends more than {MESSAGES_S:.0f} messages a second"
+UNKNOWN = "is not a device of this fleet"
+
+
 class Port:
     """Args:
     me: the device's name, or ORCHESTRATOR.
@@ -77,6 +93,10 @@ class Port:
     on_control: called with the peer and each control message that is not the Port's own business. The sender's
         name in the message is checked against its topic; what does not fit is counted in `dropped`.
     on_progress: called with peer and transfer whenever a chunk or a credit moves a transfer.
+    known: whether a name is a device of the fleet; asked for each message, so the answer may change. What comes of
+        others is dropped before anything is kept of it.
+    on_dropped: called with a peer's name and the cause the first time that a message of it is dropped for that cause;
+        for all unknown names together once.
     chunk_bytes, window: size of a chunk, and how many may be on the way to one peer.
     transfers: how many transfers to one peer may be begun and not done.
     max_inbound_bytes: undelivered bodies held per peer before its window closes.
@@ -93,6 +113,8 @@ class Port:
         on_control: Callable[[str, Control], None],
         admit: Callable[[str, Header, int], None] = accept_all,
         on_progress: Callable[[str, str], None] = _ignore,
+        known: Callable[[str], bool] = _anybody,
+        on_dropped: Callable[[str, str], None] = _ignore,
         chunk_bytes: int = CHUNK_BYTES,
         window: int = WINDOW,
         transfers: int = TRANSFERS,
@@ -100,12 +122,14 @@ class Port:
     ) -> None:
         self._me, self._topics, self._control, self._data = me, topics, control, data
         self._deliver, self._on_control, self._admit, self._on_progress = deliver, on_control, admit, on_progress
+        self._known, self._on_dropped = known, on_dropped
         self._chunk_bytes, self._window, self._transfers = chunk_bytes, window, transfers
         self._max_inbound_bytes = max_inbound_bytes
         self._ids = (f"{uuid.uuid4().hex[:16]}-{n}" for n in itertools.count())
         self._peers: dict[str, _Peer] = {}
         self._closed = False
-        self.dropped = 0  # messages that were damaged, foreign or false
+        self._named: set[tuple[str, str]] = set()  # peers and causes that were told
+        self.dropped = 0  # messages that were damaged, foreign, false or too many
 
     def start(self) -> None:
         """Subscribe. Call once, in the event loop."""
@@ -128,7 +152,7 @@ class Port:
 
         Raises:
             TransferRefused: the receiver said no.
-            TransferError: the peer was forgotten or the port closed.
+            TransferError: the peer was forgotten, the port closed, or a chunk was lost again and again.
         """
         if self._closed:
             raise TransferError("the connection was closed", cure="open a new one")
@@ -140,8 +164,8 @@ class Port:
         try:
             return await done
         except asyncio.CancelledError:
+            self._withdraw(state, [transfer] if transfer in state.outbox.begun() else [])
             self._settle(state, transfer)
-            self.control(peer, Refuse(self._me, peer, transfer, "given up by the sender"))
             raise
 
     def control(self, peer: str, message: Control) -> None:
@@ -151,10 +175,19 @@ class Port:
         self._control.publish(topic, encode(message))
 
     def forget(self, peer: str) -> None:
-        """The peer is gone: drop what came of it in part, fail every send to it."""
-        state = self._peers.pop(peer, None)
-        if state is not None:
-            self._fail(state, TransferError(f"{peer} is gone"))
+        """The peer is gone, or what it was asked for is over: fail every send to it, refuse what came of it in part or
+        waits to be delivered. What was refused is remembered, so a peer that is still there soon hears it."""
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        self._withdraw(state, state.outbox.begun())
+        self._fail(state, TransferError(f"{peer} is gone"))
+        delivery, state.delivery = state.delivery, None
+        if delivery is not None and delivery is not asyncio.current_task():
+            delivery.cancel()
+        self._answer(state, state.inbox.refuse_all(f"{self._me} has ended what this was for"))
+        if not self._known(peer):
+            del self._peers[peer]
 
     async def close(self) -> None:
         self._closed = True
@@ -169,14 +202,23 @@ class Port:
 
     def _perform(self, peer: _Peer, sends: list[Send]) -> None:
         for send in sends:
-            if isinstance(send, SendChunk):
-                self._send_chunk(peer, send)
-            else:
-                after = peer.outbox.before(send.transfer)
-                count = chunk_count(len(peer.sending[send.transfer].body), self._chunk_bytes)
-                self.control(peer.name, Query(self._me, peer.name, send.transfer, count))
-                self._publish_frame(peer, pack_mark(Mark(send.transfer, after, send.number, count)))
+            match send:
+                case SendChunk():
+                    self._send_chunk(peer, send)
+                case Ask(transfer, number, credited):
+                    after = peer.outbox.before(transfer)
+                    count = chunk_count(len(peer.sending[transfer].body), self._chunk_bytes)
+                    self.control(peer.name, Query(self._me, peer.name, transfer, credited))
+                    self._publish_frame(peer, pack_mark(Mark(transfer, after, number, count, credited)))
+                case GiveUp(transfer, why):
+                    self._withdraw(peer, [transfer])
+                    self._settle(peer, transfer, TransferError(why, cure="see to the connection to the broker"))
         self._arm(peer)
+
+    def _withdraw(self, peer: _Peer, transfers: list[str]) -> None:
+        """Tell the receiver that these sends are given up."""
+        for transfer in transfers:
+            self.control(peer.name, Refuse(self._me, peer.name, transfer, "given up by the sender"))
 
     def _send_chunk(self, peer: _Peer, send: SendChunk) -> None:
         sending = peer.sending[send.transfer]
@@ -220,6 +262,7 @@ class Port:
     def _fail(self, peer: _Peer, error: TransferError) -> None:
         if peer.timer is not None:
             peer.timer.cancel()
+            peer.timer = None
         for sending in peer.sending.values():
             if not sending.done.done():
                 sending.done.set_exception(error)
@@ -230,12 +273,12 @@ class Port:
 
     def _on_frame(self, topic: str, payload: bytes) -> None:
         peer = self._sender_of(topic)
-        if peer is None:
+        if peer is None or not self._allowed(peer, peer.frames):
             return
         try:
             frame = unpack(payload)
         except WireError:
-            self.dropped += 1
+            self._drop(peer.name, UNREADABLE)
             return
         if isinstance(frame, Chunk):
             moved, replies = peer.inbox.chunk(frame, time.monotonic_ns(), len(payload))
@@ -262,30 +305,31 @@ class Port:
             context = {"message": f"delivery of a transfer from {peer.name} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
         finally:
-            peer.delivery = None
-        if self._peers.get(peer.name) is peer and not self._closed:
+            if peer.delivery is asyncio.current_task():
+                peer.delivery = None
+        if not self._closed:
             self._answer(peer, peer.inbox.finish(transfer, refused))
 
     def _on_control_message(self, topic: str, payload: bytes) -> None:
         peer = self._sender_of(topic)
-        if peer is None:
+        if peer is None or not self._allowed(peer, peer.messages):
             return
         try:
             message = decode_control(payload)
         except WireError:
-            self.dropped += 1
+            self._drop(peer.name, UNREADABLE)
             return
         if isinstance(message, Credit | Refuse | Query):
             self._on_transfer_message(peer, message)
         elif self._me == ORCHESTRATOR and getattr(message, "device", peer.name) != peer.name:
-            self.dropped += 1
+            self._drop(peer.name, FALSE)
         else:
             self._on_control(peer.name, message)
 
     def _on_transfer_message(self, peer: _Peer, message: Credit | Refuse | Query) -> None:
         ends = (message.sender, message.receiver)
         if ends == (peer.name, self._me) and isinstance(message, Query):
-            self._answer(peer, peer.inbox.state(message.transfer))
+            self._answer(peer, peer.inbox.state(message.transfer, message.credited))
         elif ends == (peer.name, self._me) and isinstance(message, Refuse):
             self._answer(peer, peer.inbox.withdraw(message.transfer))
         elif ends == (self._me, peer.name) and isinstance(message, Refuse):
@@ -293,7 +337,7 @@ class Port:
         elif ends == (self._me, peer.name) and isinstance(message, Credit):
             self._on_credit(peer, message)
         else:
-            self.dropped += 1
+            self._drop(peer.name, FALSE)
 
     def _on_credit(self, peer: _Peer, credit: Credit) -> None:
         if credit.transfer not in peer.sending:
@@ -316,15 +360,30 @@ class Port:
             self._perform(peer, peer.outbox.reconnected(time.monotonic()))
 
     def _sender_of(self, topic: str) -> _Peer | None:
-        """Who sent what arrives on a topic; None for a name no device can have, or after close."""
-        try:
-            return None if self._closed else self._peer(self._name_of(topic))
-        except UsageError:
-            self.dropped += 1
+        """Who sent what arrives on a topic; None for who is not of the fleet, or after close."""
+        if self._closed:
             return None
+        if self._me != ORCHESTRATOR:
+            return self._peer(ORCHESTRATOR)
+        name = self._topics.device_of(topic)
+        if NAME.fullmatch(name) and name != ORCHESTRATOR and self._known(name):
+            return self._peer(name)
+        self._drop(name, UNKNOWN)
+        return None
 
-    def _name_of(self, topic: str) -> str:
-        return check_name(self._topics.device_of(topic)) if self._me == ORCHESTRATOR else ORCHESTRATOR
+    def _allowed(self, peer: _Peer, allowance: Allowance) -> bool:
+        if allowance.take(time.monotonic()):
+            return True
+        self._drop(peer.name, TOO_MANY)
+        return False
+
+    def _drop(self, name: str, why: str) -> None:
+        """A message is dropped; of the unknown, of whom there may be any number, only the first is named."""
+        self.dropped += 1
+        key = ("", why) if why == UNKNOWN else (name, why)
+        if key not in self._named:
+            self._named.add(key)
+            self._on_dropped(name, why)
 
     def _peer(self, name: str) -> _Peer:
         if name not in self._peers:

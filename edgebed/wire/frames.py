@@ -32,12 +32,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """Mark `number` of a transfer of `count` chunks; `after` as in Chunk."""
+    """Mark `number` of a transfer of `count` chunks, of which the receiver has credited `credited`; `after` as in
+    Chunk."""
 
     transfer: str
     after: str
     number: int
     count: int
+    credited: int
 
 
 Frame = Chunk | Mark

@@ -242,8 +242,8 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
-    """Receiver -> sender: this transfer is not wanted (unknown task, too large, damaged). Sender -> receiver: it was
-    given up; forget what has arrived of it."""
+    """Receiver -> sender: this transfer is not wanted (unknown task, too large, damaged, forgotten). Sender ->
+    receiver: it was given up; drop what has arrived of it and take no more."""
 
     sender: str
     receiver: str
@@ -252,12 +252,13 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
 
 
 class Query(msgspec.Struct, frozen=True, tag="query"):
-    """Sender -> receiver after a silence or reconnect: where are you? Answered with Credit or Refuse."""
+    """Sender -> receiver after a silence or reconnect: where are you? Answered with Credit or Refuse. `credited`:
+    chunks that the receiver has credited; one that knows of fewer has forgotten the transfer, and refuses it."""
 
     sender: str
     receiver: str
     transfer: str
-    chunks: int
+    credited: int
 
 
 Control = (

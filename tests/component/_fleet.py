@@ -18,6 +18,7 @@ from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.software import SoftwareThrottle
 from edge_agent.training import Result, Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
+from edgebed.link.base import Link
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.link.transfer import Port
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
@@ -38,6 +39,9 @@ from orchestrator.standing import Standing
 from orchestrator.training.server import ServerTrainer
 
 R = TypeVar("R")
+Connect = Callable[[str, tuple[str, bytes, bool] | None], Link]
+"""Makes a link of a given name with a given last will; not open yet."""
+
 warm_up_once = functools.cache(warm_up)
 
 FLEET = "memory"
@@ -134,10 +138,11 @@ class Hooked:
 class Fleet:
     """What a test may look at and touch."""
 
-    def __init__(self, standing: Standing, hub: MemoryHub, port: Port) -> None:
-        self.standing, self.hub, self.port = standing, hub, port
+    def __init__(self, standing: Standing, hub: MemoryHub, connect: Connect, port: Port) -> None:
+        self.standing, self.hub, self.connect, self.port = standing, hub, connect, port
         self.trainers: dict[str, Hooked] = {}
-        self.data: dict[str, MemoryLink] = {}
+        self.agents: dict[str, Agent] = {}
+        self.data: dict[str, Any] = {}  # links, by device
         self.shards: dict[str, Shard] = {}
         self.records: list[Record] = []
         self.saved: list[Weights] = []
@@ -161,7 +166,11 @@ class Fleet:
                 await self.changed.wait()
 
     async def play(
-        self, spec: Mapping[str, object] | Method, wanted: Training, environment: Environment | None = None
+        self,
+        spec: Mapping[str, object] | Method,
+        wanted: Training,
+        environment: Environment | None = None,
+        slots: int = 1,
     ) -> Weights:
         """One run on this fleet; the weights at its end."""
         samples = {name: shard.samples for name, shard in self.shards.items()}
@@ -169,7 +178,7 @@ class Fleet:
         trainers: list[ServerTrainer] = []
 
         def make() -> RoundDriver:
-            trainers.append(ServerTrainer(CPU, slots=1))
+            trainers.append(ServerTrainer(CPU, slots=slots))
             return RoundDriver(self.port, trainers[-1], self.record, self.standing.lost, settings)
 
         driver = Lanes(make)
@@ -208,14 +217,17 @@ async def fleet(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     enforcement: Enforcement = Enforcement.KERNEL,
     heartbeat_s: float = 0.1,
+    connect: Connect | None = None,
 ) -> AsyncIterator[Fleet]:
-    """Agents named in `devices` (name -> samples) that have joined and have their settings."""
+    """Agents named in `devices` (name -> samples) that have joined and have their settings. They meet over `hub`, or
+    over the links that `connect` makes."""
     warm_up_once()
     hub = hub or MemoryHub()
+    connect = connect or (lambda name, will: MemoryLink(hub, will=will))
     specs = tuple(DeviceSpec(name, (profiles or {}).get(name, WIDE)) for name in devices)
     spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml")
     standing = Standing(FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name])
-    control, data = MemoryLink(hub), MemoryLink(hub)
+    control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
     port = Port(
         ORCHESTRATOR,
         Topics(FLEET),
@@ -225,12 +237,14 @@ async def fleet(
         admit=standing.admit,
         on_control=lambda peer, message: standing.roster.on_control(peer, message),
         on_progress=standing.progress,
+        known=standing.knows,
+        on_dropped=standing.dropped,
         chunk_bytes=8192,
     )
     standing.port, standing.control = port, control
     standing.roster = Roster(devices, port.control, standing.record)
     standing.roster.listen(standing.on_device)
-    made = Fleet(standing, hub, port)
+    made = Fleet(standing, hub, connect, port)
     port.start()
     await control.open()
     await data.open()
@@ -255,13 +269,14 @@ async def fleet(
 
 
 def _agent(made: Fleet, settings: Settings) -> Agent:
-    """A real agent over the memory broker, its trainer within the test's reach."""
+    """A real agent, its trainer within the test's reach."""
     incarnation = new_incarnation()
     will = (Topics(FLEET).state(settings.device), presence(settings, incarnation, False), True)
     throttle = SoftwareThrottle()
-    control = MemoryLink(made.hub, will=will)
-    data = made.data[settings.device] = MemoryLink(made.hub)
+    control = made.connect(f"{settings.device}-control", will)
+    data = made.data[settings.device] = made.connect(f"{settings.device}-data", None)
     agent = Agent(settings, incarnation, control, throttle.link(data), throttle)
+    made.agents[settings.device] = agent
     hooked = made.trainers[settings.device] = Hooked(agent._trainer)
     agent._trainer = hooked  # type: ignore[assignment]
     return agent

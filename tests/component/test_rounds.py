@@ -36,7 +36,7 @@ from edgebed.methods.halves import Half, UpperHalf, output_half
 from edgebed.methods.merging import merge_by_name
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Report, Update, Upload
+from edgebed.wire.messages import Assignment, Codec, Pong, Report, Update, Upload, encode
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.profile import Limits, ProfileSpec
@@ -295,8 +295,8 @@ def poison() -> bytes | bytearray:
 
 
 async def test_foreign_tasks_devices_and_names_change_nothing(tmp_path: Path) -> None:
-    """While a round is open: an unknown task, a device that is not of the fleet, one that speaks for another, and an
-    upload that no server half wants."""
+    """While a round is open: an unknown task, a device that speaks for another, an upload that no server half wants,
+    and a device that is not of the fleet, which gets no answer and is named once."""
     async with fleet(tmp_path, THREE) as made:
         expected = await made.play(FEDAVG, training(rounds=1))
         made.records.clear()
@@ -306,17 +306,23 @@ async def test_foreign_tasks_devices_and_names_change_nothing(tmp_path: Path) ->
         task = next(r.task for r in made.of(TaskSent) if r.device == "dev-1")
         cases = [
             ("dev-1", update("dev-1", "run/0/dev-1/0")),
-            ("stranger", update("stranger", task)),
             ("dev-3", update("dev-1", task)),
             ("dev-2", Upload("dev-2", next(r.task for r in made.of(TaskSent) if r.device == "dev-2"), 9, 8)),
         ]
         for sender, header in cases:
             with pytest.raises(TransferRefused):
                 await imposter(made, sender, lambda port, header=header: port.send("orchestrator", header, poison()))
+        link = MemoryLink(made.hub)
+        await link.open()
+        for n in range(1000):
+            link.publish(Topics(FLEET).control_from(f"stranger-{n}"), encode(Pong(f"stranger-{n}", 1, 2, 3)))
+        await link.close()
         made.trainers["dev-1"].gate.set()
         assert_same(await run, expected)
         assert not made.of(DeviceOut)
-        assert not made.of(Fault)
+        (fault,) = made.of(Fault)
+        assert "'stranger-0' is not a device of this fleet" in fault.what
+        assert made.port.dropped == 1000
 
 
 # ---- time ----

@@ -44,4 +44,4 @@ def test_a_changed_payload_is_refused() -> None:
 
 
 def test_marks_survive() -> None:
-    assert unpack(pack_mark(Mark("t", "s", 7, 3))) == Mark("t", "s", 7, 3)
+    assert unpack(pack_mark(Mark("t", "s", 7, 3, 2))) == Mark("t", "s", 7, 3, 2)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from edgebed.errors import TransferError, TransferRefused
+from edgebed.link.allowance import Allowance
 from edgebed.link.memory import MemoryHub, MemoryLink, matches
 from edgebed.link.transfer import Inbound, Port
+from edgebed.wire.frames import Mark, pack_mark
 from edgebed.wire.messages import (
     Control,
     Credit,
@@ -195,6 +197,60 @@ async def test_forgetting_a_peer_fails_its_sends_and_a_new_start_works() -> None
         assert bytes(arrived[-1].body) == b"again"
 
 
+async def test_a_round_that_was_cut_leaves_nothing_in_the_way_of_the_next() -> None:
+    """An upload waits to be delivered, another behind it, when the orchestrator has done with the task. Both are
+    refused at once, and what is sent after them arrives without a chunk sent twice. On 0.2.0 it never arrived."""
+    gate, arrived = asyncio.Event(), list[Inbound]()
+    async with pair(deliver=held(gate, arrived)) as (orchestrator, device):
+        first = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"first"))
+        second = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"second"))
+        await until(lambda: len(device.progress) == 2)
+        orchestrator.port.forget("dev")
+        for old in (first, second):
+            with pytest.raises(TransferRefused, match="has ended what this was for"):
+                await old
+        gate.set()
+        sent = await device.port.send(ORCHESTRATOR, UPLOAD, b"third")
+        assert sent.resent_bytes == 0
+        assert [bytes(i.body) for i in arrived] == [b"third"]
+
+
+async def test_a_receiver_without_any_memory_holds_nothing_up() -> None:
+    """As above, but the receiver starts anew without a word: its first answer to the next upload sets things right."""
+    hub = MemoryHub()
+    async with pair(hub, deliver=held(asyncio.Event(), [])) as (orchestrator, device):
+        first = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"first"))
+        await until(lambda: len(device.progress) == 1)
+        await orchestrator.close()
+        anew = Side(ORCHESTRATOR, hub)
+        await anew.open()
+        sent = await device.port.send(ORCHESTRATOR, UPLOAD, bytes(50))
+        with pytest.raises(TransferRefused, match="forgotten"):
+            await first
+        assert sent.resent_bytes <= 2 * sent.bytes
+        assert [len(i.body) for i in anew.arrived] == [50]
+        await anew.close()
+
+
+async def test_sends_cancelled_together_put_no_more_on_the_wire() -> None:
+    gate, arrived = asyncio.Event(), list[Inbound]()
+    async with pair(deliver=held(gate, arrived)) as (_, device):
+        sends = [asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(n))) for n in range(1, 8)]
+        await until(lambda: len(device.progress) == 2)
+        for send in reversed(sends):
+            send.cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+        sent = await asyncio.gather(
+            *(device.port.send(ORCHESTRATOR, UPLOAD, bytes(99)) for _ in "ab"), first_free(gate)
+        )
+        assert [len(i.body) for i in arrived] == [1, 99, 99]
+        assert sent[0].resent_bytes == sent[1].resent_bytes == 0
+
+
+async def first_free(gate: asyncio.Event) -> None:
+    gate.set()
+
+
 async def test_closing_fails_what_is_under_way() -> None:
     async with pair() as (orchestrator, _):
         sending = asyncio.create_task(orchestrator.port.send("nobody", Reply("t", 0), b"x"))
@@ -264,6 +320,44 @@ async def test_hostile_frames_and_names_are_counted_and_dropped() -> None:
             device.data.publish(topic, b"\x95garbage")
         await until(lambda: orchestrator.port.dropped == 3)
         await device.port.send(ORCHESTRATOR, UPLOAD, b"fine")
+
+
+async def test_messages_in_invented_names_leave_nothing_behind() -> None:
+    told = list[tuple[str, str]]()
+    options = {"known": lambda name: name == "dev", "on_dropped": lambda name, why: told.append((name, why))}
+    async with pair(**options) as (orchestrator, device):
+        for n in range(2000):
+            device.control.publish(TOPICS.control_from(f"x{n}"), encode(Pong(f"x{n}", 1, 2, 3)))
+            device.data.publish(TOPICS.data_from(f"x{n}"), pack_mark(Mark("t", "", 1, 1, 0)))
+        await until(lambda: orchestrator.port.dropped == 4000)
+        await device.port.send(ORCHESTRATOR, UPLOAD, b"fine")
+        assert list(orchestrator.port._peers) == ["dev"]
+        assert [why for _, why in told] == ["is not a device of this fleet"]
+        assert orchestrator.heard == []
+
+
+@pytest.mark.parametrize("connection", ["control", "data"])
+async def test_a_flood_is_dropped_and_named_once(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Allowance.__init__, "__defaults__", (0.0, 50.0))
+    told = list[tuple[str, str]]()
+    async with pair(on_dropped=lambda name, why: told.append((name, why))) as (orchestrator, device):
+        for n in range(1000):
+            if connection == "control":
+                device.port.control(ORCHESTRATOR, Pong("dev", n, 2, 3))
+            else:
+                device.data.publish(TOPICS.data_from("dev"), pack_mark(Mark("t", "", n, 1, 0)))
+        await until(lambda: orchestrator.port.dropped == 950)
+        assert len(orchestrator.heard) == (50 if connection == "control" else 0)
+        [(name, why)] = told
+        assert name == "dev"
+        assert "messages a second" in why
+
+
+def test_an_allowance_fills_up_again() -> None:
+    allowance = Allowance(rate=10.0, burst=5.0)
+    assert [allowance.take(1.0) for _ in range(6)] == [True] * 5 + [False]
+    assert [allowance.take(1.25) for _ in range(3)] == [True, True, False]
+    assert sum(allowance.take(100.0) for _ in range(50)) == 5
 
 
 async def test_credits_of_another_device_do_not_finish_a_transfer() -> None:

@@ -2,142 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgebed.errors import TransferRefused
-from edgebed.link.inbox import Inbox, Reply
-from edgebed.link.outbox import Outbox, Send, SendChunk
-from edgebed.wire.frames import Chunk, Mark, chunk_count, pack_chunk, unpack
-from edgebed.wire.messages import Credit, Header, Refuse, encode
-from edgebed.wire.messages import Reply as ReplyHeader
-
-SIZE = 10
-HEADER = encode(ReplyHeader("task", 0))
-
-
-def admit(peer: str, header: Header, total: int) -> None: ...
-
-
-@dataclass
-class Channel:
-    """One direction: in order, `delay` seconds, unless told otherwise. With `rate`, that many messages a second."""
-
-    random: random.Random
-    lose: float = 0.0
-    repeat: float = 0.0
-    swap: float = 0.0
-    delay: float = 0.05
-    rate: float = 0.0
-    free_at: float = 0.0
-    queue: list[tuple[float, object]] = field(default_factory=list)
-
-    def put(self, now: float, item: object) -> None:
-        if self.random.random() < self.lose:
-            return
-        for _ in range(2 if self.random.random() < self.repeat else 1):
-            start = max(now, self.free_at)
-            self.free_at = start + (1 / self.rate if self.rate else 0.0)
-            place = len(self.queue) - 1 if self.queue and self.random.random() < self.swap else len(self.queue)
-            self.queue.insert(place, (self.free_at + self.delay, item))
-
-    def get(self, now: float) -> list[object]:
-        ready = []
-        while self.queue and self.queue[0][0] <= now:
-            ready.append(self.queue.pop(0)[1])
-        return ready
-
-
-class World:
-    """A sender, a receiver, three channels and a clock."""
-
-    def __init__(
-        self, bodies: list[bytes], *, window: int = 3, transfers: int = 2, max_bytes: int = 10**6, **bad: float
-    ):
-        self.random = random.Random(int(bad.pop("seed", 0)))
-        self.bodies = {f"t{i}": body for i, body in enumerate(bodies)}
-        self.outbox, self.now = Outbox(window, transfers), 0.0
-        self.inbox = Inbox("orchestrator", "dev", window=window, max_bytes=max_bytes, admit=admit)
-        rate = bad.pop("rate", 0.0)
-        self.data = Channel(self.random, rate=rate, **bad)
-        self.credits, self.queries = Channel(self.random, **bad), Channel(self.random, **bad)
-        self.delivered: list[tuple[str, bytes]] = []
-        self.done: list[str] = []
-        self.sent = self.resent = self.asked = self.peak = 0
-        self.slow_delivery = 0.0
-        self.delivering: tuple[float, str] | None = None
-
-    def start(self) -> None:
-        for name, body in self.bodies.items():
-            self.perform(self.outbox.add(name, chunk_count(len(body), SIZE), self.now))
-
-    def perform(self, sends: list[Send]) -> None:
-        for send in sends:
-            after = self.outbox.before(send.transfer)
-            if isinstance(send, SendChunk):
-                self.sent += 1
-                self.resent += send.again
-                body = memoryview(self.bodies[send.transfer])
-                self.data.put(self.now, pack_chunk(send.transfer, after, send.index, HEADER, body, SIZE))
-            else:
-                self.asked += 1
-                self.queries.put(self.now, send.transfer)
-                self.data.put(self.now, Mark(send.transfer, after, send.number, 0))
-
-    def answer(self, replies: list[Reply]) -> None:
-        for reply in replies:
-            self.credits.put(self.now, reply)
-        if self.delivering is None and (item := self.inbox.take()) is not None:
-            self.delivered.append((item[0], bytes(item[1].body)))
-            self.delivering = (self.now + self.slow_delivery, item[0])
-
-    def step(self) -> None:
-        """On to the next event, but by 10 ms at least; then whatever is due."""
-        events = [channel.queue[0][0] for channel in (self.data, self.credits, self.queries) if channel.queue]
-        if self.delivering is not None:
-            events.append(self.delivering[0])
-        if len(self.outbox):
-            events.append(self.outbox.due)
-        self.now = max(self.now + 0.01, min(events, default=0.0))
-        for item in self.data.get(self.now):
-            if isinstance(item, Mark):
-                self.answer(self.inbox.mark(item))
-            else:
-                assert isinstance(item, bytes)
-                chunk = unpack(item)
-                assert isinstance(chunk, Chunk)
-                self.answer(self.inbox.chunk(chunk, int(self.now * 1e9), len(item))[1])
-            self.peak = max(self.peak, self.inbox.held_bytes)
-        for transfer in self.queries.get(self.now):
-            self.answer(self.inbox.state(str(transfer)))
-        if self.delivering is not None and self.delivering[0] <= self.now:
-            _, transfer = self.delivering
-            self.delivering = None
-            self.answer(self.inbox.finish(transfer))
-        for reply in self.credits.get(self.now):
-            self.on_reply(reply)
-        if len(self.outbox):
-            self.perform(self.outbox.silence(self.now))
-
-    def on_reply(self, reply: object) -> None:
-        assert isinstance(reply, Credit | Refuse)
-        if isinstance(reply, Refuse) or reply.done:
-            if reply.transfer in self.outbox:
-                self.done.append(reply.transfer)
-                self.perform(self.outbox.remove(reply.transfer, self.now))
-        else:
-            self.perform(self.outbox.credit(reply, self.now)[1])
-
-    def run(self, seconds: float = 600.0) -> World:
-        self.start()
-        while len(self.outbox) and self.now < seconds:
-            self.step()
-        return self
-
+from edgebed.link.inbox import FORGOTTEN, PARTIALS, Inbox
+from edgebed.link.outbox import TRIES, Ask, GiveUp, Outbox, Send, SendChunk
+from edgebed.wire.frames import Chunk, Mark, pack_chunk, unpack
+from edgebed.wire.messages import Credit, Header, Refuse
+from tests.unit._world import HEADER, SIZE, World, admit
 
 bodies = st.lists(st.binary(max_size=95), min_size=1, max_size=6)
 
@@ -254,15 +128,67 @@ def test_a_body_greater_than_the_budget_still_arrives() -> None:
     assert world.peak <= 900 + 50 + 3 * SIZE
 
 
-def test_a_receiver_that_forgot_all_gets_it_again() -> None:
+def test_what_was_credited_and_is_forgotten_is_refused() -> None:
+    """It might have been delivered, so it is not sent again."""
     world = World([bytes(100)])
     world.start()
     while not world.inbox.held_bytes > 30:
         world.step()
-    world.inbox = Inbox("orchestrator", "dev", window=3, max_bytes=10**6, admit=admit)
+    world.forget()
+    while len(world.outbox) and world.now < 60:
+        world.step()
+    assert (world.delivered, world.refused) == ([], {"t0": FORGOTTEN})
+    assert world.now < 2.0
+
+
+def test_what_was_forgotten_before_it_was_credited_is_sent_again() -> None:
+    world = World([bytes(100)])
+    world.start()
+    while not world.inbox.held_bytes:
+        world.step()
+    world.forget()
+    world.credits.queue.clear()
     while len(world.outbox) and world.now < 60:
         world.step()
     assert world.delivered == [("t0", bytes(100))]
+
+
+def test_a_forgotten_receipt_does_not_hold_up_the_next_transfer() -> None:
+    """A round is cut while an upload waits at its server half: all its chunks are credited, its receipt never comes.
+    The next upload names it as its forerunner, so it is turned away until the sender asks for the forerunner too."""
+    world = World([bytes(5)])
+    world.slow_delivery = 1e9
+    world.start()
+    while world.now < 0.3:
+        world.step()
+    assert world.delivering is not None
+    world.forget()
+    world.bodies["t1"] = bytes(5)
+    world.slow_delivery = 0.0
+    world.perform(world.outbox.add("t1", 1, world.now))
+    while len(world.outbox) and world.now < 60:
+        world.step()
+    assert world.done == ["t0", "t1"]
+    assert world.refused == {"t0": FORGOTTEN}
+    assert world.sent <= 4
+    assert world.now < 1.0
+
+
+def test_a_chunk_that_is_lost_each_time_ends_its_send() -> None:
+    world = World([bytes(5)])
+    world.start()
+    given_up: list[Send] = []
+    for _ in range(TRIES + 5):
+        credit = Credit("dev", "orchestrator", "t0", 0, 3)
+        asked = world.outbox.credit(credit, world.now)[1]
+        assert not asked or isinstance(asked[0], Ask)
+        _, sends = world.outbox.credit(Credit("dev", "orchestrator", "t0", 0, 3, seen=asked[0].number), world.now)  # type: ignore[union-attr]
+        given_up += [send for send in sends if isinstance(send, GiveUp)]
+        if given_up:
+            break
+        world.perform(sends)
+    assert world.sent == TRIES
+    assert str(TRIES) in given_up[0].why  # type: ignore[union-attr]
 
 
 def test_a_transfer_given_up_unheard_does_not_hold_up_the_next() -> None:
@@ -302,7 +228,11 @@ def test_a_finished_transfer_is_answered_again_and_not_delivered_again() -> None
 
 
 def test_an_unknown_transfer_is_told_to_start_anew() -> None:
-    for replies in (receiver().chunk(chunk(2), 0, 10)[1], receiver().state("t"), receiver().mark(Mark("t", "", 1, 3))):
+    for replies in (
+        receiver().chunk(chunk(2), 0, 10)[1],
+        receiver().state("t"),
+        receiver().mark(Mark("t", "", 1, 3, 0)),
+    ):
         assert [(r.received, r.done) for r in replies if isinstance(r, Credit)] == [(0, False)]
 
 
@@ -311,6 +241,81 @@ def test_a_transfer_whose_forerunner_is_unknown_is_not_begun() -> None:
     assert not inbox.chunk(chunk(0, transfer="b", after="a"), 0, 10)[0]
     assert inbox.chunk(chunk(0, transfer="a"), 0, 10)[0]
     assert inbox.chunk(chunk(0, transfer="b", after="a"), 0, 10)[0]
+
+
+def test_a_transfer_that_was_given_up_is_not_begun_by_a_late_chunk() -> None:
+    """Its withdrawal goes over the control connection and overtakes its chunks."""
+    inbox = receiver()
+    inbox.withdraw("t")
+    assert isinstance(inbox.chunk(chunk(0), 0, 10)[1][0], Refuse)
+    assert inbox.held_bytes == 0
+
+
+def test_all_that_has_begun_can_be_refused_and_stays_so() -> None:
+    inbox = receiver()
+    for index in range(3):
+        inbox.chunk(chunk(index), 0, 10)
+    assert inbox.take() is not None
+    inbox.chunk(chunk(0, transfer="b", after="t"), 0, 10)
+    replies = inbox.refuse_all("the round is over")
+    assert [(r.transfer, r.why) for r in replies if isinstance(r, Refuse)] == [
+        ("t", "the round is over"),
+        ("b", "the round is over"),
+    ]
+    assert inbox.held_bytes == 0
+    assert isinstance(inbox.finish("t")[0], Refuse)  # its delivery ends later
+    assert isinstance(inbox.mark(Mark("b", "t", 1, 3, 1))[0], Refuse)
+    assert inbox.chunk(chunk(0, transfer="c", after="b"), 0, 10)[0]
+
+
+def small(transfer: str, index: int, count: int = 100) -> Chunk:
+    return chunk(index, bytes(SIZE * count), transfer)
+
+
+def test_chunks_beyond_the_grant_are_dropped() -> None:
+    """Sixty windows are sent on a budget of ten chunks; the receiver answers, and keeps what it granted."""
+    inbox = receiver(window=3, max_bytes=10 * SIZE, max_chunk=SIZE)
+    inbox.chunk(small("first", 0), 0, 10)
+    for transfer in ("a", "b", "c"):
+        for index in range(60):
+            inbox.chunk(small(transfer, index), 0, 10)
+    assert inbox.held_bytes <= SIZE + 10 * SIZE + 3 * SIZE
+
+
+def test_only_so_many_transfers_are_open_at_once() -> None:
+    inbox = receiver()
+    for n in range(PARTIALS):
+        assert inbox.chunk(small(f"t{n}", 0), 0, 10)[0]
+    for n in range(PARTIALS, 10_000):
+        assert isinstance(inbox.chunk(small(f"t{n}", 0), 0, 10)[1][0], Refuse)
+    assert inbox.held_bytes <= PARTIALS * SIZE
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (Chunk("t", "", 0, 2, 10**13, 0, memoryview(HEADER), memoryview(bytes(10))), "are not 2 chunks"),
+        (Chunk("t", "", 0, 1, 11, 0, memoryview(HEADER), memoryview(bytes(10))), "are not 1 chunks"),
+        (Chunk("t", "", 0, 5, 5, 0, memoryview(HEADER), memoryview(b"")), "not 1"),
+        (Chunk("t", "", 0, 1, 11, 0, memoryview(HEADER), memoryview(bytes(11))), "too large"),
+        (Chunk("t", "", 0, 1, 1, 0, memoryview(bytes(2 << 20)), memoryview(bytes(1))), "too large"),
+    ],
+)
+def test_a_first_chunk_that_contradicts_itself_is_refused_before_it_is_admitted(bad: Chunk, said: str) -> None:
+    asked: list[int] = []
+    inbox = receiver(max_chunk=SIZE, admit=lambda peer, header, total: asked.append(total))
+    (reply,) = inbox.chunk(bad, 0, 10)[1]
+    assert isinstance(reply, Refuse)
+    assert said in reply.why
+    assert inbox.held_bytes == 0
+    assert asked in ([], [5])
+
+
+def test_the_announced_size_is_what_admit_is_asked_for() -> None:
+    asked: list[int] = []
+    inbox = receiver(admit=lambda peer, header, total: asked.append(total))
+    inbox.chunk(chunk(0, bytes(12345)), 0, 10)
+    assert asked == [12345]
 
 
 def test_refusals_are_repeated_and_nothing_is_kept() -> None:

@@ -1,0 +1,30 @@
+"""How many messages of one peer are taken: a token bucket. Pure; time enters as `now` in seconds of any clock."""
+
+from __future__ import annotations
+
+MESSAGES_S = 5000.0
+"""A busy agent sends some hundred a second: a credit for each MB that it receives, its heartbeat, answers."""
+BURST = 20_000.0
+
+
+class Allowance:
+    """Full at first.
+
+    Args:
+        rate: messages per second in the long run.
+        burst: messages at once.
+    """
+
+    def __init__(self, rate: float = MESSAGES_S, burst: float = BURST) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = burst, 0.0
+
+    def take(self, now: float) -> bool:
+        """Whether one more message is within the rate."""
+        if self._at:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
