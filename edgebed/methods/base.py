@@ -222,6 +222,11 @@ class ServerHalf:
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
         raise NotImplementedError  # the seam that a method fills
 
+    def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
+        """What the last step, with these uploads, trained on: device and samples of every batch, for the simulator to
+        charge; by default every upload once."""
+        return [(d, max((len(t) for t in tensors.values() if t.ndim), default=0)) for d, tensors in uploads.items()]
+
     def weights(self) -> Weights:
         """The trained upper stages by name, on the CPU."""
         raise NotImplementedError  # the seam that a method fills

@@ -1,13 +1,14 @@
 """FedGKT: small extractors on the devices, one big model on the server, knowledge both ways as logits (He et al. 2020,
 algorithm 1; methods.md §1.4). Pure.
 
-Per round a device trains its own extractor and classifier on CE + KL to the server's last logits, and sends features,
-labels and logits; the server trains the upper stages on all devices' features together, on CE + KL to the device's
-logits, and its logits go back. Extractors are never averaged.
+Per round a device trains its own extractor and classifier on CE + KL to the server's last logits, for its local epochs,
+and sends features, labels and logits; the server trains the upper stages on all devices' features together, on CE + KL
+to the device's logits, for epochs of its own, and its logits go back. Extractors are never averaged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, autograd
 from torch.nn import functional
 
+from edgebed.datasets.shard import batch_bounds, shuffled
 from edgebed.errors import EdgebedError, RunError, UsageError
 from edgebed.methods.base import (
     Batch,
@@ -38,7 +40,7 @@ from edgebed.methods.sharing import checked_half, undone_on_error
 from edgebed.models.staged import GIVEN, StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
-LOGITS = f"{GIVEN}logits"
+LOGITS, KNOWN = f"{GIVEN}logits", f"{GIVEN}known"
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -53,35 +55,66 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 @device_half("gkt", head=True)
 def gkt_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch]) -> Half:
-    """Extractor and head; `given.logits` (samples of the round, classes) are the server's for the same batches in the
-    same order, none in a device's first round. The reported loss is the cross entropy alone.
+    """Extractor and head; `given.logits` (samples of the shard, classes) are the server's by row of the shard, of the
+    rows that `given.known` (samples of the shard,) names; there are none in a device's first round. The reported loss
+    is the cross entropy alone.
 
-    Features and logits go up as the batch is trained, like DTFL's, so that sending and computing overlap; the paper
-    sends them in a pass of their own after training **[ours]**.
+    Features and logits of the last epoch go up as the batch is trained, like DTFL's, so that sending and computing
+    overlap; the paper sends them in a pass of their own after training **[ours]**.
     """
     part = DevicePart(model, assignment)
     head = model.head(assignment.stages)
-    temperature = msgspec.convert(assignment.options["temperature"], float)
-    teacher, used = model.given.get("logits"), 0
-    for x, y in batches:
+    teacher = _Teacher(model.given, assignment)
+    first = (assignment.epochs - 1) * teacher.per_epoch
+    for number, (x, y) in enumerate(batches):
         z = part.forward(x)
         logits = head(z)
-        yield Outgoing({"features": part.guard.upload(z), "labels": y, "logits": logits.detach()}, samples=len(y))
-        loss = wanted = functional.cross_entropy(logits, y)
-        if teacher is not None:
-            wanted = loss + distillation(logits, _rows(teacher, used, len(y)), temperature)
-            used += len(y)
-        part.step(loss, len(y), part.guard.loss(wanted, x, z))
+        if number >= first:
+            yield Outgoing({"features": part.guard.upload(z), "labels": y, "logits": logits.detach()}, samples=len(y))
+        loss = functional.cross_entropy(logits, y)
+        part.step(loss, len(y), part.guard.loss(teacher.added(loss, logits, number), x, z))
     return part.trained()
 
 
-def _rows(logits: Tensor, start: int, count: int) -> Tensor:
-    if start + count > len(logits):
-        raise UsageError(
-            f"the server's logits are of {len(logits)} samples, the round has more",
-            cure="keep batch_size, epochs and max_batches as they were when the run began",
-        )
-    return logits[start : start + count]
+class _Teacher:
+    """What the server's logits of the round before teach, batch by batch."""
+
+    def __init__(self, given: Weights, assignment: Assignment) -> None:
+        self._given, self._assignment = given, assignment
+        self._temperature = msgspec.convert(assignment.options["temperature"], float)
+        self._bounds = _bounds(assignment)
+        self.per_epoch = len(self._bounds)
+
+    def added(self, loss: Tensor, logits: Tensor, number: int) -> Tensor:
+        """`loss` and the distillation over the samples of batch `number` that the server has logits of."""
+        if "logits" not in self._given:
+            return loss
+        epoch, place = divmod(number, self.per_epoch)
+        rows = _rows(self._assignment, epoch, self._bounds[place])
+        if len(rows) != len(logits) or len(self._given["logits"]) != _samples(self._assignment):
+            raise UsageError(
+                f"the server's logits are of {len(self._given['logits'])} samples, the shard has others",
+                cure="keep batch_size and max_batches, and the shards, as they were when the run began",
+            )
+        known = self._given["known"][rows]
+        if not known.any():
+            return loss
+        taught = distillation(logits[known], self._given["logits"][rows][known], self._temperature)
+        return loss + taught * (int(known.sum()) / len(known))
+
+
+def _samples(assignment: Assignment) -> int:
+    """Samples of the device's shard."""
+    return msgspec.convert(assignment.options["samples"], int)
+
+
+def _bounds(assignment: Assignment) -> list[tuple[int, int]]:
+    return batch_bounds(_samples(assignment), assignment.batch_size, assignment.max_batches)
+
+
+def _rows(assignment: Assignment, epoch: int, bounds: tuple[int, int]) -> Tensor:
+    """The rows of the shard in one batch: its order follows from the assignment's seed, so it need not be sent."""
+    return shuffled(_samples(assignment), assignment.seed, epoch)[slice(*bounds)]
 
 
 # ---- server half -----------------------------------------------------------------------------------------------------
@@ -89,11 +122,12 @@ def _rows(logits: Tensor, start: int, count: int) -> Tensor:
 
 class CommonUpper(ServerHalf):
     """One copy of the upper stages for all devices. A step takes a batch of every device that is still training, in the
-    order of their names, and trains on one after the other; so memory holds a few batches of each device, and the bits
-    do not depend on who was first. Batches of a device that is lost later stay in the common model **[ours]**.
+    order of their names, and trains on one after the other; so the bits do not depend on who was first. Batches of a
+    device that is lost later stay in the common model **[ours]**.
 
-    The logits are those of the forward pass that trains, before its step **[ours]**: a pass of its own would double
-    the server's work.
+    With one epoch memory holds a few batches of each device; with more, all features of the round are kept, and the
+    step with the last upload goes through them again. The logits that go back are those of the last epoch, each
+    batch's after the step on it (algorithm 1); running statistics are not moved a second time by that.
     """
 
     def __init__(
@@ -103,29 +137,62 @@ class CommonUpper(ServerHalf):
         assignments: Mapping[str, Assignment],
         temperature: float,
         accelerator: torch.device,
+        epochs: int = 1,
     ) -> None:
         first = next(iter(assignments.values()))
         self.devices = tuple(sorted(assignments))
-        self.temperature, self.accelerator = temperature, accelerator
+        self.temperature, self.accelerator, self.epochs = temperature, accelerator, epochs
         self.shape, self.classes = model.feature_shape(first.stages), model.classes
         self.upper = copy.deepcopy(model.upper(first.stages))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
         self.upper.to(accelerator).train()
         self.optimizer = make_optimizer(self.upper.parameters(), first.optimizer)
-        self.logits: dict[str, list[Tensor]] = {device: [] for device in self.devices}
+        self.logits: dict[str, dict[int, Tensor]] = {device: {} for device in self.devices}
+        self._left = {device: len(_bounds(assignment)) for device, assignment in assignments.items()}
+        self._seen = dict.fromkeys(self.devices, 0)
+        self._kept: list[tuple[str, int, Weights]] = []  # device, number of the batch, its tensors
+        self._worked: list[tuple[str, int]] = []
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
         errors: dict[str, EdgebedError] = {}
+        self._worked = []
         for device in sorted(uploads):
+            number = self._seen[device]
             try:
-                with undone_on_error(self.upper):
-                    self.logits[device].append(self._train(device, uploads[device]))
+                self._learn(device, number, uploads[device], last=self.epochs == 1)
             except EdgebedError as error:
                 errors[device] = error
+                continue
+            self._seen[device] += 1
+            if self.epochs > 1:
+                self._kept.append((device, number, uploads[device]))
+        if all(self._seen[device] >= self._left[device] for device in uploads if device not in errors):
+            self._go_on()
         return errors
 
-    def _train(self, device: str, tensors: Weights) -> Tensor:
-        """One step on one device's batch; its logits. Raises EdgebedError, before the step, where it is no use."""
+    def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
+        return self._worked
+
+    def _go_on(self) -> None:
+        """The epochs after the first, over all batches of the round in the order they were first used."""
+        kept, self._kept = self._kept, []
+        for epoch in range(2, self.epochs + 1 if kept else 2):
+            for device, number, tensors in kept:
+                with contextlib.suppress(EdgebedError):  # the batch is left out, as what it would have done is undone
+                    self._learn(device, number, tensors, last=epoch == self.epochs)
+
+    def _learn(self, device: str, number: int, tensors: Weights, *, last: bool) -> None:
+        """One step on one device's batch; in the last epoch its logits after that. Raises EdgebedError, and leaves all
+        as it was, where it is no use."""
+        with undone_on_error(self.upper):
+            self._train(device, tensors)
+        samples = len(tensors["labels"])
+        if last:
+            self.logits[device][number] = self._answer(tensors["features"])
+            samples += samples // 3  # a forward pass is a third of a step
+        self._worked.append((device, samples))
+
+    def _train(self, device: str, tensors: Weights) -> None:
         features, labels = checked_upload(tensors, device, self.shape, self.classes)
         teacher = tensors.get("logits")
         if teacher is None or teacher.shape != (len(labels), self.classes):
@@ -141,9 +208,16 @@ class CommonUpper(ServerHalf):
         autograd.backward(loss)
         checked_half(self.upper, f"the server half with a batch of device {device!r}")
         self.optimizer.step()
-        return out.detach().cpu()
+
+    def _answer(self, features: Tensor) -> Tensor:
+        """The logits of a batch, normalised by its own statistics as in training; the running ones stay."""
+        buffers = {name: value.clone() for name, value in self.upper.named_buffers()}
+        with torch.no_grad():
+            out: Tensor = torch.func.functional_call(self.upper, buffers, (features.to(self.accelerator),))
+        return out.cpu()
 
     def weights(self) -> Weights:
+        self._go_on()  # where the device with the most batches was lost, no step was the last
         return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
 
 
@@ -154,18 +228,23 @@ class FedGKT(Method):
     """**[ours]**, so that a run resumes and can be evaluated: a device's extractor and head go up as its update and
     come down again with its next task; they are kept by device and merged with nobody's. The lower stages and heads of
     the global weights stay as they were at the start: what a device begins with that has not trained yet. The server's
-    logits come down with the task too, for which a device meets its batches in the same order in every round. All this
-    is sent, and counted, like any other byte; the paper's devices keep their extractors and send none of it.
+    logits come down with the task too, by row of the shard, since a device meets its samples in another order in every
+    round. All this is sent, and counted, like any other byte; the paper's devices keep their extractors and send none
+    of it.
     """
 
     name = "fedgkt"
-    variants = ({"cut": 1, "temperature": 1.0},)
+    variants = ({"cut": 1, "temperature": 1.0, "server_epochs": 2},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-        """`cut`: stages of the extractor; `temperature`: T of both KL terms."""
+        """`cut`: stages of the extractor; `temperature`: T of both KL terms; `server_epochs`: how often the server goes
+        through a round's features (the authors' runs of ResNet-56: 20). Local epochs are `training.epochs`."""
 
         cut: Annotated[int, msgspec.Meta(ge=1)] = 2
         temperature: Annotated[float, msgspec.Meta(gt=0)] = 3.0
+        server_epochs: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    options: Options
 
     def setup(self, context: Context) -> None:
         super().setup(context)
@@ -175,7 +254,8 @@ class FedGKT(Method):
                 cure=f"choose a cut of: {', '.join(map(str, context.model.cuts_with_head)) or 'another model'}",
             )
         self.own: dict[str, Weights] = {}  # extractor and head, by device
-        self.logits: dict[str, Tensor] = {}  # the server's, by device: (samples of a round, classes)
+        self.logits: dict[str, Tensor] = {}  # the server's, by device: (samples of the shard, classes)
+        self.known: dict[str, Tensor] = {}  # which rows of it are: (samples of the shard,) bool
         self._half: CommonUpper | None = None
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
@@ -185,11 +265,11 @@ class FedGKT(Method):
                     self.context,
                     device,
                     schedule,
-                    0,  # the order of batches of the first round, in every round
+                    round,
                     stages=self.options.cut,
                     objective="gkt",
                     uploads=("features", "logits", "weights"),
-                    options={"temperature": self.options.temperature},
+                    options={"temperature": self.options.temperature, "samples": device.samples},
                 )
                 for device in devices
             }
@@ -198,14 +278,21 @@ class FedGKT(Method):
     def task_weights(self, weights: Weights, assignment: Assignment) -> Weights:
         device = assignment.device
         tensors = self.own.get(device) or super().task_weights(weights, assignment)
-        return {**tensors, LOGITS: self.logits[device]} if device in self.logits else tensors
+        if device not in self.logits:
+            return tensors
+        return {**tensors, LOGITS: self.logits[device], KNOWN: self.known[device]}
+
+    def count_uploads(self, assignment: Assignment, batches: int) -> int:
+        """Of the last epoch alone."""
+        return batches // assignment.epochs
 
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
     ) -> list[ServerHalf]:
         if not assignments:
             return []
-        self._half = CommonUpper(self.context.model, weights, assignments, self.options.temperature, accelerator)
+        temperature, epochs = self.options.temperature, self.options.server_epochs
+        self._half = CommonUpper(self.context.model, weights, assignments, temperature, accelerator, epochs)
         return [self._half]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
@@ -214,8 +301,19 @@ class FedGKT(Method):
             return weights
         for part in contributions:
             self.own[part.device] = part.weights
-            self.logits[part.device] = torch.cat(self._half.logits[part.device])
+            self._remember(part.assignment, self._half.logits[part.device])
         return {**weights, **contributions[0].server_weights}
+
+    def _remember(self, assignment: Assignment, logits: Mapping[int, Tensor]) -> None:
+        """Keep the logits of a device's batches by row of its shard; rows of no batch keep those of before."""
+        device, samples = assignment.device, _samples(assignment)
+        if len(self.known.get(device, ())) != samples:
+            self.logits[device] = torch.zeros(samples, self.context.model.classes)
+            self.known[device] = torch.zeros(samples, dtype=torch.bool)
+        for number, bounds in enumerate(_bounds(assignment)):
+            if number in logits:
+                rows = _rows(assignment, assignment.epochs - 1, bounds)
+                self.logits[device][rows], self.known[device][rows] = logits[number], True
 
     def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:
         """Mean over the devices of what each classifies with its own extractor and the server's stages **[ours]**."""
@@ -234,13 +332,14 @@ class FedGKT(Method):
 
     def tensors(self) -> Weights:
         kept = {f"own/{device}/{name}": w for device, own in self.own.items() for name, w in own.items()}
-        return {**kept, **{f"logits/{device}": value for device, value in self.logits.items()}}
+        known = {f"known/{device}": value for device, value in self.known.items()}
+        return {**kept, **known, **{f"logits/{device}": value for device, value in self.logits.items()}}
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.own, self.logits = {}, {}
+        self.own, self.logits, self.known = {}, {}, {}
         for key, value in tensors.items():
             kind, device, *name = key.split("/")
             if kind == "own":
                 self.own.setdefault(device, {})[name[0]] = value
             else:
-                self.logits[device] = value
+                (self.logits if kind == "logits" else self.known)[device] = value

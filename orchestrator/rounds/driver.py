@@ -320,7 +320,8 @@ class RoundDriver:
 
     def _check(self, device: str, work: Work, report: Report, weights: Weights) -> m.Dropped | None:
         """Why an update may not be merged, if it may not."""
-        expected = report.batches if "features" in work.task.assignment.uploads else len(work.uploads)
+        assignment, streams = work.task.assignment, "features" in work.task.assignment.uploads
+        expected = self._method.count_uploads(assignment, report.batches) if streams else len(work.uploads)
         if len(work.uploads) != expected or max(work.uploads, default=-1) >= expected:
             return m.Dropped(device, "refused", f"of its {expected} uploads {len(work.uploads)} came")
         if why := traffic_fault(report, work.upload_bytes, work.download_bytes):

@@ -36,7 +36,7 @@ class SimulatedTrainer(ServerTrainer):
         async with self._free:
             start = now_ns()
             replies = half.step(uploads)
-            known = [(self._assignments[d], _samples(t)) for d, t in uploads.items() if d in self._assignments]
+            known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
             await asyncio.sleep(self._step_s([a for a, _ in known], [n for _, n in known]))
             return replies, start, now_ns()
 
@@ -44,7 +44,3 @@ class SimulatedTrainer(ServerTrainer):
 def slots(wanted: Simulation, devices: int) -> int:
     """Halves that train at once. Of 0 wanted as many as there can be: no device has more than one."""
     return wanted.server_slots or devices
-
-
-def _samples(tensors: Weights) -> int:
-    return max((len(value) for value in tensors.values() if value.ndim), default=0)

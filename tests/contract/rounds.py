@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import nn
 
+from edgebed.datasets.shard import batch_bounds, shuffled
 from edgebed.methods.base import (
     METHODS,
     Batch,
@@ -99,22 +100,16 @@ def labelled(device: DeviceView) -> DeviceView:
 
 
 def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
-    """Mini-batches in the order that the assignment's seed fixes. A last one of one sample joins the one before, as in
-    `datasets.shard`."""
+    """Mini-batches in the order that the assignment's seed fixes, as `datasets.shard` gives them."""
     return islice(_epochs(data, assignment), assignment.steps or None)
 
 
 def _epochs(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     x, y = data
-    generator = torch.Generator().manual_seed(assignment.seed)
-    for _ in range(assignment.steps or assignment.epochs):
-        order = torch.randperm(len(y), generator=generator)
-        starts = range(0, len(y), assignment.batch_size)
-        lots = [order[start : start + assignment.batch_size] for start in starts]
-        if len(lots) > 1 and len(lots[-1]) == 1:
-            lots[-2:] = [torch.cat(lots[-2:])]
-        for chosen in islice(lots, assignment.max_batches or None):
-            yield x[chosen], y[chosen]
+    for epoch in range(assignment.steps or assignment.epochs):
+        order = shuffled(len(y), assignment.seed, epoch)
+        for start, stop in batch_bounds(len(y), assignment.batch_size, assignment.max_batches):
+            yield x[order[start:stop]], y[order[start:stop]]
 
 
 def work_s(cpus: float, batches: int, stages: int) -> float:

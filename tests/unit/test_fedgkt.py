@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from edgebed.datasets.shard import shuffled
 from edgebed.errors import UsageError
 from edgebed.methods.base import find_half
-from edgebed.methods.fedgkt import LOGITS, CommonUpper, FedGKT, distillation
+from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Optimizer
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
@@ -39,58 +40,101 @@ def plain_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return 9 * (p * (p.log() - (student / 3).log_softmax(1))).sum(1).mean()
 
 
-def test_a_device_trains_on_the_labels_and_on_the_servers_logits_of_the_same_samples() -> None:
-    assignment = method().plan(4, [view("a")], SGD).assignments["a"]
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_device_trains_on_the_labels_and_on_the_servers_logits_of_the_same_samples(epochs: int) -> None:
+    """Over all its epochs, each in an order of its own; features of the last one go up. The server has no logits of row
+    3 of the shard."""
+    schedule = msgspec.structs.replace(SGD, epochs=epochs)
+    assignment = method().plan(4, [view("a")], schedule).assignments["a"]
     batches = list(batches_of(shard("a"), assignment))
     given = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
+    known = torch.arange(10) != 3
     model, plain = small_model().train(), small_model().train()
-    model.load({LOGITS: given})
+    model.load({LOGITS: given, KNOWN: known})
     half = find_half("gkt")(model, assignment, batches)
-    uploads = [{name: value.clone() for name, value in next(half).tensors.items()} for _ in batches]
+    uploads = [{name: value.clone() for name, value in next(half).tensors.items()} for _ in range(3)]
     with pytest.raises(StopIteration) as end:
         next(half)
+    assert end.value.value.batches == 3 * epochs
     optimizer = torch.optim.SGD([*plain.lower(2).parameters(), *plain.head(2).parameters()], lr=0.05)
-    start = 0
-    for (x, y), sent in zip(batches, uploads, strict=True):
+    orders = [row for epoch in range(epochs) for row in shuffled(10, assignment.seed, epoch).split(4)]
+    for number, ((x, y), rows) in enumerate(zip(batches, orders, strict=True)):
         z = plain.lower(2)(x)
         logits = plain.head(2)(z)
-        torch.testing.assert_close(sent["features"], z, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(sent["logits"], logits, atol=1e-5, rtol=1e-4)
-        assert torch.equal(sent["labels"], y)
+        if number >= 3 * (epochs - 1):
+            sent = uploads[number - 3 * (epochs - 1)]
+            torch.testing.assert_close(sent["features"], z, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(sent["logits"], logits, atol=1e-5, rtol=1e-4)
+            assert torch.equal(sent["labels"], y)
+        taught = known[rows]
+        kl = plain_kl(logits[taught], given[rows][taught]) * taught.sum() / len(rows)
         optimizer.zero_grad()
-        (nn.functional.cross_entropy(logits, y) + plain_kl(logits, given[start : start + len(y)])).backward()
+        (nn.functional.cross_entropy(logits, y) + kl).backward()
         optimizer.step()
-        start += len(y)
     for name, value in end.value.value.weights.items():
         torch.testing.assert_close(value, plain.state_dict()[name], atol=1e-5, rtol=1e-4)
 
 
-def test_the_server_trains_one_model_on_the_batches_of_all_in_the_order_of_names() -> None:
-    model = small_model()
-    plan = method().plan(0, [view("a"), view("b")], SGD)
-    assignments = {"b": plan.assignments["b"], "a": plan.assignments["a"]}
-    upper = CommonUpper(model, model.weights(), assignments, 3.0, CPU)
+def server_uploads(*devices: str) -> dict[str, Weights]:
     generator = torch.Generator().manual_seed(0)
-    uploads: dict[str, Weights] = {
+    return {
         device: {
             "features": torch.randn(4, 4, 6, 6, generator=generator),
             "labels": torch.tensor([0, 1, 2, 3]),
             "logits": torch.randn(4, 4, generator=generator),
         }
-        for device in ("b", "a")
+        for device in devices
     }
-    assert upper.step(uploads) == {}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_server_trains_one_model_on_the_batches_of_all_and_answers_after_the_step(epochs: int) -> None:
+    """Two devices with two batches each, in the order of names; as many epochs; logits of the last one, each batch's
+    after the step on it."""
+    model = small_model()
+    plan = method().plan(0, [view("a", 8), view("b", 8)], SGD)
+    assignments = {"b": plan.assignments["b"], "a": plan.assignments["a"]}
+    upper = CommonUpper(model, model.weights(), assignments, 3.0, CPU, epochs)
+    steps = [server_uploads("b", "a"), server_uploads("a", "b")]
+    assert [upper.step(uploads) for uploads in steps] == [{}, {}]
     plain = copy.deepcopy(model.upper(2)).train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
-    for device in ("a", "b"):
-        sent = uploads[device]
-        logits = plain(sent["features"])
-        torch.testing.assert_close(upper.logits[device][0], logits)
-        optimizer.zero_grad()
-        (nn.functional.cross_entropy(logits, sent["labels"]) + plain_kl(logits, sent["logits"])).backward()
-        optimizer.step()
+    answers = {}
+    for epoch in range(epochs):
+        for number, uploads in enumerate(steps):
+            for device in ("a", "b"):
+                sent = uploads[device]
+                logits = plain(sent["features"])
+                optimizer.zero_grad()
+                (nn.functional.cross_entropy(logits, sent["labels"]) + plain_kl(logits, sent["logits"])).backward()
+                optimizer.step()
+                if epoch == epochs - 1:
+                    with torch.no_grad():
+                        answers[device, number] = copy.deepcopy(plain)(sent["features"])
+    for (device, number), expected in answers.items():
+        torch.testing.assert_close(upper.logits[device][number], expected, atol=1e-5, rtol=1e-4)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(upper.weights()[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_simulator_is_told_of_every_epoch_of_the_server() -> None:
+    """Two batches of four samples; the last epoch's answers are a forward pass more, a third of a step."""
+    model = small_model()
+    upper = CommonUpper(model, model.weights(), method().plan(0, [view("a", 8)], SGD).assignments, 3.0, CPU, 3)
+    for expected in ([("a", 4)], [("a", 4)] * 3 + [("a", 5)] * 2):
+        uploads = server_uploads("a")
+        upper.step(uploads)
+        assert upper.worked(uploads) == expected
+
+
+def test_the_server_s_epochs_are_made_up_for_where_the_device_with_the_most_batches_is_lost() -> None:
+    model = small_model()
+    assignments = method().plan(0, [view("a", 4), view("b", 8)], SGD).assignments
+    upper = CommonUpper(model, model.weights(), assignments, 3.0, CPU, 2)
+    upper.step(server_uploads("a", "b"))
+    assert not upper.logits["a"]
+    upper.weights()
+    assert set(upper.logits["a"]) == {0}
 
 
 async def test_own_extractors_and_logits_come_down_again_and_are_merged_with_nobodys() -> None:
@@ -106,10 +150,33 @@ async def test_own_extractors_and_logits_come_down_again_and_are_merged_with_nob
     assert set(made.task_weights(after, made.plan(1, [view("new")], SCHEDULE).assignments["new"])) == set(names)
 
 
-async def test_a_device_meets_its_batches_in_the_same_order_in_every_round() -> None:
+async def test_logits_find_their_samples_again_in_another_order_of_batches() -> None:
+    """Each round has an order of its own; what comes down is by row of the shard."""
     made = method()
-    seeds = {made.plan(number, [view("a")], SCHEDULE).assignments["a"].seed for number in range(3)}
-    assert len(seeds) == 1
+    await play(made, small_model().weights(), {"a": 10}, range(1))
+    first, second = (made.plan(number, [view("a")], SCHEDULE).assignments["a"] for number in (0, 1))
+    assert first.seed != second.seed
+    assert made._half is not None
+    rows = shuffled(10, first.seed, 0)
+    by_batch = torch.cat([made._half.logits["a"][number] for number in range(3)])
+    task = made.task_weights(small_model().weights(), second)
+    assert torch.equal(task[LOGITS][rows], by_batch)
+    assert task[KNOWN].all()
+
+
+async def test_with_a_few_batches_of_an_epoch_logits_are_known_of_their_samples_alone() -> None:
+    made = method()
+    schedule = msgspec.structs.replace(SCHEDULE, max_batches=1)
+    assignment = made.plan(0, [view("a")], schedule).assignments["a"]
+    made._remember(assignment, {0: torch.ones(4, 4)})
+    rows = shuffled(10, assignment.seed, 0)[:4]
+    assert sorted(made.known["a"].nonzero().flatten().tolist()) == sorted(rows.tolist())
+
+
+def test_several_local_epochs_make_one_epoch_s_uploads() -> None:
+    made = method()
+    assignment = made.plan(0, [view("a")], msgspec.structs.replace(SCHEDULE, epochs=4)).assignments["a"]
+    assert made.count_uploads(assignment, 12) == 3
 
 
 async def test_the_score_is_the_mean_over_the_devices() -> None:
@@ -129,9 +196,8 @@ async def test_the_score_is_the_mean_over_the_devices() -> None:
 def test_another_number_of_samples_than_before_is_refused() -> None:
     assignment = method().plan(0, [view("a")], SCHEDULE).assignments["a"]
     model = small_model()
-    model.load({LOGITS: torch.zeros(7, 4)})
+    model.load({LOGITS: torch.zeros(7, 4), KNOWN: torch.ones(7, dtype=torch.bool)})
     half = find_half("gkt")(model, assignment, list(batches_of(shard("a"), assignment)))
-    next(half)
     next(half)
     with pytest.raises(UsageError, match="of 7 samples"):
         next(half)
