@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -21,6 +20,7 @@ from torch import Tensor
 from edgebed.datasets.augment import cropped, cut_out, draws
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Augment, Privacy
+from edgebed.wire.order import batch_bounds, shuffled
 
 VERSION = 2
 MOST_CLASSES = 1_000_000
@@ -93,26 +93,6 @@ def single_rows(samples: int, count: int, seed: int) -> list[int]:
     """The rows of `count` samples in an order that `seed` fixes; all of them before any comes again."""
     epochs = math.ceil(count / samples)
     return [int(row) for epoch in range(epochs) for row in shuffled(samples, seed, epoch)][:count]
-
-
-def shuffled(samples: int, seed: int, epoch: int) -> Tensor:
-    """The rows 0..samples-1 in an order that depends on the arguments only.
-
-    Sorted by Philox numbers: NumPy promises that those never change, and does not for `permutation`. A fleet may mix
-    versions.
-    """
-    numbers = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(samples)
-    return torch.from_numpy(np.argsort(numbers, kind="stable"))
-
-
-def batch_bounds(samples: int, batch_size: int, max_batches: int = 0) -> list[tuple[int, int]]:
-    """Where the batches of one epoch begin and end. A last batch of one sample joins the one before, for batch norm
-    cannot train on one **[ours]**."""
-    count = max(1, math.ceil(samples / batch_size))
-    if count > 1 and samples - (count - 1) * batch_size == 1:
-        count -= 1
-    bounds = [(i * batch_size, samples if i == count - 1 else (i + 1) * batch_size) for i in range(count)]
-    return bounds[:max_batches] if max_batches else bounds
 
 
 def len_batches(samples: int, batch_size: int, max_batches: int = 0) -> int:

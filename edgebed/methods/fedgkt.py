@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, autograd
 from torch.nn import functional
 
-from edgebed.datasets.shard import batch_bounds, shuffled
 from edgebed.errors import EdgebedError, RunError, UsageError
 from edgebed.methods.base import (
     Batch,
@@ -39,6 +38,7 @@ from edgebed.methods.halves import DevicePart, Half, checked_loss, checked_uploa
 from edgebed.methods.sharing import checked_half, undone_on_error
 from edgebed.models.staged import GIVEN, StagedModel, Weights
 from edgebed.wire.messages import Assignment
+from edgebed.wire.order import batch_bounds, shuffled
 
 LOGITS, KNOWN = f"{GIVEN}logits", f"{GIVEN}known"
 

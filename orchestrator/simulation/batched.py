@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from edgebed.datasets.shard import Shard, batch_bounds
+from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
 from edgebed.methods.halves import make_optimizer
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Privacy
+from edgebed.wire.order import batch_bounds
 from orchestrator.simulation.halves import Moment, batches_of
 
 ALIKE = ("head", "output")

@@ -7,10 +7,10 @@ from statistics import mean, median
 
 import msgspec
 
-from edgebed.datasets.shard import batch_bounds
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
 from edgebed.wire.messages import Assignment, Codec, Phase
+from edgebed.wire.order import batch_bounds
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.facts import Clock, RoundFacts, RunFacts, Stretch
 from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived

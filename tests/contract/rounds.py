@@ -20,7 +20,6 @@ import msgspec
 import torch
 from torch import nn
 
-from edgebed.datasets.shard import batch_bounds, shuffled
 from edgebed.methods.base import (
     METHODS,
     Batch,
@@ -40,6 +39,7 @@ from edgebed.methods.merging import fault
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
+from edgebed.wire.order import batch_bounds, shuffled
 from orchestrator.training.server import ServerTrainer, StepResult
 
 CPU = torch.device("cpu")

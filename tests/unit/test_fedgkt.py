@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from edgebed.datasets.shard import shuffled
 from edgebed.errors import UsageError
 from edgebed.methods.base import find_half
 from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Optimizer
+from edgebed.wire.order import shuffled
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 SGD = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))

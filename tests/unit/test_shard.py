@@ -16,15 +16,14 @@ from safetensors.torch import save_file
 from edgebed.datasets.shard import (
     About,
     Shard,
-    batch_bounds,
     len_batches,
     normalise,
     read_shard,
-    shuffled,
     write_idle_shard,
     write_shard,
 )
 from edgebed.errors import UsageError
+from edgebed.wire.order import batch_bounds, shuffled
 
 
 def numbered(samples: int) -> Shard:
