@@ -26,6 +26,10 @@ MOUNT = Path("/sys/fs/cgroup")
 PARENT = "edgebed"
 SLICE = "edgebed.slice"
 """The parent of all devices' cgroups; the second where systemd names them."""
+CHILD = "device"
+"""The cgroup below a container's that Edgebed makes where systemd looks after the container's own."""
+MOVES = 100
+"""Times that a cgroup is looked through for processes that a move has missed, for a process may fork meanwhile."""
 
 
 def version_of(mount: Path = MOUNT) -> int:
@@ -56,10 +60,13 @@ class Cgroup:
 
     @classmethod
     def of_process(cls, pid: int, mount: Path = MOUNT) -> Cgroup:
-        """The cgroup that a process is in."""
-        return cls(
-            parse_membership(Path(f"/proc/{pid}/cgroup").read_text(), version_of(mount), mount), version_of(mount)
-        )
+        """The cgroup that a process is in. Raises LimitError where there is no such process."""
+        try:
+            membership = Path(f"/proc/{pid}/cgroup").read_text()
+        except OSError:
+            raise LimitError(f"process {pid} has ended", cure="see its log") from None
+        version = version_of(mount)
+        return cls(parse_membership(membership, version, mount), version)
 
     def make(self) -> None:
         """Create it; version 2 needs its controllers switched on from the root down."""
@@ -75,6 +82,28 @@ class Cgroup:
             for folder in (path.parent.parent, path.parent):
                 write(folder / "cgroup.subtree_control", "+cpu +memory")
         self.favour()
+
+    def take_in(self) -> Cgroup:
+        """Move every process of this cgroup into a child, made for them, and return the child. Version 2 only: there
+        limits stand where the engine's systemd, which rounds quotas to 1 % of a CPU, never writes.
+
+        Raises:
+            LimitError: the kernel refuses, or new processes come faster than they can be moved.
+        """
+        child = Cgroup({controller: path / CHILD for controller, path in self.paths.items()}, self.version)
+        try:
+            child.paths["cpu"].mkdir(exist_ok=True)
+        except OSError as error:
+            raise LimitError(
+                f"cannot make the cgroup {child.paths['cpu']}: {error.strerror}", cure="run as root"
+            ) from None
+        for _ in range(MOVES):
+            if not (pids := self.pids()):
+                write(self.paths["cpu"] / "cgroup.subtree_control", "+cpu +memory")
+                return child
+            for pid in pids:
+                _join(child, pid)
+        raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", cure="start the device again")
 
     def favour(self) -> None:
         """Let all devices together go before other programs of the host, up to their quotas. Only ever done to the
@@ -131,6 +160,16 @@ class Cgroup:
             except OSError:
                 gone = False
         return gone
+
+
+def _join(cgroup: Cgroup, pid: int) -> None:
+    for name in cgroup.procs_files():
+        try:
+            Path(name).write_text(str(pid))
+        except ProcessLookupError:  # it has ended meanwhile
+            return
+        except OSError as error:
+            raise LimitError(f"{name} does not take process {pid}: {error.strerror}", cure="run as root") from None
 
 
 def parse_membership(text: str, version: int, mount: Path) -> dict[str, Path]:

@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import docker.errors
 import docker.types
+import msgspec
 
 from edgebed.errors import FleetError, LimitError
 from orchestrator.fleet import leftovers, links, owner
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
+from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, Limits
@@ -69,6 +71,7 @@ class DockerFleet:
         self._shards: dict[str, Path] = {}
         self._limits: dict[str, Limits] = {}
         self._image, self._systemd = "", False
+        self._taken_in: set[str] = set()  # containers whose processes stand in a cgroup of ours
         self._making = Making()
         self._ending: set[str] = set()
         self._watch: _ExitWatch | None = None
@@ -132,9 +135,18 @@ class DockerFleet:
             container = self._run(self._settings(name))
             container.reload()
             if links.is_ours(container):
-                with contextlib.suppress(LimitError, OSError):  # a priority, not a limit
-                    Cgroup.of_process(int(container.attrs["State"]["Pid"])).favour()
+                self._take_in(container)
             self._containers[name] = container
+
+    def _take_in(self, container: Any) -> None:
+        """Priority over other programs; and where systemd would round the quota, a cgroup for it that systemd leaves
+        alone. Where that cannot be had, `confirm` refuses a quota that is rounded."""
+        with contextlib.suppress(LimitError, OSError):
+            cgroup = Cgroup.of_process(_pid(container))
+            cgroup.favour()
+            if self._systemd and cgroup.version == 2:
+                cgroup.take_in()
+                self._taken_in.add(container.id)
 
     def _run(self, settings: dict[str, Any]) -> Any:
         try:
@@ -210,6 +222,14 @@ class DockerFleet:
 
     def _set(self, device: str, limits: Limits) -> None:
         container = self._container(device)
+        if container.id in self._taken_in:
+            Cgroup.of_process(_pid(container)).set(limits)
+        else:
+            self._update(container, device, limits)
+        assert self._shaper is not None
+        self._shaper.shape(container, limits)
+
+    def _update(self, container: Any, device: str, limits: Limits) -> None:
         memory = limits.memory_mib * 2**20
         try:
             container.update(
@@ -220,8 +240,6 @@ class DockerFleet:
                 f"{device}: the engine refuses its limits: {error.explanation or error}",
                 cure="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
             ) from None
-        assert self._shaper is not None
-        self._shaper.shape(container, limits)
 
     async def held(self, device: str) -> Held:
         return await asyncio.to_thread(self._read, device)
@@ -230,7 +248,7 @@ class DockerFleet:
         assert self._shaper is not None
         container = self._container(device)
         alive = container.status == "running"
-        group, source = _group_of(container)
+        group, source = _group_of(container, self._shaper)
         up, down = self._shaper.read(container) if alive else (links.NOTHING, links.NOTHING)
         sent, received = self._shaper.counters(container) if alive else (0, 0)
         return Held(
@@ -269,12 +287,21 @@ class DockerFleet:
         return container
 
 
-def _group_of(container: Any) -> tuple[Group, str]:
-    """Limits and use from the kernel's files where they can be seen, else as the engine tells."""
+def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:
+    """Limits and use from the kernel's files where they can be seen, else as the engine tells. It tells the quota that
+    it was asked for; the one in force is then read by the helper."""
     if links.is_ours(container):
         with contextlib.suppress(LimitError, OSError):
-            return Cgroup.of_process(int(container.attrs["State"]["Pid"])).read(), "cgroup files"
-    return parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False)), "docker inspect"
+            return Cgroup.of_process(_pid(container)).read(), "cgroup files"
+    group = parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False))
+    if files := shaper.quota(container):
+        dump = "; ".join(f"{name}: {text}" for name, text in files.items())
+        return msgspec.structs.replace(group, cpus=quota_cpus(files), dump=dump), "docker inspect and the helper"
+    return group, "docker inspect"
+
+
+def _pid(container: Any) -> int:
+    return int(container.attrs["State"]["Pid"])
 
 
 class _ExitWatch:

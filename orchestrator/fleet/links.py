@@ -16,6 +16,14 @@ from orchestrator.fleet.throttle import Shaped, ifb_commands, parse_qdisc, shape
 
 DEVICE_END = "eth0"
 IFB = "ifb-down"
+QUOTA_SCRIPT = """
+find /host-cgroups -maxdepth 8 -type d -name '*{id}*' | while read -r folder; do
+  cd "$folder" && for name in cpu.max cpu.cfs_quota_us cpu.cfs_period_us; do
+    [ ! -e $name ] || echo "$name $(cat $name)"
+  done
+done
+"""
+SEEN = {"/sys/fs/cgroup": {"bind": "/host-cgroups", "mode": "ro"}}
 NOTHING = Shaped(None, 0, 0, "not running")
 
 
@@ -31,6 +39,9 @@ class Shaper(Protocol):
 
     def counters(self, container: Any) -> tuple[int, int]:
         """Bytes up and down since the container started."""
+
+    def quota(self, container: Any) -> dict[str, str]:
+        """What the kernel's files of the container's CPU quota hold, by name; none where they cannot be seen."""
 
 
 class HostShaper:
@@ -54,6 +65,9 @@ class HostShaper:
     def counters(self, container: Any) -> tuple[int, int]:
         folder = Path("/sys/class/net") / _host_end(_pid(container)) / "statistics"
         return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
+
+    def quota(self, container: Any) -> dict[str, str]:
+        return {}  # the processes are visible from here, so all files of their cgroup are read without help
 
 
 class HelperShaper:
@@ -82,7 +96,15 @@ class HelperShaper:
         stats = container.stats(stream=False).get("networks", {}).get(DEVICE_END, {})
         return int(stats.get("tx_bytes", 0)), int(stats.get("rx_bytes", 0))
 
-    def _run(self, container: Any, script: str) -> str:
+    def quota(self, container: Any) -> dict[str, str]:
+        import docker.errors
+
+        try:
+            return parse_files(self._run(container, QUOTA_SCRIPT.format(id=container.id), volumes=SEEN))
+        except (docker.errors.APIError, LimitError):  # an engine that shows its cgroups to nobody
+            return {}
+
+    def _run(self, container: Any, script: str, **more: Any) -> str:
         import docker.errors
 
         try:
@@ -98,6 +120,7 @@ class HelperShaper:
                 remove=True,
                 stdout=True,
                 stderr=True,
+                **more,
             )
         except docker.errors.ContainerError as error:
             stderr: Any = error.stderr
@@ -108,6 +131,12 @@ class HelperShaper:
                 "on the engine's host",
             ) from None
         return str(output.decode())
+
+
+def parse_files(output: str) -> dict[str, str]:
+    """Contents by name, from lines of name and contents."""
+    rows = [line.split(maxsplit=1) for line in output.splitlines()]
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def choose(client: Any, image: str, labels: dict[str, str]) -> Shaper:

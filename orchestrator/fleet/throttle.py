@@ -223,8 +223,23 @@ def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any])
 def confirm(limits: Limits, held: Held) -> Held:
     """`held` itself. Raises LimitError where the kernel does not hold what was set."""
     if wrong := mismatches(limits, held):
-        raise LimitError(f"{held.device}: {'; '.join(wrong)}", cure="something else on this host changes its limits")
+        raise LimitError(f"{held.device}: {'; '.join(wrong)}", cure=ROUNDED if _rounded(limits, held) else DISTURBED)
     return held
+
+
+DISTURBED = "something else on this host changes its limits"
+ROUNDED = (
+    "the engine lets systemd round CPU quotas to 1 % of a CPU: run as root on the engine's host; or set the engine's "
+    '"exec-opts": ["native.cgroupdriver=cgroupfs"] (/etc/docker/daemon.json); or choose cpus and dilation so that '
+    "every quota is a whole number of hundredths"
+)
+
+
+def _rounded(wanted: Limits, held: Held) -> bool:
+    """Whether the quota in force is what systemd makes of the wanted one: a whole number of hundredths beside it."""
+    hundredths = (held.cpus or 0.0) * 100
+    off = abs(hundredths - wanted.cpus * 100)
+    return off > 100 * TOLERANCE * wanted.cpus and off < 1 and abs(hundredths - round(hundredths)) < 1e-6
 
 
 def mismatches(wanted: Limits, held: Held) -> list[str]:

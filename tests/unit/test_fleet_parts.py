@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.wire import forks
-from orchestrator.fleet import cgroups, netns, owner
+from orchestrator.fleet import cgroups, links, netns, owner
 from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.fleet.subnets import free_subnets, parse_routes
 
@@ -182,3 +183,34 @@ def test_backends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not root" in said[0]
     with pytest.raises(FleetError, match="no latency"):
         open_backend(spec(latency_ms=5), "local", "f1")
+
+
+def a_cgroup(folder: Path, processes: str) -> cgroups.Cgroup:
+    """Of version 2, as files; nothing moves when a process is written to another one."""
+    (folder / cgroups.CHILD).mkdir(parents=True)
+    (folder / "cgroup.procs").write_text(processes)
+    return cgroups.Cgroup({"cpu": folder, "memory": folder}, 2)
+
+
+def test_an_empty_cgroup_hands_its_controllers_to_the_child(tmp_path: Path) -> None:
+    child = a_cgroup(tmp_path, "").take_in()
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    assert set(child.paths.values()) == {tmp_path / cgroups.CHILD}
+
+
+def test_processes_that_do_not_move_are_an_error_and_no_controller_is_handed_down(tmp_path: Path) -> None:
+    with pytest.raises(LimitError, match="cannot be moved"):
+        a_cgroup(tmp_path, "4711\n").take_in()
+    assert (tmp_path / cgroups.CHILD / "cgroup.procs").read_text() == "4711"
+    assert not (tmp_path / "cgroup.subtree_control").exists()
+
+
+def test_a_cgroup_of_no_process_is_an_error() -> None:
+    with pytest.raises(LimitError, match="has ended"):
+        cgroups.Cgroup.of_process(0)
+
+
+def test_the_quota_in_force_is_read_from_what_the_helper_prints() -> None:
+    assert quota_cpus(links.parse_files("cpu.max 3000 100000\n")) == 0.03
+    assert quota_cpus(links.parse_files("cpu.cfs_quota_us -1\ncpu.cfs_period_us 100000\n")) is None
+    assert links.parse_files("") == {}

@@ -217,3 +217,29 @@ def test_docker_without_a_readable_kernel() -> None:
     }
     assert throttle.parse_docker_stats(config, stats) == throttle.Group(0.2, 512, 3.0, 2.5, 7, 100.0)
     assert throttle.parse_docker_stats({"CpuQuota": -1}, {}).cpus is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "in_force", "rounded"),
+    [
+        (0.0205, "2050 100000", None),  # runc writes the file itself
+        (0.0205, "3000 100000", True),  # systemd rounds up, or writes its own after a daemon-reload (recorded)
+        (0.0205, "2000 100000", True),  # a property set to 20.5 ms a second, after a daemon-reload (recorded)
+        (0.0103, "2000 100000", True),
+        (0.2, "20000 100000", None),
+        (0.2, "40000 100000", False),  # not what rounding does
+        (0.2, "max 100000", False),
+    ],
+)
+def test_a_quota_that_systemd_has_rounded_is_refused_with_the_cure(
+    cpus: float, in_force: str, rounded: bool | None
+) -> None:
+    wanted = msgspec.structs.replace(LIMITS, cpus=cpus)
+    group = throttle.parse_cgroup(V2 | {"cpu.max": in_force}, 2)
+    held = msgspec.structs.replace(HELD, cpus=group.cpus)
+    if rounded is None:
+        assert throttle.confirm(wanted, held) is held
+        return
+    with pytest.raises(LimitError, match="CPU quota is") as refused:
+        throttle.confirm(wanted, held)
+    assert ("cgroupfs" in refused.value.cure) is rounded
