@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint check bench clean
+.PHONY: setup demo test test-guest lint check bench clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,6 +19,10 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest
+
+# The fleets' tests on a machine with cgroups of version 2, systemd and netem: this one, or the one of EDGEBED_GUEST.
+test-guest: setup
+	tests/guest/run
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")
 
-NEEDS = ("root", "docker", "mosquitto", "data", "browser")
+NEEDS = ("guest", "root", "docker", "mosquitto", "data", "browser")
 
 
 @functools.cache
@@ -34,9 +35,22 @@ def missing(need: str) -> str:
         return "" if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") else "no mosquitto"
     if need == "browser":
         return _missing_browser()
+    if need == "guest":
+        return _missing_guest()
     assert need == "data"
     folder = os.environ.get("EDGEBED_DATA", "")
     return "" if folder and Path(folder).is_dir() else "EDGEBED_DATA names no folder with data sets"
+
+
+def _missing_guest() -> str:
+    """Why this is not a machine as most users have it: cgroups of version 2 under systemd, and netem."""
+    if not Path("/sys/fs/cgroup/cgroup.controllers").is_file():
+        return "this host has cgroups of version 1 (tests/guest/run says how to boot another one)"
+    if not Path("/run/systemd/system").is_dir():
+        return "systemd does not run this host (tests/guest/run says how to boot another one)"
+    if os.geteuid() == 0 and subprocess.run(["modprobe", "sch_netem"], capture_output=True).returncode:
+        return "this kernel has no netem (sch_netem)"
+    return missing("root")
 
 
 def _missing_docker() -> str:

@@ -141,11 +141,15 @@ def parse_files(output: str) -> dict[str, str]:
 
 def choose(client: Any, image: str, labels: dict[str, str]) -> Shaper:
     """From the host where that works: root, tools, and an engine whose processes are visible here."""
-    local = str(client.api.base_url).startswith(("http+docker://", "http+unix://"))
-    same = local and client.info().get("Name") == os.uname().nodename
-    if os.geteuid() == 0 and same and not missing_tools("ip", "tc", "nsenter"):
+    if os.geteuid() == 0 and beside_us(client) and not missing_tools("ip", "tc", "nsenter"):
         return HostShaper()
     return HelperShaper(client, image, labels)
+
+
+def beside_us(client: Any) -> bool:
+    """Whether the engine runs on this host, and not in a virtual machine or elsewhere."""
+    local = str(client.api.base_url).startswith(("http+docker://", "http+unix://"))
+    return local and client.info().get("Name") == os.uname().nodename
 
 
 def is_ours(container: Any) -> bool:

@@ -1,0 +1,98 @@
+"""`edgebed doctor`: what this host can hold, and the cure for what it lacks; exit code 0 or 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.folders import runs_folder
+from orchestrator.fleet.backends import BACKENDS
+from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
+from orchestrator.fleet.facts import gather
+from orchestrator.fleet.profile import load_fleet
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(command)
+
+
+def command(
+    fleet: Annotated[Path | None, typer.Option(help="A fleet file: which of its devices fit here.")] = None,
+    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what this host can hold before anything is started; exit code 1 where something is missing that the backend
+    (local, unless named) or the fleet needs."""
+    spec = load_fleet(fleet) if fleet else None
+    backend = backend or (spec.backend if spec else "local")
+    if backend not in BACKENDS:
+        raise UsageError(f"there is no backend {backend!r}", cure=f"choose one of: {', '.join(BACKENDS)}")
+    with log.status("looking at this host"):
+        facts = gather(runs_folder())
+    rows = check(facts, backend, len(spec.devices) if spec else 0)
+    fitting = fit_fleet(spec, facts, backend) if spec else None
+    healthy = fit(rows) and (fitting is None or fitting.fits)
+    if as_json:
+        print_json(_builtins(backend, healthy, facts, rows, fitting))
+    else:
+        console.print(_table(backend, rows))
+        if fitting is not None:
+            console.print(_fleet_table(str(fleet), fitting))
+        console.print(_verdict(backend, healthy))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _builtins(
+    backend: str, healthy: bool, facts: Facts, rows: list[Check], fitting: FleetFit | None
+) -> dict[str, object]:
+    return {
+        "backend": backend,
+        "healthy": healthy,
+        "checks": msgspec.to_builtins(rows),
+        "fleet": msgspec.to_builtins(fitting),
+        "facts": msgspec.to_builtins(facts),
+    }
+
+
+def _table(backend: str, rows: list[Check]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"this host, for the backend {backend}")
+    for name in ("", "what", "found", "missing, and the cure"):
+        table.add_column(name)
+    for row in rows:
+        mark = "[green]ok[/]" if not row.lack else "[bold red]LACK[/]" if row.needed else "[yellow]note[/]"
+        missing = f"{row.lack.rstrip('.')}. Cure: {row.cure}" if row.lack else ""
+        table.add_row(mark, row.name, escape(row.found), escape(missing))
+    return table
+
+
+def _fleet_table(name: str, fitting: FleetFit) -> Table:
+    dilation = "no dilation fits" if fitting.dilation is None else f"dilation {fitting.dilation:.3g}"
+    cure = f" Cure: {fitting.cure}" if fitting.cure else ""
+    said = ". ".join(text for text in (fitting.lack, fitting.warning) if text)
+    table = Table(box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + cure) or None)
+    table.add_column("device")
+    for column in ("CPUs", "up Mbit/s", "down Mbit/s", "memory MiB", "latency ms"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for device in fitting.devices:
+        limits = device.limits
+        rates = (f"{rate / 1e6:.4g}" for rate in (limits.uplink_bit_s, limits.downlink_bit_s))
+        verdict = f"[bold red]{escape(device.lack)}[/]" if device.lack else "[green]fits[/]"
+        cells = (f"{limits.cpus:.4g}", *rates, str(limits.memory_mib), f"{limits.latency_ms:g}")
+        table.add_row(device.name, *cells, verdict)
+    return table
+
+
+def _verdict(backend: str, healthy: bool) -> str:
+    if healthy:
+        return f"This host has all that the backend {backend} needs. `edgebed calibrate` measures whether limits hold."
+    return f"[bold red]Something is missing that the backend {backend} needs.[/]"

@@ -1,0 +1,271 @@
+"""What a host can hold, judged from facts about it (`facts.py` gathers them): each lack with its cure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from edgebed.errors import CapacityError
+from orchestrator.fleet.profile import LEAST_CPUS, FleetSpec, Limits, dilation_of
+from orchestrator.fleet.throttle import quota_us
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """A Docker engine. `error` says why none answers; the rest is empty then."""
+
+    error: str = ""
+    version: str = ""
+    runc: str = ""
+    cgroup_driver: str = ""
+    cgroup_version: str = ""
+    beside_us: bool = True  # its containers are processes of this host
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """A host as it was found. Empty texts of `tbf`, `netem`, `ifb` and `link` say that it works, others why not."""
+
+    kernel: str
+    hz: int | None
+    root: bool
+    systemd: bool
+    cgroup: int | None  # version; None: no cgroups
+    missing_tools: tuple[str, ...]
+    tbf: str
+    netem: str
+    ifb: str
+    link: str
+    how: str  # tried (in a network of its own), looked up (in the kernel's configuration), not known
+    engine: Engine
+    apparmor: str  # "", "on", or "on, without its parser"
+    mosquitto: str  # version; "" where there is none
+    embedded: bool  # the embedded broker's package is there
+    cores: float  # that we may use
+    cores_there: int
+    memory_mib: int  # available
+    disk_mib: int  # free where runs are written
+    clocksource: str
+    leftovers: tuple[str, ...] = ()
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One row. `lack` is empty where all is well; `needed` says whether the backend needs it."""
+
+    name: str
+    found: str
+    lack: str = ""
+    cure: str = ""
+    needed: bool = True
+
+
+EMBEDDED_HOLDS = 100
+"""Agents beyond which the embedded broker is not for."""
+LITTLE_MEMORY_MIB, LITTLE_DISK_MIB = 1024, 2048
+FINE_HZ = 250
+
+
+def check(facts: Facts, backend: str, devices: int = 0) -> list[Check]:
+    """Every row for a backend (`docker`, `local`, `software`) and a fleet of so many devices."""
+    rows = [*_kernel(facts, backend), *_links(facts, backend), _engine(facts, backend)]
+    return [*rows, _broker(facts, devices), *_resources(facts)]
+
+
+def fit(rows: list[Check]) -> bool:
+    """Whether nothing is missing that the backend needs."""
+    return not any(row.lack and row.needed for row in rows)
+
+
+# ---- the host --------------------------------------------------------------------------------------------------------
+
+
+def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
+    coarse = facts.hz is not None and facts.hz < FINE_HZ
+    yield Check("kernel", facts.kernel)
+    yield Check(
+        "clock ticks",
+        "unknown" if facts.hz is None else f"{facts.hz} Hz",
+        lack="a device may run over a small quota by a tick" if coarse else "",
+        cure="a kernel with CONFIG_HZ=250 or more" if coarse else "",
+        needed=False,
+    )
+    jumpy = facts.clocksource in ("jiffies", "refined-jiffies")
+    yield Check(
+        "clock",
+        facts.clocksource or "unknown",
+        lack="it ticks too coarsely to time phases" if jumpy else "",
+        cure="see dmesg for why the kernel gave up tsc or kvm-clock" if jumpy else "",
+    )
+    for_local = backend == "local"
+    yield Check(
+        "root",
+        "yes" if facts.root else "no",
+        lack="" if facts.root else "the kernel cannot be told to limit: the agents would throttle themselves",
+        cure="" if facts.root else "run as root, or choose --backend software",
+        needed=for_local,
+    )
+    yield Check(
+        "cgroups",
+        f"version {facts.cgroup}{' under systemd' if facts.systemd else ''}" if facts.cgroup else "none",
+        lack="" if facts.cgroup else "no CPU quota can be set",
+        cure="" if facts.cgroup else "mount them (/sys/fs/cgroup), or choose --backend software",
+        needed=for_local,
+    )
+
+
+def _links(facts: Facts, backend: str) -> Iterator[Check]:
+    tools = ", ".join(facts.missing_tools)
+    for_local = backend == "local"
+    yield Check(
+        "tools", f"no {tools}" if tools else "ip, tc, nsenter", tools and f"{tools} not installed",
+        tools and "apt-get install iproute2 util-linux", for_local,
+    )  # fmt: skip
+    held_here = for_local or (backend == "docker" and facts.engine.beside_us)
+    yield _module("rate (tbf)", facts.tbf, facts.how, "a kernel with CONFIG_NET_SCH_TBF (modprobe sch_tbf)", held_here)
+    yield Check(
+        "links", _LINKS[facts.how == "tried", bool(facts.link)],
+        facts.link, facts.link and "a kernel with veth and network namespaces (modprobe veth)", for_local,
+    )  # fmt: skip
+    yield _module(
+        "latency (netem)",
+        facts.netem,
+        facts.how,
+        "modprobe sch_netem; else leave latency_ms out of the profiles",
+        False,
+    )
+    by_helper = backend == "docker" and not (facts.root and facts.engine.beside_us)
+    yield _module(
+        "helper's link (ifb)", facts.ifb, facts.how, "modprobe ifb, or run as root on the engine's host", by_helper
+    )
+
+
+def _module(name: str, why_not: str, how: str, cure: str, needed: bool) -> Check:
+    found = how if how == "not known" else f"no ({how})" if why_not else f"yes ({how})"
+    return Check(name, found, why_not, why_not and cure, needed)
+
+
+_LINKS = {
+    (True, False): "held in both directions (tried)",
+    (True, True): "not held (tried)",
+    (False, False): "not tried: that needs root and iproute2",
+}
+
+
+def _engine(facts: Facts, backend: str) -> Check:
+    engine, needed = facts.engine, backend == "docker"
+    if engine.error:
+        return Check("docker", "none", engine.error, "start Docker, set DOCKER_HOST, or choose --backend local", needed)
+    found = f"{engine.version}, runc {engine.runc or 'unknown'}, cgroup driver {engine.cgroup_driver}, "
+    found += f"cgroups of version {engine.cgroup_version}"
+    if facts.apparmor == "on, without its parser":
+        lack = "the kernel has AppArmor and its programs are missing: no container would start"
+        return Check("docker", found, lack, "apt-get install apparmor, then restart Docker", needed)
+    if engine.cgroup_driver == "systemd" and not (facts.root and engine.beside_us and engine.cgroup_version == "2"):
+        return Check("docker", found, ROUNDS, ROUNDS_CURE, needed=False)
+    return Check("docker", found, needed=needed)
+
+
+ROUNDS = "systemd may round CPU quotas to whole hundredths; a quota that was rounded is refused"
+ROUNDS_CURE = "run as root on the engine's host, or set native.cgroupdriver=cgroupfs in /etc/docker/daemon.json"
+
+
+def _broker(facts: Facts, devices: int) -> Check:
+    if facts.mosquitto:
+        return Check("broker", f"Mosquitto {facts.mosquitto}")
+    cure = "apt-get install mosquitto"
+    if not facts.embedded:
+        return Check("broker", "none", "agents have nobody to talk to", f"{cure}, or pip install amqtt")
+    if devices > EMBEDDED_HOLDS:
+        return Check(
+            "broker", "embedded", f"it is not for more than {EMBEDDED_HOLDS} devices; here are {devices}", cure
+        )
+    return Check("broker", f"embedded (for up to {EMBEDDED_HOLDS} devices)", needed=False)
+
+
+def _resources(facts: Facts) -> Iterator[Check]:
+    fewer = f" of {facts.cores_there}" if facts.cores < facts.cores_there else ""
+    yield Check("cores", f"{facts.cores:g}{fewer}")
+    little = facts.memory_mib < LITTLE_MEMORY_MIB
+    yield Check(
+        "memory", f"{facts.memory_mib} MiB available", "too little for orchestrator and agents" if little else "",
+        "end other programs, or take a larger host" if little else "",
+    )  # fmt: skip
+    full = facts.disk_mib < LITTLE_DISK_MIB
+    yield Check(
+        "disk", f"{facts.disk_mib} MiB free", "too little for records, checkpoints and shards" if full else "",
+        "free some, or set EDGEBED_RUNS to another disk" if full else "", needed=False,
+    )  # fmt: skip
+    left = len(facts.leftovers)
+    yield Check(
+        "leftovers", ", ".join(facts.leftovers) or "none", f"{left} of killed runs" if left else "",
+        "the next start of any fleet removes them" if left else "", needed=False,
+    )  # fmt: skip
+
+
+# ---- a fleet on it ---------------------------------------------------------------------------------------------------
+
+
+class DeviceFit(msgspec.Struct, frozen=True):
+    """A device as it would stand here. `lack` is empty where it fits."""
+
+    name: str
+    limits: Limits  # divided by the dilation
+    lack: str = ""
+
+
+class FleetFit(msgspec.Struct, frozen=True):
+    """`dilation` is None where no factor makes the fleet fit; `lack` says why then."""
+
+    dilation: float | None
+    devices: tuple[DeviceFit, ...]
+    lack: str = ""
+    cure: str = ""
+    warning: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.lack and not any(device.lack for device in self.devices)
+
+
+def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
+    """Which devices of a fleet this host can hold, and the dilation they would get."""
+    lack = cure = ""
+    try:
+        dilation: float | None = dilation_of(spec, "auto", facts.cores)
+    except CapacityError as error:
+        dilation, lack, cure = None, str(error), error.cure
+    devices = [(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices]
+    return FleetFit(
+        dilation,
+        tuple(DeviceFit(name, limits, _why_not(limits, facts, backend)) for name, limits in devices),
+        lack,
+        cure,
+        _crowded([limits for _, limits in devices], facts, backend),
+    )
+
+
+def _crowded(limits: Sequence[Limits], facts: Facts, backend: str) -> str:
+    """A warning where devices that all use their whole memory would not fit; they seldom do."""
+    total = sum(each.memory_mib for each in limits)
+    if backend == "software" or total <= facts.memory_mib:
+        return ""
+    return f"the devices may use {total} MiB together, and {facts.memory_mib} MiB are available"
+
+
+def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
+    if limits.latency_ms and backend == "software":
+        return "the software throttle has no latency"
+    if limits.latency_ms and facts.netem:
+        return f"no latency here: {facts.netem}"
+    if limits.cpus < LEAST_CPUS:
+        return f"{limits.cpus:.4f} CPUs are below the least quota of {LEAST_CPUS:g}"
+    if backend == "docker" and _would_round(limits, facts):
+        return f"systemd may round its {limits.cpus:.4f} CPUs"
+    if backend != "software" and limits.memory_mib > facts.memory_mib:
+        return f"it may use {limits.memory_mib} MiB of memory, and {facts.memory_mib} MiB are available"
+    return ""
+
+
+def _would_round(limits: Limits, facts: Facts) -> bool:
+    """Whether systemd has the last word on the quota, and it is no whole number of hundredths."""
+    lack = _engine(facts, "docker").lack
+    return lack == ROUNDS and quota_us(limits.cpus) % 1000 != 0
