@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_agent import privileges
+from edge_agent import jail, privileges
 from edgebed.wire.forks import Exited, Fork, Forked, Ready, decode, encode
 
 
@@ -32,13 +32,14 @@ class Zygote:
 
     Args:
         control: the socket to the orchestrator.
-        become: what a child does, given its Fork; never to return into the loop.
+        become: what a child does, given its Fork and where it finds its shard; never to return into the loop.
     """
 
-    def __init__(self, control: socket.socket, become: Callable[[Fork], None]) -> None:
+    def __init__(self, control: socket.socket, become: Callable[[Fork, str], None]) -> None:
         self._control, self._become = control, become
         self._children: dict[int, str] = {}
         self._buffer = b""
+        self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
@@ -49,7 +50,7 @@ class Zygote:
         signal.set_wakeup_fd(self._wake_in.fileno())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the orchestrator, which then closes the socket
         self._control.sendall(encode(Ready()))
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wake_out, selectors.EVENT_READ)
             while True:
@@ -77,30 +78,37 @@ class Zygote:
         return bool(data)
 
     def _fork(self, request: Fork) -> None:
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._child(request, parent)
+        """With a root of its own, the child is the first process of a PID namespace of its own: it sees no other, and
+        what it may start ends with it."""
+        if request.root:
+            privileges.unshare(privileges.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._child(request)
+        finally:
+            if request.root:
+                privileges.children_stay_here()
         self._children[pid] = request.device
         self._control.sendall(encode(Forked(request.device, pid)))
 
-    def _child(self, request: Fork, parent: int) -> None:
+    def _child(self, request: Fork) -> None:
         """Never returns: whatever happens, this process must not go on as a second zygote."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (self._control, self._wake_in, self._wake_out):
+            for end in (self._control, self._wake_out, self._selector):
                 end.close()
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            if request.netns:
-                privileges.enter_netns(request.netns)
-            privileges.join_cgroups(list(request.cgroups))
-            privileges.drop_privileges()
-            privileges.die_with(parent)  # last: the kernel forgets it when a process changes its user
-            self._become(request)
+            os.close(log)
+            shard = confine(request)
+            privileges.die_with_parent()  # last: the kernel forgets it when a process changes its user
+            self._wake_in.send(b"0")  # fails where the zygote, the only one to read it, has ended meanwhile
+            self._wake_in.close()
+            self._become(request, shard)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -123,12 +131,30 @@ class Zygote:
                 self._control.sendall(encode(Exited(device, pid, describe(status))))
 
 
-def serve_agent(request: Fork) -> None:
+def confine(request: Fork) -> str:
+    """Put this process where its request wants it and take its rights away; returns where it finds its shard. Raises
+    OSError."""
+    if request.netns:
+        privileges.enter_netns(request.netns)
+    privileges.join_cgroups(list(request.cgroups))
+    shard = request.shard
+    if request.root:
+        jail.enter(Path(request.root), Path(shard))
+        shard = jail.SHARD
+        os.environ |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "LOGNAME": "agent"}  # it has no passwd entry
+    elif request.uid:  # its folder may be closed to this user: it is opened before
+        shard = f"/proc/self/fd/{os.open(shard, os.O_RDONLY)}"
+    if request.uid:
+        privileges.drop_privileges(request.uid)
+    return shard
+
+
+def serve_agent(request: Fork, shard: str) -> None:
     """In the child: what `python -m edge_agent` does, without loading anything."""
     import edge_agent.__main__ as entry
 
     os.environ["EDGEBED_BROKER"] = request.broker
-    sys.argv = ["edgebed-agent", *request.argv]
+    sys.argv = ["edgebed-agent", *request.argv, "--shard", shard]
     entry.main()
 
 

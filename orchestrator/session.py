@@ -133,10 +133,11 @@ def _say_over(port: Port) -> Callable[[str, Control], None]:
 
 
 def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
-    """Shards for a fleet that stands without a run: one sample each."""
-    path = folder / "idle.safetensors"
-    write_idle_shard(path)
-    return dict.fromkeys(names, path)
+    """Shards for a fleet that stands without a run: each device has a file of its own, of two samples."""
+    shards = {name: folder / f"{name}.safetensors" for name in names}
+    for path in shards.values():
+        write_idle_shard(path)
+    return shards
 
 
 # ---- runs ----

@@ -8,12 +8,20 @@ from edgebed.errors import WireError
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
-    """Start an agent. `netns` and `cgroups` (cgroup.procs files) are empty where the agent limits itself."""
+    """Start an agent.
+
+    `netns` and `cgroups` (cgroup.procs files) are empty where the agent limits itself. `uid`: whom it becomes; 0: it
+    stays who it is. `root`: an empty folder over which its own file system is built, with `shard` in it; "": it keeps
+    the host's file system and PID namespace, and reads `shard` there.
+    """
 
     device: str
     argv: tuple[str, ...]
     broker: str
     log: str
+    shard: str
+    uid: int = 0
+    root: str = ""
     netns: str = ""
     cgroups: tuple[str, ...] = ()
 

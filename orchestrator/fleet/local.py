@@ -1,5 +1,5 @@
-"""The local backend: agents as processes of this host. As root, each in its own network namespace and cgroup; without
-root, the agents hold the limits themselves (software)."""
+"""The local backend: agents as processes of this host. As root, each in its own network namespace and cgroup, and as a
+user of its own without rights; without root, the agents hold the limits themselves (software)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import confirm
+from orchestrator.fleet.users import Users
 
 START_TIMEOUT_S = 120.0
+CAP_SYS_ADMIN = 21
+KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "COVERAGE")
+"""Environment variables (their beginnings) that agents get. The rest may be secrets of whoever started us."""
+
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
 
@@ -46,6 +51,7 @@ class LocalFleet:
         self._kernel, self._fleet_id = kernel, fleet_id
         self._names = [device.name for device in spec.devices]
         self._folder = leftovers.STATE / fleet_id  # of the agents' logs; elsewhere where we are not root
+        self._users: Users | None = None  # where we are root
         self._owned: temporary.OwnedFolder | temporary.Lock | None = None
         self._wires: dict[str, netns.Wire] = {}
         self._cgroups: dict[str, Cgroup] = {}
@@ -68,6 +74,7 @@ class LocalFleet:
             await asyncio.to_thread(leftovers.collect)
             self._owned = folder = temporary.OwnedFolder("edgebed-agents-")
             self._folder = folder.path
+            self._open_folder()
             return ["127.0.0.1"]
         await self._making.run(self._make)
         return [wire.host_address for wire in self._wires.values()]
@@ -77,6 +84,7 @@ class LocalFleet:
             leftovers.collect()
             self._folder.mkdir(parents=True)
             self._owned = temporary.hold(self._folder)
+            self._open_folder()
             subnets = free_subnets(LOCAL_POOL, 30, host_networks())
             for index, name in enumerate(self._names):
                 self._making.go_on()
@@ -85,6 +93,13 @@ class LocalFleet:
                 self._wires[name] = wire
                 self._cgroups[name] = Cgroup.named(f"{self._fleet_id}-{index}")
                 self._cgroups[name].make()
+
+    def _open_folder(self) -> None:
+        """Ours alone, for what agents write to their logs is no other user's business."""
+        self._folder.chmod(0o700)
+        (self._folder / "root").mkdir()
+        if os.geteuid() == 0:
+            self._users = Users(len(self._names), leftovers.STATE)
 
     def host_of(self, device: str) -> str:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
@@ -100,12 +115,30 @@ class LocalFleet:
         who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
         return Fork(
             device=name,
-            argv=("--fleet", self._fleet_id, "--device", name, "--shard", str(shard.resolve())),
+            argv=("--fleet", self._fleet_id, "--device", name),
             broker=f"mqtt://{who}@{access.host}:{access.port}",
             log=str(self._log(name)),
+            shard=str(shard.resolve()),
+            uid=self._give(name, shard),
+            root=str(self._folder / "root") if may_mount() else "",
             netns=str(self._wires[name].path) if self._kernel else "",
             cgroups=tuple(self._cgroups[name].procs_files()) if self._kernel else (),
         )
+
+    def _give(self, name: str, shard: Path) -> int:
+        """Make the shard the device's own; returns its user, 0 where we are not root and all are one."""
+        if self._users is None:
+            return 0
+        uid = self._users.numbers[self._names.index(name)]
+        try:
+            os.chown(shard, uid, uid)
+            shard.chmod(0o400)
+        except OSError as error:
+            raise FleetError(
+                f"the shard of {name}, {shard}, cannot be given to its user {uid}: {error.strerror}",
+                cure="set TMPDIR to a folder of a local file system",
+            ) from None
+        return uid
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -137,8 +170,9 @@ class LocalFleet:
             await asyncio.gather(self._listener, return_exceptions=True)
         if self._kernel:
             await asyncio.to_thread(leftovers.remove_fleet, self._fleet_id)
-        if self._owned is not None:
-            await asyncio.to_thread(self._owned.close)
+        for held in (self._owned, self._users):
+            if held is not None:
+                await asyncio.to_thread(held.close)
 
     async def _end_zygote(self, zygote: asyncio.subprocess.Process) -> None:
         try:
@@ -230,7 +264,7 @@ class LocalFleet:
         log = (self._folder / "zygote.log").open("ab")
         # No accelerator and no BLAS threads: either would forbid the fork, and a device has no accelerator.
         quiet = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-        env = os.environ | quiet
+        env = {name: value for name, value in os.environ.items() if name.startswith(KNOWN_TO_AGENTS)} | quiet
         with theirs, log:
             self._zygote = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "edge_agent.zygote", str(theirs.fileno())),
@@ -316,6 +350,12 @@ def _use_of(pid: int | None) -> tuple[float, float]:
         return times.user + times.system, process.memory_info().rss / 2**20
     except psutil.Error:
         return 0.0, 0.0
+
+
+def may_mount() -> bool:
+    """Whether this process may make mounts and PID namespaces: root, and not of a container without that right."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return bool(int(fields["CapEff"], 16) & 1 << CAP_SYS_ADMIN)
 
 
 @contextlib.contextmanager

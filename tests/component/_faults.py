@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.calibration import Calibration, calibrate
 from orchestrator.cli import build
+from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.judgement import is_slow
@@ -83,10 +84,9 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
 
 
 def pid_of(standing: Standing, device: str) -> int:
-    """The process of a local device's agent, as it says itself."""
-    presence = standing.roster.devices[device].presence
-    assert presence is not None
-    return int(presence.host["pid"])
+    """The process of a local device's agent, as the host numbers it."""
+    assert isinstance(standing.fleet, LocalFleet)
+    return standing.fleet._pids[device]
 
 
 def process_status(pid: int) -> dict[str, str]:

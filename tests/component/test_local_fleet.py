@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from edgebed.errors import LimitError
+from edgebed.wire.forks import Fork, encode
 from orchestrator.cli import build
 from orchestrator.fleet import leftovers, local, netns
 from orchestrator.fleet.cgroups import Cgroup
@@ -65,6 +68,7 @@ def no_quota(cgroup: Cgroup, limits: Limits) -> None:
 
 
 netns_shape = netns.shape
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +145,7 @@ async def test_the_agent_may_not_touch_its_limits_nor_leave_its_network(tmp_path
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
         pid = pid_of(standing, "d0")
         fields = process_status(pid)
-        assert fields["Uid"].split() == ["65534"] * 4
-        assert int(fields["CapEff"], 16) == 1 << 2  # reading files, nothing else
-        assert int(fields["CapBnd"], 16) == 0
+        assert {fields[name] for name in CAPABILITIES} == {"0" * 16}
         assert fields["NoNewPrivs"] == "1"
         inside = ["nsenter", "--target", str(pid), "--net"]
         routes = json.loads(run([*inside, "ip", "-j", "route"]))
@@ -152,6 +154,100 @@ async def test_the_agent_may_not_touch_its_limits_nor_leave_its_network(tmp_path
         links = {link["ifname"] for link in json.loads(run([*inside, "ip", "-j", "link"]))}
         assert {name for name in links if not name.startswith(("ifb", "sit", "tunl"))} == {"lo", "eth0"}
         assert json.loads(run([*inside, "ip", "-j", "-6", "addr", "show", "dev", "eth0"])) in ([], [{}])
+
+
+ATTACKS = """
+import ctypes, os, signal, sys
+from pathlib import Path
+
+def tried(what, attempt):
+    try:
+        attempt()
+        print(what, "done", flush=True)
+    except (OSError, AttributeError) as error:
+        print(what, "refused", flush=True)
+
+def ptrace(pid):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(16, pid, 0, 0) != 0:  # PTRACE_ATTACH
+        raise OSError(ctypes.get_errno(), "ptrace")
+    os.waitpid(pid, 0)
+    libc.ptrace(17, pid, 0, 0)
+
+def attack(victim, files):
+    for file in files:
+        tried(f"read {file}", lambda: open(file, "rb").read(1))
+    tried("read memory", lambda: open(f"/proc/{victim}/mem", "rb").close())
+    tried("ptrace", lambda: ptrace(victim))
+    tried("kill", lambda: os.kill(victim, signal.SIGCONT))
+    tried("become root", lambda: os.setuid(0))
+    tried("raise its quota", lambda: open(files[0], "ab").close())
+    print("processes", sum(name.isdigit() for name in os.listdir("/proc")), flush=True)
+"""
+
+PROBE = (
+    ATTACKS
+    + """
+import json, socket
+from edge_agent.zygote import Zygote
+from edgebed.wire.forks import Fork, encode
+victim, files, fork = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+if not fork:
+    attack(victim, files)
+    sys.exit()
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    def become(request, shard):
+        attack(victim, files)
+        tried("read its own shard:", lambda: open(shard, "rb").read(1))
+
+    Zygote(theirs, become).run()
+    os._exit(0)
+theirs.close()
+ours.sendall(fork.encode() + b"\\n")
+said = b""
+while b'"exited"' not in said:
+    said += ours.recv(4096)
+"""
+)
+
+
+def attack(victim: int, files: list[str], fork: Fork | None = None) -> list[str]:
+    """What a program can do to `victim` and to `files`, run as we are, or started in an agent's place."""
+    request = encode(fork).decode().strip() if fork else ""
+    arguments = [sys.executable, "-c", PROBE, str(victim), json.dumps(files), request]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    return (Path(fork.log).read_text() if fork else done.stdout).splitlines()
+
+
+async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_another_agent(tmp_path: Path) -> None:
+    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.3), backend="local", dilation="off") as standing:
+        fleet = standing.fleet
+        assert isinstance(fleet, LocalFleet)
+        d0, d1 = (process_status(pid_of(standing, name)) for name in ("d0", "d1"))
+        for fields in (d0, d1):
+            assert {fields[name] for name in CAPABILITIES} == {"0" * 16}
+            assert (fields["NoNewPrivs"], fields["Groups"]) == ("1", "")
+            assert [len(fields["NSpid"].split()), fields["NSpid"].split()[-1]] == [2, "1"]
+            assert len(set(fields["Uid"].split() + fields["Gid"].split())) == 1
+            with pytest.raises(KeyError):
+                pwd.getpwuid(int(fields["Uid"].split()[0]))
+        assert d0["Uid"] != d1["Uid"]
+        shard = fleet._forks["d0"].shard
+        status = os.stat(shard)
+        assert (status.st_mode & 0o777, str(status.st_uid)) == (0o400, d0["Uid"].split()[0])
+
+        victim = pid_of(standing, "d0")
+        quota = str(Cgroup.of_process(victim).paths["cpu"] / "cgroup.procs")
+        files = [quota, "/etc/shadow", str(fleet._log("d0")), shard, f"/proc/{victim}/environ"]
+        whole = await asyncio.to_thread(attack, victim, files)
+        assert [line for line in whole if line.endswith("refused")] == []  # the attacks work, for who may
+        place = msgspec.structs.replace(fleet._forks["d1"], log=str(tmp_path / "probe.log"))
+        held = await asyncio.to_thread(attack, victim, files, place)
+        done = [line for line in held if line.endswith("done")]
+        assert done == [f"read {quota} done", "read its own shard: done"]  # /sys is read-only, not hidden
+        assert "processes 1" in held
 
 
 async def test_a_killed_agent_is_reported_and_comes_back_limited(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RunFinished
 from orchestrator.standing import Standing
+from tests.component._faults import pid_of
 
 R = TypeVar("R")
 
@@ -80,9 +81,7 @@ class Rig:
 
     def pid(self, device: str) -> int:
         """Process id of a local agent."""
-        presence = self.standing.roster.devices[device].presence
-        assert presence is not None
-        return int(presence.host["pid"])
+        return pid_of(self.standing, device)
 
 
 @contextlib.asynccontextmanager

@@ -24,6 +24,7 @@ from orchestrator.rounds.loop import Progress
 from orchestrator.run_folder import RunFolder, resolved
 from orchestrator.serving import deploy
 from orchestrator.serving.service import ServeRequest, serve_on
+from tests.component._faults import pid_of
 from tests.e2e.cli import cli
 
 pytestmark = pytest.mark.root
@@ -107,9 +108,7 @@ async def test_a_node_that_is_killed_is_named_with_its_requests(tmp_path: Path) 
 
         def watch(answered: int, lost: int) -> None:
             if answered == 10 and not lost:
-                presence = standing.roster.devices["cloud"].presence
-                assert presence is not None
-                os.kill(int(presence.host["pid"]), signal.SIGKILL)
+                os.kill(pid_of(standing, "cloud"), signal.SIGKILL)
 
         folder, summary = await serve_on(request, trained, standing, True, watch)
     assert summary["lost"] > 0

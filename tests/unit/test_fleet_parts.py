@@ -161,7 +161,7 @@ def test_no_cgroups_is_said(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=80))
 def test_the_zygotes_lines_are_typed(line: bytes) -> None:
-    message = forks.Fork("d", ("--x",), "mqtt://h", "/log", "/run/netns/n", ("/a",))
+    message = forks.Fork("d", ("--x",), "mqtt://h", "/log", "/s", 7, "/root", "/run/netns/n", ("/a",))
     assert forks.decode(forks.encode(message)) == message
     try:
         forks.decode(line)

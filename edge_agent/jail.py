@@ -1,0 +1,75 @@
+"""The file system of one forked agent: its program and the system's libraries, read-only, its shard, a /proc that shows
+no process but its own, and an empty /tmp. Nothing else of the host is there.
+
+The program stays where it was, by the same names, also where it lies in a folder that only root may enter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import edge_agent
+import edgebed
+from edge_agent.privileges import CLONE_NEWIPC, CLONE_NEWNS, mount, pivot_root, unmount, unshare
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sys", "/etc/ld.so.cache", "/etc/localtime")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+TMP_MIB = 256
+SHARD = "/shard.safetensors"
+
+
+def enter(root: Path, shard: Path) -> None:
+    """Build the file system over the empty folder `root` and make it this process's only one. The process must be in a
+    PID namespace of its own already. Raises OSError naming the call that failed."""
+    unshare(CLONE_NEWNS | CLONE_NEWIPC)
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount("edgebed", str(root), "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    for path in outermost([*SYSTEM, *program(), *DEVICES]):
+        _bind(path, root, MS_NOSUID | (0 if path in DEVICES else MS_RDONLY))
+    _bind(str(shard), root, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, at=SHARD)
+    for name, kind, flags, data in (
+        ("proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, ""),
+        ("tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={TMP_MIB}m,mode=1777"),
+    ):
+        (root / name).mkdir(exist_ok=True)
+        mount(kind, str(root / name), kind, flags, data)
+    mount("none", str(root), "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.chdir(root)
+    pivot_root(".", ".")
+    unmount(".")
+    os.chdir("/tmp")
+
+
+def program() -> list[str]:
+    """Folders that hold this Python, its packages and ours. Not the folder that somebody happened to stand in."""
+    ours = [str(Path(str(package.__file__)).parent) for package in (edge_agent, edgebed)]
+    not_whole = {os.getcwd(), *(os.path.dirname(path) for path in ours)}
+    roots = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    return [*roots, *(path for path in sys.path if os.path.isdir(path) and path not in not_whole), *ours]
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """What must be bound for all of `paths`, and the places that their links lead to, to be there; each once."""
+    wanted = {os.path.abspath(path) for path in paths if os.path.exists(path)}
+    found: list[str] = []
+    for path in sorted(wanted | {os.path.realpath(path) for path in wanted}):
+        if path != "/" and not any(path.startswith(f"{outer}/") for outer in found):
+            found.append(path)
+    return found
+
+
+def _bind(path: str, root: Path, flags: int, at: str = "") -> None:
+    source, target = os.path.realpath(path), root / (at or path).lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(source):
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()
+    mount(source, str(target), "", MS_BIND | MS_REC)
+    mount("none", str(target), "", MS_REMOUNT | MS_BIND | flags)

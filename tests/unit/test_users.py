@@ -1,0 +1,45 @@
+"""Every local agent has a user of its own: no two fleets share one, and one that ends gives its numbers back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgebed.errors import FleetError
+from orchestrator.fleet import users
+from orchestrator.fleet.users import BLOCK, Users
+
+WHOLE = "         0          0 4294967295\n"
+
+
+@pytest.fixture(autouse=True)
+def whole_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "uid_map"
+    path.write_text(WHOLE)
+    monkeypatch.setattr(users, "UID_MAP", path)
+    return path
+
+
+def test_no_two_agents_of_this_host_are_one_user(tmp_path: Path) -> None:
+    fleets = [Users(count, tmp_path) for count in (2, BLOCK + 1, BLOCK)]
+    numbers = [number for fleet in fleets for number in fleet.numbers]
+    assert len(numbers) >= 2 * BLOCK + 3
+    assert len(set(numbers)) == len(numbers)
+    assert all(2_000_200_000 < number < 2**31 for number in numbers)
+    mine = fleets[0].numbers
+    fleets[0].close()
+    fleets[0].close()
+    assert Users(1, tmp_path).numbers == mine
+
+
+def test_too_many_agents_are_refused_and_take_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "HOST", (2_100_000_000, 2))
+    with pytest.raises(FleetError, match="the 512 numbers for them are taken"):
+        Users(2 * BLOCK + 1, tmp_path)
+    assert len(Users(2 * BLOCK, tmp_path).numbers) == 2 * BLOCK
+
+
+def test_a_user_namespace_without_these_numbers_has_lower_ones(tmp_path: Path, whole_map: Path) -> None:
+    whole_map.write_text("0 100000 65536\n")
+    assert all(1000 < number < 61_184 for number in Users(300, tmp_path).numbers)
