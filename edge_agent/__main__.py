@@ -32,6 +32,13 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--fleet", required=True, help="id of the fleet, as `edgebed fleet up` prints it")
     parser.add_argument("--device", required=True, help="name of this device in the fleet file")
     parser.add_argument("--shard", required=True, type=Path, help="this device's data: one .safetensors file")
+    parser.add_argument(
+        "--alone-s",
+        type=float,
+        default=os.environ.get("EDGEBED_ALONE_S", "1800"),
+        help="end when no orchestrator has been heard of for so many seconds (default 1800, or EDGEBED_ALONE_S); "
+        "0: wait for ever",
+    )
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
     try:
@@ -51,6 +58,7 @@ def settings_from(arguments: list[str]) -> Settings:
         fleet=check_name(given.fleet, "fleet"),
         device=check_name(given.device),
         shard=given.shard,
+        alone_s=given.alone_s,
     )
 
 

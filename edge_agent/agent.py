@@ -25,7 +25,7 @@ from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import ThreadCpu, Throttling, host_facts
 from edge_agent.training import Result, Trainer
 from edgebed.datasets.shard import Shard, read_shard
-from edgebed.errors import DivergedError, TransferError, in_words, trace_of
+from edgebed.errors import DivergedError, LinkError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.transfer import Inbound, Port
 from edgebed.wire.messages import (
@@ -54,7 +54,8 @@ AT_WORK = ("decode", "compute", "encode")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an agent is started with."""
+    """What an agent is started with. `alone_s`: it ends when it has heard nothing from an orchestrator for so long, who
+    answers every heartbeat; else the agents of a killed one would wait for it for ever."""
 
     host: str
     port: int
@@ -63,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     fleet: str
     device: str
     shard: Path
+    alone_s: float = 1800.0  # 0: for ever
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
@@ -82,7 +84,7 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
 
 
 class Agent:
-    """One device's agent. `run` returns when the orchestrator says Shutdown."""
+    """One device's agent. `run` returns when the orchestrator says Shutdown, and ends when there is none."""
 
     def __init__(
         self, settings: Settings, incarnation: str, control: Link, data: Link, throttle: SoftwareThrottle
@@ -108,6 +110,7 @@ class Agent:
         self._throttle = throttle
         self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
         self._progress = 0
+        self._alone_s = 0.0  # since the orchestrator's last word, as far as this process ran
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._run: TaskRun | None = None
@@ -118,7 +121,8 @@ class Agent:
         self._beat_now = asyncio.Event()
 
     async def run(self) -> None:
-        """Join the fleet and serve until Shutdown. Raises LinkError where the broker cannot be reached at first."""
+        """Join the fleet and serve until Shutdown. Raises LinkError where the broker cannot be reached at first, and
+        when no orchestrator has been heard of for `alone_s`."""
         self._loop = asyncio.get_running_loop()
         self._tools = Tools(
             loop=self._loop,
@@ -134,10 +138,13 @@ class Agent:
         await self._control.open()
         await self._data.open()
         self._announce()
-        beats = asyncio.create_task(self._heartbeats())
+        beats, stop = asyncio.create_task(self._heartbeats()), asyncio.create_task(self._stop.wait())
         try:
-            await self._stop.wait()
+            await asyncio.wait([beats, stop], return_when=asyncio.FIRST_COMPLETED)
+            if beats.done():
+                beats.result()
         finally:
+            stop.cancel()
             beats.cancel()
             if self._run is not None:
                 self._run.cancel()
@@ -175,6 +182,7 @@ class Agent:
         self._bodies = {name: body for name, body in self._bodies.items() if name == next_}
 
     def _on_control(self, peer: str, message: Control) -> None:
+        self._alone_s = 0.0
         match message:
             case Configure():
                 self._configure(message)
@@ -301,13 +309,26 @@ class Agent:
         self._beat_now.set()
 
     async def _heartbeats(self) -> None:
+        """Never returns. Raises LinkError when nobody has answered for too long."""
         while True:
+            before = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beat_now.wait(), self._heartbeat_s)
             self._beat_now.clear()
+            self._count_alone(time.monotonic() - before)
             if self.phases.name in AT_WORK and self._thread_cpu.advanced():
                 self._advance()
             self._say(self._status())
+
+    def _count_alone(self, waited_s: float) -> None:
+        """A wait that took much longer than it should is time in which this process was stopped: it is not counted."""
+        self._alone_s += min(waited_s, 2 * self._heartbeat_s)
+        limit_s = self._settings.alone_s
+        if limit_s and self._alone_s > max(limit_s, 4 * self._heartbeat_s):
+            raise LinkError(
+                f"no orchestrator has been heard of for {self._alone_s:.0f} s",
+                cure="start the fleet again; --alone-s (or EDGEBED_ALONE_S) is how long an agent waits",
+            )
 
     def _status(self) -> Status:
         """Its phases reach to `sent_ns` at least, though the quota may stop the agent between any two lines."""

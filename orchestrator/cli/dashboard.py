@@ -25,13 +25,13 @@ def command(
             autocompletion=complete_run,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; off the loopback a token is needed.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
     token: Annotated[
         str,
         typer.Option(
             envvar="EDGEBED_TOKEN",
-            help="Ask for this token; made off the loopback where none is given. `ps` does not show EDGEBED_TOKEN.",
+            help="Ask for this token; made where none is given. `ps` does not show EDGEBED_TOKEN.",
         ),
     ] = "",
 ) -> None:

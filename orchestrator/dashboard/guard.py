@@ -1,7 +1,8 @@
-"""Who may ask: the Host header is checked (DNS rebinding), then the token where there is one.
+"""Who may ask: the Host header is checked (DNS rebinding), then the token.
 
 A page of another site can make a browser send requests to this host, under a name of its own that it lets point here;
-such requests carry that name. The token is asked for once, in the address, and kept in a cookie afterwards.
+such requests carry that name. The token is asked for once, in the address, and kept in a cookie afterwards; also on the
+loopback, which every user of this host reaches.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware. `host` is what the server listens on; `token` is empty where none is asked for."""
+    """ASGI middleware. `host` is what the server listens on."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str) -> None:
         self._app, self._host, self._token = app, host, token
@@ -66,7 +67,7 @@ class Guard:
             await refusal(scope, receive, send)
             return
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        if self._token and not self._has_cookie(headers):
+        if not self._has_cookie(headers):
             if not self._fits(query.pop("token", "") or _bearer(headers)):
                 refusal = PlainTextResponse("A token is needed: open the address that `edgebed` printed.\n", 401)
                 await refusal(scope, receive, send)

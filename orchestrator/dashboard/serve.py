@@ -9,13 +9,14 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
+from urllib.parse import urlencode
 
 import msgspec
 import uvicorn
 
 from edgebed.errors import UsageError
 from orchestrator.dashboard.app import Desk, make_app
-from orchestrator.dashboard.guard import Guard, is_loopback
+from orchestrator.dashboard.guard import Guard
 from orchestrator.dashboard.shelf import Shelf, Wanted
 
 NICENESS = 19
@@ -23,7 +24,8 @@ NICENESS = 19
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where to serve. Off the loopback a token is needed, and made where none is given."""
+    """Where to serve. A token is always needed, and made where none is given: other users of this host reach its
+    loopback, too."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,7 +44,7 @@ def serve(wanted: Wanted, place: Place, say: Callable[[str], None], *, until_eof
     _stand_back()
     sock = _open(place.host, place.port)
     port = sock.getsockname()[1]
-    token = place.token or ("" if is_loopback(place.host) else secrets.token_urlsafe(16))
+    token = place.token or secrets.token_urlsafe(16)
     say(address(place.host, port, token))
     asyncio.run(_serve(Shelf(wanted), sock, place.host, port, token, until_eof))
 
@@ -57,7 +59,7 @@ def _stand_back() -> None:
 def address(host: str, port: int, token: str) -> str:
     """What to type into a browser on this host, or on another where all addresses are listened on."""
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/?{urlencode({'token': token})}"
 
 
 def _open(host: str, port: int) -> socket.socket:

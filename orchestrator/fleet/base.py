@@ -16,6 +16,9 @@ import msgspec
 
 from orchestrator.fleet.profile import Limits
 
+ALONE = "EDGEBED_ALONE_S"
+"""The environment variable that says after how many seconds without an orchestrator an agent ends; handed on to it."""
+
 
 class Enforcement(enum.StrEnum):
     """Who holds the limits; printed on every output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Network
@@ -17,7 +18,7 @@ import msgspec
 
 from edgebed.errors import FleetError, LimitError
 from orchestrator.fleet import leftovers, links, owner
-from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
 from orchestrator.fleet.host import quota_cpus
@@ -165,7 +166,7 @@ class DockerFleet:
             "name": f"edgebed-{self._fleet_id}-{name}",
             "hostname": name.replace("_", "-").replace(".", "-"),
             "command": ["--fleet", self._fleet_id, "--device", name, "--shard", SHARD],
-            "environment": {"EDGEBED_BROKER": f"mqtt://{who}@{access.host}:{access.port}"},
+            "environment": {"EDGEBED_BROKER": f"mqtt://{who}@{access.host}:{access.port}", **_alone()},
             "volumes": {str(self._shards[name]): {"bind": SHARD, "mode": "ro"}},
             "network": self._networks[name].name,
             "labels": self._labels | {DEVICE: name},
@@ -178,6 +179,7 @@ class DockerFleet:
             "cgroup_parent": SLICE if self._systemd else f"/{PARENT}",
             "sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"},
             "log_config": docker.types.LogConfig(type="json-file", config={"max-size": "1m"}),
+            "restart_policy": {"Name": "no"},  # an agent that ends for want of an orchestrator stays so
             "detach": True,
         }
 
@@ -285,6 +287,11 @@ class DockerFleet:
         with engine_errors(f"the container of {device} is gone"):
             container.reload()
         return container
+
+
+def _alone() -> dict[str, str]:
+    """The wish of whoever started us for how long an agent waits for an orchestrator, if there is one."""
+    return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
 
 
 def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:

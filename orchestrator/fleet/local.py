@@ -18,7 +18,7 @@ import psutil
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.wire.forks import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.fleet import leftovers, netns, temporary
-from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, Limits
@@ -29,7 +29,7 @@ from orchestrator.fleet.users import Users
 
 START_TIMEOUT_S = 120.0
 CAP_SYS_ADMIN = 21
-KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "COVERAGE")
+KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
 """Environment variables (their beginnings) that agents get. The rest may be secrets of whoever started us."""
 
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)

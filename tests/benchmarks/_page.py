@@ -34,11 +34,11 @@ def with_client() -> None:
         answer = threading.Event()
         if line.strip():
             base, _, run = line.strip().partition("#/run/")
-            threading.Thread(target=_drain, args=(f"{base}events?run={run}", answer), daemon=True).start()
+            threading.Thread(target=_drain, args=(base.replace("?", f"events?run={run}&"), answer), daemon=True).start()
 
 
 def _drain(address: str, ended: threading.Event) -> None:
-    with httpx.stream("GET", address, timeout=None) as answer:
+    with httpx.stream("GET", address, timeout=None, follow_redirects=True) as answer:
         for _ in answer.iter_bytes():
             if ended.is_set():
                 return

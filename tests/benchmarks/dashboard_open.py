@@ -78,7 +78,8 @@ def server(library: Path) -> Iterator[str]:
 
 def with_client(address: str, run: str) -> float:
     start = time.perf_counter()
-    with httpx.stream("GET", f"{address}events?run={run}", timeout=30) as answer:
+    where = address.replace("?", f"events?run={run}&")
+    with httpx.stream("GET", where, timeout=30, follow_redirects=True) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: ") and '"rows"' in line:
                 assert len(json.loads(line[6:])["rows"]) == ROUNDS

@@ -48,6 +48,16 @@ def page(library: Path) -> Iterator[str]:
         yield said[0].removeprefix("Live page: ")
 
 
+def get(address: str, path: str = "", **options: Any) -> httpx.Response:
+    """What the page at `address`, which has the token in it, answers to who knows the token."""
+    base, _, token = address.partition("?token=")
+    return httpx.get(base + path, **{**options, "headers": {**bearer(token), **options.get("headers", {})}})
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
 class Stream:
     """Server-sent events, one by one."""
 
@@ -67,7 +77,9 @@ class Stream:
 
 @contextlib.contextmanager
 def events(address: str, run: str = "") -> Iterator[Stream]:
-    with httpx.stream("GET", f"{address}events", params={"run": run} if run else {}, timeout=20) as answer:
+    base, _, token = address.partition("?token=")
+    wanted = {"run": run} if run else {}
+    with httpx.stream("GET", f"{base}events", params=wanted, headers=bearer(token), timeout=20) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield Stream(answer.iter_lines())
 
@@ -119,15 +131,15 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
     record(tmp_path / "runs" / "one", Synthetic(rounds=3).records)
     record(tmp_path / "runs" / "two", Synthetic(rounds=3, method="fedavg").records)
     with page(tmp_path / "runs") as address:
-        found = httpx.get(f"{address}api/runs/one/rounds/1").json()
+        found = get(address, "api/runs/one/rounds/1").json()
         assert found["straggler"] == "weak"
         assert set(found["devices"]) == {"weak", "middle", "strong"}
-        assert httpx.get(f"{address}api/runs/one/devices/weak").json()["rounds"] == [1, 2, 3]
-        table = httpx.get(f"{address}api/compare", params={"runs": "one,two,none"}).json()
+        assert get(address, "api/runs/one/devices/weak").json()["rounds"] == [1, 2, 3]
+        table = get(address, "api/compare", params={"runs": "one,two,none"}).json()
         assert [row["method"] for row in table["texts"]] == ["dtfl", "fedavg"]
         assert len(table["curves"][0]["points"]) == 3
         for wrong in ("api/runs/one/rounds/99", "api/runs/none/rounds/1", "api/runs/one/devices/none", "../secret"):
-            assert httpx.get(f"{address}{wrong}").status_code == 404
+            assert get(address, f"{wrong}").status_code == 404
 
 
 def test_prometheus_can_scrape_runs_that_go_on_and_runs_that_are_over(tmp_path: Path) -> None:
@@ -136,7 +148,7 @@ def test_prometheus_can_scrape_runs_that_go_on_and_runs_that_are_over(tmp_path: 
     record(tmp_path / "runs" / "one", records[:cut])
 
     def scraped(path: str = "metrics") -> dict[str, list[prometheus_client.samples.Sample]]:
-        answer = httpx.get(address + path)
+        answer = get(address, path)
         assert answer.headers["content-type"].startswith("text/plain")
         return {f.name: f.samples for f in prometheus_client.parser.text_string_to_metric_families(answer.text)}
 
@@ -159,7 +171,7 @@ def test_prometheus_can_scrape_runs_that_go_on_and_runs_that_are_over(tmp_path: 
 def test_every_answer_forbids_requests_to_elsewhere(tmp_path: Path) -> None:
     with page(tmp_path / "runs") as address:
         for path in ("", "static/main.js", "api/compare", "nothing"):
-            policy = httpx.get(address + path).headers["content-security-policy"]
+            policy = get(address, path).headers["content-security-policy"]
             assert "default-src 'none'" in policy
             assert "connect-src 'self'" in policy
 
@@ -167,8 +179,8 @@ def test_every_answer_forbids_requests_to_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.168.1.7", ""])
 def test_a_foreign_name_is_refused_on_the_loopback(tmp_path: Path, host: str) -> None:
     with page(tmp_path / "runs") as address:
-        assert httpx.get(address, headers={"host": host}).status_code in (400, 421)
-        assert httpx.get(address, headers={"host": "localhost:1234"}).status_code == 200
+        assert get(address, headers={"host": host}).status_code in (400, 421)
+        assert get(address, headers={"host": "localhost:1234"}).status_code == 200
 
 
 @contextlib.contextmanager
@@ -187,16 +199,18 @@ def command(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Pop
         process.communicate()
 
 
-def test_off_the_loopback_a_token_is_made_and_needed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_token_is_made_and_needed_for_every_page(tmp_path: Path, host: str) -> None:
     record(tmp_path / "one", Synthetic().records)
-    with command(tmp_path, "--host", "0.0.0.0") as (address, _):
+    with command(tmp_path, "--host", host) as (address, _):
         port = httpx.URL(address).port
         token = httpx.URL(address).params["token"]
         here = f"http://127.0.0.1:{port}/"
         assert len(token) >= 20
         assert httpx.get(here).status_code == 401
         assert httpx.get(here, params={"token": token[:-1]}).status_code == 401
-        assert httpx.get(f"{here}events").status_code == 401
+        for path in ("events", "api/compare?runs=one", "api/runs/one/rounds/1", "nothing"):
+            assert httpx.get(here + path).status_code == 401
         assert httpx.get(f"{here}static/main.js").status_code == 401
         assert httpx.get(f"{here}metrics").status_code == 401
         assert httpx.get(f"{here}metrics", headers={"authorization": f"Bearer {token}"}).status_code == 200
@@ -272,7 +286,7 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_is_left_out(tmp_path: Path)
 
 def test_the_page_beside_a_run_ends_with_it(tmp_path: Path) -> None:
     with page(tmp_path / "runs") as address:
-        assert httpx.get(address).status_code == 200
+        assert get(address).status_code == 200
     with pytest.raises(httpx.TransportError):
         httpx.get(address)
 

@@ -16,7 +16,8 @@ from docker.models.containers import Container
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
-from orchestrator.fleet import containers, engine, leftovers, links
+from orchestrator.fleet import containers, engine, leftovers, links, temporary
+from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.containers import DockerFleet
 from orchestrator.fleet.engine import DEVICE, FLEET
@@ -290,6 +291,47 @@ def _start_and_kill(path: Path, fleet_id: str) -> None:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"made\n"
         owner.kill()
+
+
+RUN = """
+import asyncio, sys
+from pathlib import Path
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.session import standing_fleet
+
+async def main():
+    async with standing_fleet(load_fleet(Path(sys.argv[1])), backend="docker", dilation="off") as standing:
+        print(standing.fleet_id, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_agents_of_a_killed_orchestrator_end_and_any_backend_removes_all_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEBED_ALONE_S", "1")
+    path = small_fleet(tmp_path, 0.3).path
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, str(path), stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    fleet_id = (await owner.stdout.readline()).decode().strip()
+    client = engine.connect()
+    (container,) = client.containers.list(filters={"label": f"{FLEET}={fleet_id}"})
+    owner.kill()
+    await owner.wait()
+    ended = await asyncio.to_thread(container.wait, timeout=120)
+    assert ended["StatusCode"] == 4
+    assert b"no orchestrator has been heard of" in container.logs()
+    folders = await asyncio.to_thread(lambda: list(temporary.abandoned()))
+    assert any(path.name.startswith(f"edgebed-{fleet_id}-") for path in folders)
+    software = open_backend(small_fleet(tmp_path, 0.3), "software", "fsoftware1")
+    try:
+        await software.prepare()
+    finally:
+        await software.close()
+    assert await asyncio.to_thread(traces, fleet_id) == []
+    assert not [path for path in folders if path.exists()]
 
 
 def test_the_same_content_is_the_same_image_and_is_built_once() -> None:

@@ -32,7 +32,7 @@ class Watched:
     """A page whose console and requests are watched."""
 
     def __init__(self, page: Any, address: str) -> None:
-        self.page, self.address = page, address
+        self.page, (self.address, _, self._token) = page, address.partition("?")
         self.complaints: list[str] = []
         self.strangers: list[str] = []
 
@@ -50,7 +50,9 @@ class Watched:
             await route.abort()
 
     async def go(self, place: str = "") -> None:
-        await self.page.goto(self.address + place)
+        """The first visit brings the token, and leaves a cookie."""
+        query, self._token = self._token and f"?{self._token}", ""
+        await self.page.goto(self.address + query + place)
 
     async def says(self, selector: str, text: str, timeout_s: float = 30.0) -> None:
         """Wait until an element that fits has a text."""

@@ -1,0 +1,75 @@
+"""An agent without an orchestrator ends by itself; one that is answered, or was only stopped, does not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from edge_agent.__main__ import settings_from
+from edge_agent.agent import Agent, Settings
+from edge_agent.software import SoftwareThrottle
+from edgebed.errors import LinkError
+from edgebed.link.memory import MemoryHub, MemoryLink
+from edgebed.wire.messages import PhasesSeen, encode
+from edgebed.wire.topics import Topics
+from tests.component._fleet import warm_up_once, write_noise_shard
+
+BEAT_S = 0.02
+
+
+def agent_over(hub: MemoryHub, folder: Path, alone_s: float) -> Agent:
+    warm_up_once()
+    write_noise_shard(folder / "d0.safetensors", 4)
+    settings = Settings("", 0, "", "", "f", "d0", folder / "d0.safetensors", alone_s)
+    throttle = SoftwareThrottle()
+    agent = Agent(settings, "i", MemoryLink(hub), throttle.link(MemoryLink(hub)), throttle)
+    agent._heartbeat_s = BEAT_S
+    return agent
+
+
+async def test_an_agent_lives_while_its_heartbeats_are_answered_and_ends_after(tmp_path: Path) -> None:
+    hub = MemoryHub()
+    topics, orchestrator, beats = Topics("f"), MemoryLink(hub), 0
+    quiet = asyncio.Event()
+
+    def answer(topic: str, payload: bytes) -> None:
+        nonlocal beats
+        beats += 1
+        if beats < 60:  # many times what an agent that hears nothing lives
+            orchestrator.publish(topics.control_to("d0"), encode(PhasesSeen("i", 0)))
+        else:
+            quiet.set()
+
+    orchestrator.subscribe(topics.control_from("d0"), answer)
+    await orchestrator.open()
+    work = asyncio.create_task(agent_over(hub, tmp_path, 5 * BEAT_S).run())
+    async with asyncio.timeout(30):
+        await asyncio.wait([work, asyncio.create_task(quiet.wait())], return_when="FIRST_COMPLETED")
+        assert not work.done()
+        with pytest.raises(LinkError, match="no orchestrator has been heard of") as caught:
+            await work
+    assert "EDGEBED_ALONE_S" in caught.value.cure
+    await orchestrator.close()
+
+
+def test_time_in_which_the_agent_was_stopped_does_not_count(tmp_path: Path) -> None:
+    agent = agent_over(MemoryHub(), tmp_path, 10 * BEAT_S)
+    agent._count_alone(3600.0)
+    agent._count_alone(3600.0)
+    for _ in range(6):
+        agent._count_alone(BEAT_S)
+    with pytest.raises(LinkError, match="no orchestrator"):
+        agent._count_alone(BEAT_S)
+
+
+def test_for_ever_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = agent_over(MemoryHub(), tmp_path, 0.0)
+    for _ in range(100_000):
+        agent._count_alone(3600.0)
+    wanted = ["--broker", "mqtt://h", "--fleet", "f", "--device", "d", "--shard", "s"]
+    assert settings_from(wanted).alone_s == 1800
+    monkeypatch.setenv("EDGEBED_ALONE_S", "2.5")
+    assert settings_from(wanted).alone_s == 2.5
+    assert settings_from([*wanted, "--alone-s", "0"]).alone_s == 0
