@@ -11,6 +11,7 @@
     │   ├── LimitError        a limit could not be set, or does not read back
     │   └── CapacityError     the fleet wants more than the host has
     ├── CalibrationError      the measured limits are not the requested ones
+    ├── FileError             a file or folder cannot be read or written: full, read-only, missing
     └── RunError              a run cannot go on
         └── DivergedError     training gave a loss or weight that is not finite
 
@@ -19,6 +20,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 
 MOST_TRACE = 8000
@@ -73,6 +76,42 @@ class CapacityError(FleetError):
 
 class CalibrationError(EdgebedError):
     exit_code = 1
+
+
+class FileError(EdgebedError):
+    """A file or folder cannot be read or written."""
+
+    exit_code = 6
+
+    @classmethod
+    def of(cls, error: OSError, path: str | os.PathLike[str] | None = None) -> FileError:
+        """What the operating system refused: the place, the cause and the cure.
+
+        Args:
+            path: the place, where `error` does not name it.
+        """
+        place = path or error.filename or ""
+        cause = error.strerror or str(error) or type(error).__name__
+        cure = FILE_CURES.get(error.errno or 0, "see whether this place can be read and written, then try again")
+        return cls(f"{os.fspath(place)}: {cause}" if place else cause, cure=cure)
+
+
+_FULL = "make room on that disk, or name a place on another one (runs are kept in the folder that EDGEBED_RUNS names)"
+_FORBIDDEN = "name a place that you may write to (EDGEBED_RUNS for runs), or change the owner of this one"
+FILE_CURES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: "this file system is read-only: name a place on another one (EDGEBED_RUNS for runs)",
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.ENOENT: "make the folder first, or name one that exists",
+    errno.EEXIST: "a file stands where a folder is needed: name another place",
+    errno.ENOTDIR: "a part of this path is a file, no folder: name another place",
+    errno.EISDIR: "this is a folder: give the path of a file",
+    errno.EMFILE: "this process has too many open files: raise `ulimit -n`",
+    errno.ENFILE: "this host has too many open files: end programs that hold many",
+}
+"""What to do, by the number of the operating system's error."""
 
 
 class RunError(EdgebedError):

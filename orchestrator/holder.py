@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import EdgebedError, FleetError
+from edgebed.errors import EdgebedError, FileError, FleetError
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
 from orchestrator.session import standing_fleet
@@ -155,9 +155,9 @@ def end(place: Place) -> None:
 
 
 async def hold(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
-    """Keep the fleet standing until SIGTERM or SIGINT."""
+    """Keep the fleet standing until SIGTERM, SIGINT or SIGHUP; more of them do not disturb the clean-up."""
     stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     task = asyncio.create_task(_stand(spec, place, wanted))
     stopped = asyncio.create_task(stop.wait())
@@ -225,9 +225,10 @@ def main() -> None:
     place = Place(Path(folder))
     try:
         asyncio.run(hold(load_fleet(Path(path)), place, msgspec.json.decode(wanted, type=Wanted)))
-    except EdgebedError as error:
-        (place.folder / "failure").write_text(f"{error}\n{error.cure}")
-        sys.exit(error.exit_code)
+    except (EdgebedError, OSError) as error:
+        told = error if isinstance(error, EdgebedError) else FileError.of(error)
+        (place.folder / "failure").write_text(f"{told}\n{told.cure}")
+        sys.exit(told.exit_code)
 
 
 if __name__ == "__main__":

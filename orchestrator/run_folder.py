@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from edgebed.errors import UsageError
+from edgebed.errors import FileError, UsageError
 from edgebed.models.staged import Weights
 from orchestrator.data import located
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.base import Enforcement
-from orchestrator.records.reader import read
-from orchestrator.records.types import RunStarted
+from orchestrator.outputs import keep, sync_folder, write_aside
+from orchestrator.records.reader import decode, read
+from orchestrator.records.types import RunFinished, RunStarted
 from orchestrator.rounds.loop import Progress
 from orchestrator.yaml_file import write_yaml
 
@@ -28,37 +31,115 @@ class Saved(msgspec.Struct):
     tensors: Weights
 
 
+class Series(msgspec.Struct, frozen=True):
+    """What the runs of one experiment have in common, so that one of them leads to the others."""
+
+    id: str
+    place: int  # of this run's method in the list
+    methods: list[dict[str, Any]]  # of the whole experiment
+
+
 class RunFolder:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.experiment = path / "experiment.yaml"
+        self.series = path / "series.json"
+        self.plan = path / "plan.jsonl"  # of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
+        self.previous = path / "checkpoint.previous.safetensors"
+
+    def make(self, experiment: bytes, series: Series | None = None) -> None:
+        """Make the folder with its experiment in it, so that both outlast a loss of power. Raises FileError."""
+        try:
+            self.path.mkdir(parents=True)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise FileError.of(error, self.path) from None
+        keep(self.experiment, experiment)
+        if series is not None:
+            keep(self.series, msgspec.json.encode(series))
+
+    def read_series(self) -> Series | None:
+        """The experiment that the run belongs to; None where nothing readable says so."""
+        try:
+            return msgspec.json.decode(self.series.read_bytes(), type=Series)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
-        """Keep the checkpoint of the last round: one file, written aside and renamed, so a kill leaves the old one."""
+        """Keep the checkpoint of the last round, and the one before it. It is written aside, is on the disk, and is
+        then renamed: after a kill or a loss of power one of the two is whole. Raises FileError.
+        """
         parts = ((WEIGHTS, weights), (METHOD, tensors))
         named = {f"{kind}{name}": value.contiguous() for kind, part in parts for name, value in part.items()}
-        part = self.checkpoint.with_suffix(".part")
-        save_file(named, part, {PROGRESS: msgspec.json.encode(progress).decode()})
-        part.replace(self.checkpoint)
-
-    def restore(self) -> Saved | None:
-        """The last checkpoint, or None before the first. Raises UsageError for one that is damaged."""
-        if not self.checkpoint.exists():
-            return None
+        aside = write_aside(self.checkpoint, save(named, {PROGRESS: msgspec.json.encode(progress).decode()}))
         try:
-            with safe_open(self.checkpoint, framework="pt") as file:
-                progress = msgspec.json.decode((file.metadata() or {})[PROGRESS], type=Progress)
-                named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, msgspec.DecodeError, KeyError) as error:
-            raise UsageError(f"{self.checkpoint} is damaged: {error}", cure="run the experiment anew") from None
-        return Saved(_named(named, WEIGHTS), progress, _named(named, METHOD))
+            if self.checkpoint.exists():
+                self.checkpoint.replace(self.previous)
+            aside.replace(self.checkpoint)
+            sync_folder(self.path)
+        except OSError as error:
+            raise FileError.of(error, self.checkpoint) from None
 
+    def restore(self, say: Callable[[str], None] = lambda line: None) -> Saved | None:
+        """The last checkpoint; where it is damaged or missing the one before it, and `say` is told. None: there is
+        none yet. Raises UsageError where there are some and none is whole.
+        """
+        damage = []
+        for path in (self.checkpoint, self.previous):
+            try:
+                saved = _read(path)
+            except Damaged as error:
+                damage.append(f"{path} {error}")
+                continue
+            if damage:
+                say(f"{'; '.join(damage)}: going on from the one before it, after round {saved.progress.round}")
+            return saved
+        if not self.checkpoint.exists() and not self.previous.exists():
+            return None
+        raise UsageError("; ".join(damage), cure="run the experiment anew")
+
+    def ended(self) -> str:
+        """Why the run ended, as its last record says; "" where it goes on, or was killed."""
+        try:
+            with self.records.open("rb") as file:
+                file.seek(max(0, self.records.stat().st_size - LAST_BYTES))
+                last = decode(file.read().rstrip(b"\n").rpartition(b"\n")[2])
+        except OSError:
+            return ""
+        return last.why if isinstance(last, RunFinished) else ""
+
+    def progress(self) -> Progress:
+        """What the run has reached, as its last whole checkpoint says; no weights are read."""
+        for path in (self.checkpoint, self.previous):
+            with contextlib.suppress(Damaged):
+                return _read(path, weights=False).progress
+        return Progress()
+
+
+LAST_BYTES = 65536
+"""More than the last record of a run has."""
 
 WEIGHTS, METHOD, PROGRESS = "weights/", "method/", "edgebed-progress"
+
+
+class Damaged(Exception):
+    """A checkpoint that is not there, or not whole."""
+
+
+def _read(path: Path, *, weights: bool = True) -> Saved:
+    if not path.exists():
+        raise Damaged("is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = msgspec.json.decode((file.metadata() or {})[PROGRESS], type=Progress)
+            named = {name: file.get_tensor(name) for name in file.keys()} if weights else {}  # noqa: SIM118 - no mapping
+    except (SafetensorError, msgspec.DecodeError, KeyError, OSError) as error:
+        raise Damaged(f"is damaged ({error})") from None
+    return Saved(_named(named, WEIGHTS), progress, _named(named, METHOD))
 
 
 def _named(tensors: Weights, kind: str) -> Weights:

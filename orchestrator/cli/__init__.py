@@ -8,13 +8,14 @@ import pkgutil
 import platform
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
 
-from edgebed.errors import EdgebedError
+from edgebed.errors import EdgebedError, FileError
 from orchestrator.cli.console import log
+from orchestrator.cli.signals import ending_alike
 
 
 def _version(wanted: bool) -> None:
@@ -51,12 +52,10 @@ def _options(
 def main() -> None:
     """Entry point of `edgebed`. Exit codes: docs/cli.md."""
     try:
-        build()()
+        with ending_alike():
+            build()()
     except EdgebedError as error:
-        log.print(f"[bold red]edgebed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        if error.cure:
-            log.print(f"[bold]Cure:[/] {escape(error.cure)}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         log.print("edgebed: interrupted")
         sys.exit(130)
@@ -64,3 +63,12 @@ def main() -> None:
         # The reader of our output (`| head`) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        _fail(FileError.of(error))
+
+
+def _fail(error: EdgebedError) -> NoReturn:
+    log.print(f"[bold red]edgebed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    if error.cure:
+        log.print(f"[bold]Cure:[/] {escape(error.cure)}", highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)

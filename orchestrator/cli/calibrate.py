@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from orchestrator import judgement, session
 from orchestrator.calibration import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.signals import run_to_end
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.types import Calibrated
 
@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Measure whether every device of FLEET has the CPU and bandwidth it was given; exit code 1 where one has not."""
     spec = load_fleet(fleet)
-    outcome = asyncio.run(_calibrate(spec, backend, dilation, short))
+    outcome = run_to_end(_calibrate(spec, backend, dilation, short))
     if as_json:
         print_json(outcome.builtins())
     else:

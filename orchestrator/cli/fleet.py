@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
@@ -42,16 +43,25 @@ def up(
         raise UsageError(f"the fleet {spec.name} stands already", cure=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
         pid = holder.spawn(spec, place, holder.Wanted(backend, dilation, broker))
-        while not place.ready():
-            if not place.alive():
-                raise _failed(place)
-            status.update(place.progress() or "starting")
-            time.sleep(0.1)
+        try:
+            _until_ready(place, status)
+        except KeyboardInterrupt:
+            status.update("interrupted: removing what stands already")
+            holder.end(place)
+            raise
     state = place.ask()
     log.print(f"{len(state.devices)} devices stand, held by process {pid}; limits: {state.enforcement}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {state.dilation:.3g}")
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
+
+
+def _until_ready(place: holder.Place, status: Status) -> None:
+    while not place.ready():
+        if not place.alive():
+            raise _failed(place)
+        status.update(place.progress() or "starting")
+        time.sleep(0.1)
 
 
 def _failed(place: holder.Place) -> FleetError:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from orchestrator import session
 from orchestrator.records import types as t
+from orchestrator.records.comparison import accuracy as as_accuracy
 from orchestrator.records.comparison import size
 
 PER_SECOND = 2
@@ -132,7 +133,7 @@ def view(state: State, now_ns: int) -> RenderableType:
 
 
 def _head(state: State, now_ns: int) -> RenderableType:
-    accuracy = "" if state.accuracy is None else f" · accuracy {state.accuracy:.1%}"
+    accuracy = "" if state.accuracy is None else f" · accuracy {as_accuracy(state.accuracy)}"
     elapsed = f" · {state.seconds(now_ns - state.round_ns):.1f} s" if state.round_ns else ""
     held = f" · limits held by {state.enforcement}, D = {state.dilation:.3g}" if state.enforcement else ""
     doing = f" · {state.doing}" if state.doing else ""

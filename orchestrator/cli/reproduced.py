@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -13,6 +12,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator import session
+from orchestrator.cli.signals import run_to_end
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.quantities import quantity
@@ -142,7 +142,7 @@ def _run(experiment: Experiment, path: Path, runs: Path, *, real: bool, backend:
     quiet = session.Watch(session.quiet)
     if real:
         request = session.Request(experiment, path.resolve(), parent, backend=backend)
-        (folder,) = asyncio.run(session.run_experiment(request, quiet))
+        (folder,) = run_to_end(session.run_experiment(request, quiet))
     else:
         (folder,) = simulate(SimulationRequest(experiment, path.resolve(), parent), quiet)
     return folder

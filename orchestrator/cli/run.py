@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
 from rich.markup import escape
 
-from edgebed.errors import UsageError
+from edgebed.errors import EdgebedError, UsageError
 from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.folders import find_run, runs_folder
 from orchestrator.cli.live import LiveWatch
+from orchestrator.cli.signals import run_to_end
+from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
 from orchestrator.experiment import Experiment, load
+from orchestrator.outputs import try_file, try_folder
 from orchestrator.records.loglines import LogLines
 from orchestrator.records.types import Record
 
@@ -39,7 +40,13 @@ def run(
         list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
-    resume: Annotated[str | None, typer.Option(help="A run to go on with: its folder or its id.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with the experiment of this run (folder or id); --set training.rounds=… extends it."),
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="Give the devices the assignments that this run recorded: its folder or its id.")
+    ] = None,
     allow_uncalibrated: Annotated[
         bool, typer.Option(help="Run although the limits do not hold; every output is marked.")
     ] = False,
@@ -61,24 +68,17 @@ def run(
     ] = "",
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
-    options: dict[str, Any] = {
-        "backend": backend,
-        "broker_url": broker,
-        "allow_uncalibrated": allow_uncalibrated,
-    }
-    if resume is not None:
-        if experiment is not None or set_ or method:
-            raise UsageError("--resume takes the experiment from the run's folder", cure="give --resume RUN alone")
-        request = session.resume_request(find_run(resume), runs_folder(), **options)
-    elif experiment is None:
-        raise UsageError("no experiment", cure="give an experiment file, such as profiles/experiments/demo.yaml")
-    else:
-        loaded = load(experiment, set_)
-        request = session.Request(_only(loaded, method, experiment), experiment.resolve(), runs_folder(), **options)
+    request = _request(experiment, set_, method, resume, plan)
+    request = msgspec.structs.replace(
+        request, backend=backend or request.backend, broker_url=broker, allow_uncalibrated=allow_uncalibrated
+    )
+    if log_file is not None:
+        try_file(log_file)
+    try_folder(request.runs)
     place = Place(dashboard_host, dashboard_port, dashboard_token)
     page = page_beside(runs_folder(), request.experiment.name, place, _say)
-    with page if dashboard else contextlib.nullcontext(), _watching(quiet, log_file) as watch:
-        folders = asyncio.run(until_signal(session.run_experiment(request, watch)))
+    with page if dashboard else contextlib.nullcontext():
+        folders = _carry_out(request, quiet, log_file)
     if dashboard:
         again = " ".join(folder.name for folder in folders)
         _say(f"The page has ended with the run; to look again: edgebed dashboard {again}")
@@ -86,6 +86,36 @@ def run(
     if not as_json:
         for folder in folders:
             console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _request(
+    experiment: Path | None, set_: list[str] | None, method: list[str] | None, resume: str | None, plan: str | None
+) -> session.Request:
+    """What is to be run: an experiment, or the rest of one."""
+    if resume is not None:
+        if experiment is not None or method or plan:
+            raise UsageError(
+                "--resume takes the experiment, with all its methods, from the run's folder",
+                cure="give --resume RUN, and --set where the run is to be extended",
+            )
+        return session.resume_request(find_run(resume), set_)
+    if experiment is None:
+        raise UsageError("no experiment", cure="give an experiment file, such as profiles/experiments/demo.yaml")
+    loaded = _only(load(experiment, set_), method, experiment)
+    followed = None if plan is None else find_run(plan)
+    return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)
+
+
+def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> list[Path]:
+    """Run it; where it ends early, say what there is and how to go on."""
+    watch = None
+    try:
+        with _watching(quiet, log_file) as watch:
+            return run_to_end(session.run_experiment(request, watch))
+    except (KeyboardInterrupt, EdgebedError):
+        if watch is not None:
+            tell_unfinished(request, watch.folders)
+        raise
 
 
 def _say(line: str) -> None:
@@ -103,17 +133,6 @@ def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experi
             cure=f"it has: {', '.join(str(m.get('name')) for m in experiment.methods)}",
         )
     return msgspec.structs.replace(experiment, methods=chosen)
-
-
-async def until_signal(work: Any) -> Any:
-    """Like the work itself, but SIGTERM ends it as cleanly as Ctrl-C does."""
-    task = asyncio.ensure_future(work)
-    with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import complete_run, find_run, runs_folder
-from orchestrator.cli.run import until_signal
+from orchestrator.cli.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
 
 
@@ -59,7 +58,7 @@ def command(
         def watch(answered: int, lost: int) -> None:
             status.update(f"{answered} of {requests} answered" + (f", {lost} lost" if lost else ""))
 
-        folder, summary = asyncio.run(until_signal(serve(wanted, say, watch)))
+        folder, summary = run_to_end(serve(wanted, say, watch))
     if as_json:
         print_json(summary)
         return

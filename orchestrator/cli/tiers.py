@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Codec, Optimizer
 from orchestrator import session, tiers
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.signals import run_to_end
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.training.costs import profile_cuts
 
@@ -43,7 +43,7 @@ def command(
     cuts = list(range(len(net) - count, len(net)))
     if count < 1 or cuts[0] < 1:
         raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", cure=f"give 1 to {len(net) - 1}")
-    measurements = asyncio.run(_measure(net, model, cuts, shares, backend, batch, repeats))
+    measurements = run_to_end(_measure(net, model, cuts, shares, backend, batch, repeats))
     costs = profile_cuts(net, cuts, batch, Codec(), Optimizer(), torch.device("cpu"))
     server = [costs[cut].server_s / costs[cuts[0]].server_s for cut in cuts]
     table = tiers.normalised(measurements)

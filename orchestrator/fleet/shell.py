@@ -30,7 +30,12 @@ def run(argv: Sequence[str]) -> str:
         raise LimitError(f"{argv[0]} is not installed", cure="apt-get install iproute2 util-linux")
     try:
         done = subprocess.run(
-            [program, *argv[1:]], capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+            [program, *argv[1:]],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C, or a terminal that goes, must not end the clean-up's own programs
         )
     except subprocess.TimeoutExpired:
         raise LimitError(f"`{' '.join(argv)}` hangs", cure="see the kernel's log (dmesg)") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,11 @@ def percent(value: float) -> str:
     return f"{value:.1%}" if value >= 0.001 or value == 0 else f"{value:.2%}"
 
 
+def accuracy(value: float) -> str:
+    """An accuracy, never rounded up: 0.8997 misses a target of 90 %, and must not be printed as 90.0 %."""
+    return f"{math.floor(value * 1000 + 1e-6) / 1000:.1%}"
+
+
 def size(value: float) -> str:
     for unit in ("B", "kB", "MB"):
         if value < 1000:
@@ -62,8 +68,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "seed": ("seed", str),
     "ended": ("ended", str),
     "rounds": ("rounds", str),
-    "target_accuracy": ("target accuracy", percent),
-    "best_accuracy": ("best accuracy", percent),
+    "target_accuracy": ("target accuracy", accuracy),
+    "best_accuracy": ("best accuracy", accuracy),
     "time_to_target_s": ("time to target", seconds),
     "speed_up": ("speed-up over the last", lambda value: f"{value:.2f} ×"),
     "total_s": ("time of all rounds", seconds),

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.records.comparison import percent, seconds, size
+from orchestrator.records.comparison import accuracy, percent, seconds, size
 from orchestrator.records.groups import Estimate, Group
 
 Column = tuple[str, Callable[[Group], str]]
@@ -32,7 +32,7 @@ COLUMNS: tuple[Column, ...] = (
     ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
     ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
     ("speed-up", lambda g: with_interval(g.speed_up, times)),
-    ("best accuracy", lambda g: with_interval(g.best_accuracy, percent)),
+    ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
     ("round, median", lambda g: with_interval(g.round_s, seconds)),
     ("idle share", lambda g: with_interval(g.idle_share, percent)),
     ("bytes", lambda g: with_interval(g.bytes_total, size)),

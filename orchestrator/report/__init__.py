@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgebed.errors import FileError
 from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.reader import read
 from orchestrator.records.summary import Summing, load_summary, write_summary
@@ -26,6 +27,21 @@ def write_results(folder: Path) -> charts.Summary:
         summary = _write_report(folder, run)
         write_summary(folder, run, summary)
         return summary
+
+
+def write_what_fits(folder: Path, say: Callable[[str], None]) -> None:
+    """Summary, report and trace of a run; where there is no room for all of them the summary alone. Says what is
+    missing; raises no OSError."""
+    try:
+        write_results(folder)
+        return
+    except OSError as error:
+        failure = FileError.of(error, folder)
+    with suppress(OSError):
+        for part in folder.glob("*.part"):
+            part.unlink()
+        write_summary(folder)
+    say(f"the report could not be written: {failure}; `edgebed report {folder.name}` writes it once there is room")
 
 
 def write_report(folder: Path) -> None:
@@ -115,4 +131,4 @@ def _write(path: Path, text: str) -> None:
     part.replace(path)
 
 
-__all__ = ["write_comparison", "write_figures", "write_report", "write_results"]
+__all__ = ["write_comparison", "write_figures", "write_report", "write_results", "write_what_fits"]

@@ -58,7 +58,7 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
                 "x": [round(x, 4) for x, _ in points],
                 "y": [y for _, y in points],
                 "line": {"color": RUNS[methods.index(summary["method"] if several else index) % len(RUNS)]},
-                "hovertemplate": f"%{{y:.1%}} {where}<extra>%{{fullData.name}}</extra>",
+                "hovertemplate": f"%{{y:.2%}} {where}<extra>%{{fullData.name}}</extra>",
             }
         )
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}

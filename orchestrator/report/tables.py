@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.records import types as t
-from orchestrator.records.comparison import percent, seconds, size
+from orchestrator.records.comparison import accuracy, percent, seconds, size
 from orchestrator.records.facts import RunFacts, Stretch
 from orchestrator.records.groups import ProfileRow
 from orchestrator.records.inforce import changes
@@ -31,7 +31,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
     target, reached = f"{summary['target_accuracy']:.0%}", summary["time_to_target_s"] is not None
     shown: list[tuple[str, Any, Any]] = [
         (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
-        ("best accuracy", summary["best_accuracy"], percent),
+        ("best accuracy", summary["best_accuracy"], accuracy),
         *_tested(summary),
         ("rounds", summary["rounds"], str),
         ("median round", summary["round_s_median"], seconds),

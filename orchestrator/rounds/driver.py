@@ -49,12 +49,14 @@ LOSSLESS = Codec()
 
 
 class RoundResult(msgspec.Struct):
-    """How a round ended: contributions of the merged devices in the order of names."""
+    """How a round ended: contributions of the merged devices in the order of names; `missing`: devices whose work did
+    not come, and why."""
 
     contributions: list[Contribution]
     outcomes: list[Outcome]
     why: str
     round: int = 0
+    missing: dict[str, str] = {}
 
 
 class RoundDriver:
@@ -348,7 +350,7 @@ class RoundDriver:
         work = self._work[effect.device]
         if work.contribution is None or effect.how != "cancelled":
             self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why, work.trace))
-        work.out = True
+        work.out, work.left = True, f"{effect.how}: {effect.why}"
         self._trainer.drop(effect.device)
         self._port.control(effect.device, Cancel(work.task.id, effect.why))
         self._port.forget(effect.device)
@@ -366,6 +368,7 @@ class RoundDriver:
             outcomes=[w.outcome for w in merged if w.outcome is not None],
             why=finish.why,
             round=self._round,
+            missing={device: work.left for device, work in self._work.items() if work.left},
         )
 
     # ---- small ----

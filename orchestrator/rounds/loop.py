@@ -11,13 +11,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from edgebed.errors import RunError
 from edgebed.link.transfer import CHUNK_BYTES
 from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
 from edgebed.models.staged import Weights
 from orchestrator.experiment import Environment, Training
 from orchestrator.records.types import (
     Evaluated,
+    Fault,
     FinalTest,
     OrchestratorPhase,
     Record,
@@ -28,9 +28,8 @@ from orchestrator.rounds.abreast import Abreast
 from orchestrator.rounds.clock import now_ns, now_s
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.interruption import uninterrupted
-
-VOID_ROUNDS = 3
-"""So many rounds in a row without a quorum end the run."""
+from orchestrator.rounds.replay import Replay
+from orchestrator.rounds.void import VoidRounds
 
 
 class Devices(Protocol):
@@ -88,6 +87,7 @@ class Loop:
             and the last weights by the test set, once.
         save: called after every round with weights, progress and the method's tensors.
         watch: called after every evaluation, for the terminal.
+        replay: a recorded plan, followed instead of the method's own.
     """
 
     def __init__(
@@ -104,16 +104,19 @@ class Loop:
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
         validation: tuple[Tensor, Tensor] | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
         self.training, self._environment, self._accelerator = training, environment, accelerator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
+        self._replay = replay
+        self._tested: Weights | None = None
 
     async def run(self, weights: Weights, progress: Progress) -> str:
         """Rounds from `progress.round` on; returns why the run ended. Raises RunError after void rounds in a row."""
         progress.lr = progress.lr or self.training.optimizer.lr
-        void = 0
+        void = VoidRounds(self.training)
         while progress.round < self.training.rounds and not self.reached(progress):
             ready = await self.prepare(progress)
             lanes = self.method.lanes(ready)
@@ -122,22 +125,12 @@ class Loop:
                 break
             ((lane, present),) = lanes.items()
             weights, result = await self._round(self.begin(lane, present, progress), weights, progress)
-            void = self.count_void(void, result)
+            void.count(result.why == "void", result.missing)
         await self._test_once(weights, progress)
         return "target reached" if self.reached(progress) else "rounds done"
 
     def reached(self, progress: Progress) -> bool:
         return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
-
-    def count_void(self, before: int, result: RoundResult) -> int:
-        """How many rounds in a row had no quorum, this one included. Raises RunError when that is enough."""
-        void = before + 1 if result.why == "void" else 0
-        if void >= VOID_ROUNDS:
-            raise RunError(
-                f"{void} rounds in a row ended without a quorum of {self.training.quorum}",
-                cure="look for device_out in records.jsonl; then mend the devices, or lower training.quorum",
-            )
-        return void
 
     async def _round(self, begun: Begun, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
         result = await self.carry_out(begun, weights)
@@ -168,9 +161,8 @@ class Loop:
         """Draw and plan the next round."""
         number = progress.round
         progress.round += 1
-        views = self.method.draw(number, present, self.training.sample, self.training.seed)
         start = now_ns()
-        plan = self.method.plan(number, views, self._schedule(progress.lr))
+        views, plan = self._plan(number, present, progress.lr)
         planned_s = (now_ns() - start) / 1e9
         self._record(
             RoundStarted(
@@ -187,6 +179,12 @@ class Loop:
         )
         self._record(OrchestratorPhase(start, now_ns(), number, "plan"))
         return Begun(number, views, plan, start)
+
+    def _plan(self, number: int, present: Sequence[DeviceView], lr: float) -> tuple[list[DeviceView], Plan]:
+        if self._replay is not None:
+            return self._replay.begin(number, present)
+        views = self.method.draw(number, present, self.training.sample, self.training.seed)
+        return views, self.method.plan(number, views, self._schedule(lr))
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
@@ -208,6 +206,10 @@ class Loop:
         self._record(RoundFinished(at_ns, begun.number, seconds, merged, result.why))
         return seconds
 
+    def fault(self, device: str, what: str) -> None:
+        """Record something unexpected that does not end the run."""
+        self._record(Fault(now_ns(), device, what))
+
     def _schedule(self, lr: float) -> Schedule:
         t = self.training
         optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
@@ -226,7 +228,9 @@ class Loop:
             score = await asyncio.to_thread(self.method.evaluate, weights, *judged, self._accelerator)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
-        plateau(progress, self.training)
+        if self._tested is None or not same(weights, self._tested):
+            plateau(progress, self.training)
+        self._tested = weights
 
     async def _test_once(self, weights: Weights, progress: Progress) -> None:
         """The last weights on the test set, where the rounds were judged by a validation part."""
@@ -254,6 +258,11 @@ def patience(devices: Sequence[DeviceView]) -> float:
     """Seconds in which the slowest link of a round certainly moves one chunk: only whole chunks show as progress."""
     slowest = min((min(view.uplink_bit_s, view.downlink_bit_s) for view in devices), default=0)
     return 3 * 8 * CHUNK_BYTES / slowest if slowest else 0.0
+
+
+def same(one: Weights, other: Weights) -> bool:
+    """Whether weights are equal to the bit: testing the same again says nothing about the learning rate."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def plateau(progress: Progress, training: Training) -> None:

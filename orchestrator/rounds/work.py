@@ -22,6 +22,7 @@ class Work:
     def __init__(self, task: Task, bounds: Bounds, slots: int) -> None:
         self.task, self.bounds = task, bounds
         self.out = False
+        self.left = ""  # how and why, where its work is left out
         self.gone = False  # the fleet knows: its agent died or restarted
         self.slots = asyncio.Semaphore(slots)
         self.jobs: set[asyncio.Task[None]] = set()

@@ -15,6 +15,7 @@ from edgebed.errors import UsageError
 from orchestrator import session
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.outputs import try_folder
 from orchestrator.records.facts import sort
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
@@ -68,6 +69,7 @@ async def serve(
     Raises:
         UsageError: the run has no exits to serve, or the fleet has other devices; before anything is started.
     """
+    try_folder(request.runs)
     trained = deploy.load_trained(request.run)
     experiment = trained.experiment
     spec = load_fleet(request.fleet or (request.run / experiment.fleet).resolve())
@@ -103,7 +105,7 @@ async def serve_on(
     service = deploy.prepare(trained, request.requests, request.rate, standing.dilation)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     files = RunFolder(request.runs / f"{trained.experiment.name}-serve-{stamp}-{uuid.uuid4().hex[:4]}")
-    files.path.mkdir(parents=True)
+    try_folder(files.path)
     recorder = Recorder(files.records)
     started_ns = time.monotonic_ns()
     recorder.record(_run_started(files.path.name, trained, standing, calibrated))
@@ -121,7 +123,7 @@ async def serve_on(
     standing.attach(recorder.record, router)
     why = "interrupted"
     try:
-        why = await router.run()
+        why = await recorder.guard(router.run())
     except Exception as error:
         why = f"error: {error}"
         raise
@@ -144,7 +146,7 @@ def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str) -
     if served:
         accuracy = sum(record.right for record in served) / len(served)
         recorder.record(Evaluated(now, 0, accuracy, float("nan"), 0.0))
-    recorder.record(RunFinished(time.monotonic_ns(), why))
+    recorder.last(RunFinished(time.monotonic_ns(), why))
 
 
 def _write(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from orchestrator.fleet.profile import load_profile
 from orchestrator.records.failures import failure_line
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
-from orchestrator.report import write_results
+from orchestrator.report import write_what_fits
 from orchestrator.rounds.clock import now_ns
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.lanes import Lanes
@@ -72,15 +72,15 @@ class Play:
         )
         why = "interrupted"
         try:
-            why = await self._rounds(folder, recorder, fleet)
+            why = await recorder.guard(self._rounds(folder, recorder, fleet))
         except Exception as error:
             why = f"error: {error}"
             raise
         finally:
             fleet.close()
-            recorder.record(RunFinished(now_ns(), why))
+            recorder.last(RunFinished(now_ns(), why))
             recorder.close()
-            write_results(folder.path)
+            write_what_fits(folder.path, stage.watch.say)
         stage.watch.say(f"halves: {self._halves.together} trained together, {self._halves.alone} alone")
         return folder.path
 
@@ -204,8 +204,5 @@ class Play:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         name = f"{self._experiment.name}-{self._method.name}-sim-{stamp}-{uuid.uuid4().hex[:4]}"
         folder = RunFolder(self._stage.request.runs / name)
-        folder.path.mkdir(parents=True)
-        folder.experiment.write_bytes(
-            resolved(self._experiment, self._stage.request.path, self._options, self._stage.dilation)
-        )
+        folder.make(resolved(self._experiment, self._stage.request.path, self._options, self._stage.dilation))
         return folder

@@ -17,6 +17,7 @@ from orchestrator.data import prepare_data
 from orchestrator.feasible import check_fleet, check_methods
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of
 from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.outputs import try_file, try_folder
 from orchestrator.simulation.play import Play
 from orchestrator.simulation.stage import SimulationRequest, Stage, Watch
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
@@ -29,7 +30,9 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     check_fleet(experiment, spec, request.path)
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
-    request.runs.mkdir(parents=True, exist_ok=True)
+    try_folder(request.runs)
+    if request.save_calibration is not None:
+        try_file(request.save_calibration)
     torch.set_num_threads(1)  # halves are small, and their bits must not depend on the host
     profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:

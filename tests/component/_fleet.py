@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
@@ -34,7 +35,9 @@ from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.settings import round_settings
+from orchestrator.run_folder import Saved
 from orchestrator.standing import Standing
 from orchestrator.training.server import ServerTrainer
 
@@ -146,6 +149,7 @@ class Fleet:
         self.shards: dict[str, Shard] = {}
         self.records: list[Record] = []
         self.saved: list[Weights] = []
+        self.checkpoint: Saved | None = None  # the last one
         self.changed = asyncio.Event()
 
     def record(self, record: Record) -> None:
@@ -165,14 +169,25 @@ class Fleet:
                 self.changed.clear()
                 await self.changed.wait()
 
+    def _save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
+        self.saved.append({name: value.clone() for name, value in weights.items()})
+        self.checkpoint = copy.deepcopy(Saved(weights, progress, tensors))
+
     async def play(
         self,
         spec: Mapping[str, object] | Method,
         wanted: Training,
         environment: Environment | None = None,
         slots: int = 1,
+        *,
+        saved: Saved | None = None,
+        replay: Replay | None = None,
     ) -> Weights:
-        """One run on this fleet; the weights at its end."""
+        """One run on this fleet, from the start or from a checkpoint; the weights at its end."""
+        begun = method(spec)
+        if saved is not None:
+            begun.restore(saved.progress.method, saved.tensors)
+        saved = saved or Saved(start_weights(), Progress(), {})
         samples = {name: shard.samples for name, shard in self.shards.items()}
         settings = round_settings("run", wanted, 1.0, samples)
         trainers: list[ServerTrainer] = []
@@ -185,20 +200,21 @@ class Fleet:
         self.standing.attach(self.record, driver)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
-            method=method(spec),
+            method=begun,
             driver=driver,
             devices=self.standing,
             training=wanted,
             environment=environment,
             accelerator=CPU,
             test=(x, torch.tensor([0, 1])),
-            save=lambda weights, progress, tensors: self.saved.append({k: v.clone() for k, v in weights.items()}),
+            save=self._save,
             record=self.record,
             watch=lambda progress, result, seconds: None,
+            replay=replay,
         )
         try:
             async with asyncio.timeout(120):
-                await loop.run(start_weights(), Progress())
+                await loop.run(saved.weights, saved.progress)
             await self.standing.roster.flush()
         finally:
             self.standing.attach(None, None)

@@ -47,11 +47,13 @@ from orchestrator.records.types import (
     Fault,
     ReplyDelivered,
     RoundFinished,
+    RoundStarted,
     TaskSent,
     UpdateReceived,
     UploadReceived,
 )
 from orchestrator.rounds import driver
+from orchestrator.rounds.replay import Replay
 from tests.component._fleet import FLEET, Fleet, buggy, fleet, model, start_weights, training
 
 THREE = {"dev-1": 24, "dev-2": 16, "dev-3": 20}
@@ -112,6 +114,31 @@ async def test_dtfl_of_one_device_is_plain_torch_to_the_bit(tmp_path: Path) -> N
     async with fleet(tmp_path, {"dev-1": 24}) as made:
         tier = {"name": "dtfl", "tier": 4}
         assert_same(await made.play(tier, training()), plain_dtfl(made.shards["dev-1"], 4, 2))
+
+
+async def test_dtfl_ended_in_mid_round_and_gone_on_with_is_the_same_to_the_bit_under_a_recorded_plan(
+    tmp_path: Path,
+) -> None:
+    """Its plans follow from measured times, so two runs of it differ as they are."""
+    wanted, dynamic = training(rounds=4), {"name": "dtfl", "tiers": 3}
+    async with fleet(tmp_path, THREE) as made:
+        whole = await made.play(dynamic, wanted)
+        plan = made.records
+    for name in ("cut", "rest"):
+        (tmp_path / name).mkdir()
+    async with fleet(tmp_path / "cut", THREE) as made:
+        run = asyncio.create_task(made.play(dynamic, wanted, replay=Replay(plan)))
+        await made.expect(UploadReceived, lambda record: record.round == 2)
+        run.cancel()  # what a kill leaves: the checkpoint of the round before
+        await asyncio.wait([run])
+        checkpoint = made.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.progress.round == 2
+    async with fleet(tmp_path / "rest", THREE) as made:
+        assert_same(await made.play(dynamic, wanted, saved=checkpoint, replay=Replay(plan)), whole)
+        begun = made.of(RoundStarted)
+    recorded = [record for record in plan if isinstance(record, RoundStarted)]
+    assert [(r.round, r.assignments) for r in begun] == [(r.round, r.assignments) for r in recorded[2:]]
 
 
 async def test_the_order_of_arrival_and_a_bad_network_change_no_bit(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ class Cli:
 
     def folders(self) -> list[Path]:
         """Run folders, in the order in which the runs began."""
-        return sorted(self.runs.glob("*/"), key=lambda path: (path / "experiment.yaml").stat().st_mtime)
+        files = sorted(self.runs.glob("*/experiment.yaml"), key=lambda path: path.stat().st_mtime)
+        return [path.parent for path in files]
 
     def records(self) -> list[Record]:
         folders = [f for f in self.folders() if (f / "records.jsonl").is_file()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,12 +14,15 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from edgebed.errors import CalibrationError
 from orchestrator import cli as command_line
 from orchestrator import session
 from orchestrator.calibration import Calibration
 from orchestrator.experiment import Environment, load
+from orchestrator.records.reader import read
 from orchestrator.records.types import (
     Calibrated,
     DeviceOut,
@@ -26,6 +31,7 @@ from orchestrator.records.types import (
     RoundStarted,
     RunStarted,
 )
+from orchestrator.run_folder import RunFolder
 from tests.e2e.cli import Cli, cli, fleet_id, summary, traces, until, write_experiment
 from tests.e2e.rig import experiment, rig
 
@@ -102,7 +108,7 @@ def test_a_run_that_ended_leaves_nothing(whole: Cli) -> None:
 @pytest.mark.root
 @pytest.mark.mosquitto
 def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path: Path) -> None:
-    many = ["run", str(write_experiment(tmp_path)), "--method", "dtfl", "--set", "training.rounds=12"]
+    many = ["run", str(write_experiment(tmp_path)), "--set", "training.rounds=8"]
     many.append("--allow-uncalibrated")  # here a busy host matters to nobody
     with cli(tmp_path, *many) as first:
         first.expect(RoundFinished, lambda r: r.round == 1)
@@ -116,6 +122,10 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     assert not [child for child in children if child.is_running()]
     assert not traces(fleet_id(first.records()))
     kept = summary(folder)
+    assert f"edgebed run --resume {folder.name}\n" in err
+    assert any(
+        line.split()[:1] == ["fedavg"] and line.endswith("not begun") for line in map(str.rstrip, err.split("\n"))
+    )
     assert kept["ended"] == "interrupted"
     assert kept["rounds"] >= 2
     assert kept["timeline_residual_max"] <= 0.02
@@ -134,14 +144,89 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     assert traces(left), "a killed orchestrator cannot tidy up"
 
     with cli(tmp_path, "run", "--resume", folder.name, "--allow-uncalibrated") as third:
-        code, _, err = third.wait()
+        code, out, err = third.wait()
     assert code == 0, err
     assert not traces(left)
-    assert third.folders() == [folder]
+    assert third.folders()[0] == folder, "in the same folder"
+    assert [f.name.split("-")[1] for f in third.folders()] == ["dtfl", "fedavg"], "and then the rest of the experiment"
+    assert all(f.name in out for f in third.folders())
     figures = summary(folder)
-    assert (figures["rounds"], figures["resumed"], figures["ended"]) == (12, 2, "rounds done")
-    starts = [r.round for r in third.records() if isinstance(r, RoundStarted)]
-    assert sorted(set(starts)) == list(range(12))
+    assert (figures["rounds"], figures["resumed"], figures["ended"]) == (8, 2, "rounds done")
+    assert summary(third.folders()[1])["rounds"] == 8
+    starts = [r.round for r in read(folder / "records.jsonl") if isinstance(r, RoundStarted)]
+    assert sorted(set(starts)) == list(range(8))
+
+    with cli(tmp_path, *many, "--method", "dtfl", "--plan", folder.name) as repeated:
+        code, _, err = repeated.wait()
+    assert code == 0, err
+    killed, whole = (load_file(f / "checkpoint.safetensors") for f in (folder, repeated.folders()[-1]))
+    assert killed.keys() == whole.keys()
+    assert all(torch.equal(killed[name], whole[name]) for name in whole), "the same to the bit as without a kill"
+
+    with cli(tmp_path, "run", "--resume", folder.name) as again:
+        code, _, err = again.wait()
+    assert (code, "is finished: 8 of 8 rounds" in err) == (2, True), err
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_during_the_clean_up_leave_nothing_either(tmp_path: Path, first: signal.Signals) -> None:
+    before = set(Path("/run/netns").glob("edgebed-*"))
+
+    def made() -> set[Path]:
+        return set(Path("/run/netns").glob("edgebed-*")) - before
+
+    with cli(tmp_path, "run", str(write_experiment(tmp_path))) as run:
+        until(lambda: (len(made()) == 3 and len(run.children()) >= 5) or run.process.poll() is not None, 60)
+        (fleet,) = {path.name.split("-")[1] for path in made()}
+        run.process.send_signal(first)
+        while run.process.poll() is None:  # an impatient person at the keyboard
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(0.1)
+            if run.process.poll() is None:
+                run.interrupt()
+        code, _, err = run.wait()
+    assert code == 130, err
+    assert f"{first.name}: ending, and removing the fleet" in err
+    assert "No run had begun" in err
+    assert "Traceback" not in err
+    assert not traces(fleet)
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_disk_that_fills_up_ends_a_run_with_its_last_checkpoint(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(runs)], check=True)
+    try:
+        many = ["run", str(write_experiment(tmp_path)), "--method", "fedavg", "--set", "training.rounds=500"]
+        with cli(tmp_path, *many, "--allow-uncalibrated") as run:
+            run.expect(RoundFinished, lambda record: record.round == 1)
+            with (runs / "filler").open("wb") as filler, contextlib.suppress(OSError):
+                while True:
+                    filler.write(bytes(1 << 16))
+            code, _, err = run.wait()
+        (folder,) = run.folders()
+        assert code == 6, err
+        assert "No space left on device" in err
+        assert "make room" in err
+        assert f"edgebed run --resume {folder.name}\n" in err
+        assert "Traceback" not in err
+        kept = RunFolder(folder).restore()
+        assert kept is not None
+        assert kept.progress.round >= 1
+        (runs / "filler").unlink()
+        with cli(tmp_path, "run", "--resume", folder.name, "--allow-uncalibrated") as again:
+            began = again.expect(RunStarted, lambda record: record.resumed_from > 0)
+            assert began.resumed_from == kept.progress.round
+            again.expect(RoundFinished, lambda record: record.round == kept.progress.round)
+            again.interrupt()
+            assert again.wait()[0] == 130
+        assert summary(folder)["rounds"] > kept.progress.round
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
 # ---- conditions the paper varies ----

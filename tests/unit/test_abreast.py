@@ -16,7 +16,7 @@ from edgebed.methods.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
-from orchestrator.records.types import Evaluated, Record, RoundStarted
+from orchestrator.records.types import Evaluated, Fault, Record, RoundStarted
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.loop import Loop, Progress
 
@@ -47,7 +47,7 @@ class ByHand:
         self.hold_b = asyncio.Event()
         self.fail: Exception | None = None
         self.cancelled: list[str] = []
-        self.void = False
+        self.bad: dict[str, str] = {}  # devices whose work does not come, and why
 
     async def run(self, round: int, plan: Plan, weights: Weights, *rest: Any) -> RoundResult:
         (device,) = plan.assignments
@@ -59,8 +59,8 @@ class ByHand:
             raise
         if self.fail is not None:
             raise self.fail
-        if self.void:
-            return RoundResult([], [], "void", round)
+        if device in self.bad:
+            return RoundResult([], [], "void", round, {device: self.bad[device]})
         return RoundResult([Contribution(device, 1, plan.assignments[device], {}, {})], [], "all done", round)
 
 
@@ -77,7 +77,7 @@ class Harness:
             method=Counting(),
             driver=self.rounds,
             devices=Present(),  # type: ignore[arg-type]
-            training=Training(rounds=rounds, quorum=2, **training),
+            training=Training(**{"rounds": rounds, "quorum": 2} | training),
             environment=None,
             accelerator=torch.device("cpu"),
             test=(torch.zeros(1), torch.zeros(1)),
@@ -133,8 +133,27 @@ async def test_an_error_in_one_lane_ends_the_run_and_cancels_the_others() -> Non
     assert made.rounds.cancelled == ["b"]
 
 
-async def test_three_void_rounds_in_a_row_of_one_lane_end_the_run() -> None:
-    made = Harness(100)
-    made.rounds.void = True
-    with pytest.raises(RunError, match="3 rounds in a row"):
+async def test_a_device_whose_rounds_are_void_is_left_out_and_named_and_the_others_go_on() -> None:
+    made = Harness(10)
+    made.rounds.bad = {"b": "failed: KeyError"}
+    made.rounds.hold_b.set()
+    assert await made.run() == "rounds done"
+    assert made.started() == list(range(10))
+    faults = [record for record in made.records if isinstance(record, Fault)]
+    assert [fault.device for fault in faults] == ["b"]
+    assert "left out" in faults[0].what
+    assert "KeyError" in faults[0].what
+    rounds_of_b = [r for r in made.records if isinstance(r, RoundStarted) and r.lane == "b"]
+    assert len(rounds_of_b) == 3
+    assert made.saved[-1] == (7.0, 10), "all rounds but the three void ones were merged"
+
+
+async def test_a_run_ends_when_nobody_is_left_and_the_advice_fits_a_quorum_of_one() -> None:
+    made = Harness(100, quorum=1)
+    made.rounds.bad = {"a": "failed: no memory", "b": "lost: its agent died"}
+    made.rounds.hold_b.set()
+    with pytest.raises(RunError, match="no device is left") as ended:
         await made.run()
+    assert "a (failed: no memory), b (lost: its agent died)" in str(ended.value)
+    assert "training.quorum" not in ended.value.cure
+    assert len(made.started()) == 6

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
 from orchestrator.cli.folders import find_run
+from orchestrator.records import comparison
+from orchestrator.records.summary import summarise
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
 
@@ -79,3 +81,17 @@ def test_unknown_and_ambiguous_runs_are_refused_with_what_there_is(runs: Path) -
     assert "demo-dtfl-1" in caught.value.cure
     with pytest.raises(UsageError, match="2 runs begin"):
         find_run("demo")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.8997, "89.9%"), (0.9, "90.0%"), (0.57, "57.0%"), (1.0, "100.0%"), (0.99999, "99.9%"), (0.0, "0.0%")],
+)
+def test_an_accuracy_is_never_rounded_up(value: float, text: str) -> None:
+    assert comparison.accuracy(value) == text
+
+
+def test_a_run_that_just_missed_its_target_does_not_seem_to_have_reached_it() -> None:
+    figures = summarise(Synthetic().records) | {"target_accuracy": 0.9, "best_accuracy": 0.8997}
+    (texts,) = comparison.compare([figures]).texts
+    assert (texts["target_accuracy"], texts["best_accuracy"]) == ("90.0%", "89.9%")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from edgebed.errors import FleetError
+from edgebed.errors import FleetError, RunError, UsageError
 from edgebed.methods.base import DeviceView, Method, Score, draw_share
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Optimizer
+from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
-from orchestrator.records.types import Evaluated, FinalTest, Record
+from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
 from orchestrator.rounds.interruption import uninterrupted
 from orchestrator.rounds.loop import Loop, Progress, cosine, plateau
+from orchestrator.rounds.replay import Replay
 
 
 def views(count: int) -> list[DeviceView]:
@@ -130,3 +133,47 @@ async def test_what_must_not_be_interrupted_ends_before_the_interruption_counts(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert done.is_set()
+
+
+async def test_testing_the_same_weights_again_does_not_bring_the_learning_rate_down() -> None:
+    class Still(Method):
+        def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:
+            return Score(0.5, 0.0)
+
+    loop = Loop(
+        method=Still(),
+        driver=None,  # type: ignore[arg-type]
+        devices=None,  # type: ignore[arg-type]
+        training=Training(plateau=Plateau(factor=0.5, patience=2)),
+        environment=None,
+        accelerator=torch.device("cpu"),
+        test=(torch.zeros(1), torch.zeros(1)),
+        save=lambda *_: None,
+        record=lambda _: None,
+        watch=lambda *_: None,
+    )
+    progress = Progress(lr=1.0)
+    for number in range(6):
+        await loop.test(number, {"w": torch.ones(3)}, progress)
+    assert (progress.lr, progress.since_best) == (1.0, 0)
+    for number in range(2):
+        await loop.test(number, {"w": torch.full((3,), 2.0 + number)}, progress)
+    assert progress.lr == 0.5
+
+
+def test_a_recorded_plan_is_repeated_with_its_devices_and_refused_where_it_does_not_fit() -> None:
+    assignment = Assignment("d001", {}, 2, (1,), 1, "output")
+    first, again = (RoundStarted(1, 0, 0.0, 0.1, (name,), {name: assignment}) for name in ("d000", "d001"))
+    replay = Replay([first, again, msgspec.structs.replace(again, round=1)])
+    chosen, plan = replay.begin(0, views(3))
+    assert [view.name for view in chosen] == ["d001"], "a round that was done again counts as it was done last"
+    assert plan.assignments == {"d001": assignment}
+    with pytest.raises(RunError, match="d001, away now"):
+        replay.begin(1, views(1))
+    replay.check(2, 1)
+    for rounds, methods in ((3, 1), (2, 2)):
+        with pytest.raises(UsageError) as refused:
+            replay.check(rounds, methods)
+        assert refused.value.cure
+    with pytest.raises(UsageError, match="overlap"):
+        Replay([msgspec.structs.replace(first, lane="tier 1")]).check(1, 1)

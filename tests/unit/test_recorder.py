@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgebed.errors import RunError, UsageError
+from edgebed.errors import FileError, RunError, UsageError
 from orchestrator.records import types as t
 from orchestrator.records.facts import sort
 from orchestrator.records.reader import decode, read
@@ -158,3 +162,91 @@ def test_what_comes_after_close_is_dropped(tmp_path: Path) -> None:
     recorder.record(RECORDS[1])
     recorder.close()
     assert read(tmp_path / "r.jsonl") == RECORDS[:1]
+
+
+class Full:
+    """A file on a disk with room for `room` bytes more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        taken = data[: self.room]
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= len(taken)
+        return int(self._file.write(taken))
+
+    def truncate(self, size: int) -> None:
+        self.room += self._file.tell() - size
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def fill(recorder: Recorder, room: int) -> None:
+    recorder._file = Full(recorder._file, room)  # type: ignore[assignment]
+
+
+def test_on_a_full_disk_whole_lines_stay_and_the_last_record_is_tried(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(path)
+    recorder.record(RECORDS[0])
+    fill(recorder, 90)
+    long = t.Fault(1, "weak", "x" * 200)
+    recorder.record(long)
+    assert recorder.failure is not None
+    assert "r.jsonl: No space left" in str(recorder.failure)
+    assert recorder.failure.exit_code == 6
+    recorder.record(t.Fault(2, "", "short, but after a gap"))
+    recorder.last(t.RunFinished(3, "error: full"))
+    recorder.close()
+    assert read(path) == [RECORDS[0], t.RunFinished(3, "error: full")]
+
+
+async def test_a_record_that_cannot_be_kept_ends_the_run_once_and_as_itself(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r.jsonl")
+    cleaned = []
+
+    async def run() -> str:
+        asyncio.get_running_loop().call_soon(fill, recorder, 0)
+        asyncio.get_running_loop().call_soon(recorder.record, RECORDS[0])  # as a callback of some link does
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+        return "never"
+
+    async with asyncio.timeout(5):
+        with pytest.raises(FileError, match="No space left") as failed:
+            await recorder.guard(run())
+    assert cleaned == [True]
+    assert failed.value.__cause__ is None
+    assert failed.value.__suppress_context__
+    recorder.close()
+
+
+async def test_without_trouble_a_guarded_run_ends_and_is_cancelled_as_ever(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r.jsonl")
+
+    async def run(until: asyncio.Event) -> str:
+        await until.wait()
+        return "done"
+
+    now, never = asyncio.Event(), asyncio.Event()
+    now.set()
+    assert await recorder.guard(run(now)) == "done"
+    task = asyncio.create_task(recorder.guard(run(never)))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    recorder.close()
+
+
+def test_a_place_that_cannot_be_written_is_named_with_a_cure(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file") as refused:
+        Recorder(tmp_path / "none" / "r.jsonl")
+    assert "none/r.jsonl" in str(refused.value)
+    assert refused.value.cure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator import report
 from orchestrator.records import types as t
 from orchestrator.records.facts import sort
 from orchestrator.records.summary import summarise, write_summary
@@ -247,3 +250,22 @@ def test_the_page_says_whose_times_a_simulation_counts() -> None:
     summary = summarise(Synthetic().records)
     assert not any("costs" in text for text, _, _ in badges(summary))
     assert f"costs: {told}" in [text for text, _, _ in badges(summary | {"costs": told})]
+
+
+def test_without_room_for_the_report_the_summary_is_written_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", list[str]()
+    keep(run, Synthetic().records)
+
+    def full(folder: Path, facts: object) -> None:
+        (folder / "trace.part").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "trace.part"))
+
+    monkeypatch.setattr(report, "_write_report", full)
+    report.write_what_fits(run, said.append)
+    assert json.loads((run / "summary.json").read_bytes())["rounds"] > 0
+    assert not list(run.glob("*.part"))
+    (line,) = said
+    assert "No space left" in line
+    assert "edgebed report run" in line

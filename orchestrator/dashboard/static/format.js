@@ -22,6 +22,8 @@ export function tick(v) {
 
 export const signed = (v) => (v < 0 ? "−" : "+") + seconds(Math.abs(v));
 export const percent = (v, digits = 0) => (v === null || v === undefined ? dash : `${(v * 100).toFixed(digits)} %`);
+/** Never rounded up: 0.8997 misses a target of 90 %. */
+export const accuracy = (v) => (v === null || v === undefined ? dash : `${(Math.floor(v * 1000 + 1e-6) / 10).toFixed(1)} %`);
 export const number = (v) => (v === null || v === undefined ? dash : String(Number(v.toPrecision(3))));
 
 export function bytes(v) {

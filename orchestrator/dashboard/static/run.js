@@ -3,7 +3,7 @@
 import {Chart} from "./charts.js";
 import {announce, fold, h, put, table} from "./dom.js";
 import {Fleet} from "./fleet.js";
-import {NAMES, bytes, number, percent, seconds, signed, tick} from "./format.js";
+import {NAMES, accuracy, bytes, number, percent, seconds, signed, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
 
@@ -158,8 +158,8 @@ export class RunView {
     const figures = [
       ["rounds done", String(done.length)],
       ["time of rounds", seconds(head.elapsed_s)],
-      ["accuracy now", known.length ? percent(known.at(-1)[R.accuracy], 1) : "–"],
-      ["best", known.length ? percent(best, 1) : "–"],
+      ["accuracy now", known.length ? accuracy(known.at(-1)[R.accuracy]) : "–"],
+      ["best", known.length ? accuracy(best) : "–"],
       [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
       head.serving ? ["devices", String(this.devices.length)] : ["median straggler gap", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
       ["bytes up", bytes(head.bytes_up)],
@@ -211,11 +211,11 @@ export class RunView {
     const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
     this.accuracy.draw({
       series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
-        `${percent(row[R.accuracy], 1)} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
+        `${accuracy(row[R.accuracy])} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
       legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0, yMax: 1,
       line: {y: this.head.target, label: `target ${percent(this.head.target)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
-      rows: () => done.map((row) => [seconds(end(row)), row[R.number], percent(row[R.accuracy], 1), number(row[R.loss])]),
+      rows: () => done.map((row) => [seconds(end(row)), row[R.number], accuracy(row[R.accuracy]), number(row[R.loss])]),
     });
     this.gap.draw({
       series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],

@@ -1,7 +1,7 @@
 // The list of runs with filters, and the choice of those to compare.
 
 import {h, put} from "./dom.js";
-import {number, percent} from "./format.js";
+import {accuracy, number} from "./format.js";
 
 export class RunsView {
   constructor(root) {
@@ -55,7 +55,7 @@ export class RunsView {
       onchange: () => { if (box.checked) this.chosen.add(card.id); else this.chosen.delete(card.id); this.redraw(); }});
     return h("tr", {}, h("th", {scope: "row"}, h("span.pick", {}, box, h("a", {href: `#/run/${encodeURIComponent(card.id)}`, "data-run": card.id}, card.id))),
       h("td", {}, h(`span.pill.r-${card.state}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
-      h("td.num", {}, card.rounds), h("td.num", {}, percent(card.accuracy, 1)), h("td", {}, card.method), h("td", {}, card.enforcement),
+      h("td.num", {}, card.rounds), h("td.num", {}, accuracy(card.accuracy)), h("td", {}, card.method), h("td", {}, card.enforcement),
       h("td", {}, card.calibrated ? "yes" : h("b.bad", {}, "NO")), h("td.num", {}, number(card.dilation)), h("td.num", {}, card.devices),
       h("td", {}, card.started.slice(0, 19).replace("T", " ")), h("td", {}, card.experiment));
   }

@@ -1,0 +1,59 @@
+"""What is said of an experiment that ended early: what there is of it, and the command that goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.cli.console import log
+from orchestrator.cli.folders import runs_folder
+from orchestrator.records.comparison import accuracy
+from orchestrator.request import Request
+from orchestrator.resuming import is_finished
+from orchestrator.run_folder import RunFolder
+
+
+def tell_unfinished(request: Request, begun: Sequence[Path]) -> None:
+    """Print what there is of each method, and how to go on. `begun`: folders of this command's runs, in their order."""
+    folders = {**request.begun, **request.finished, **{_place(folder): folder for folder in begun}}
+    if not folders:
+        _say("No run had begun: nothing was measured.")
+        return
+    _say("\n".join(["What is kept:", *_lines(request, folders)]))
+    going_on = begun[-1] if begun else next(iter(folders.values()))
+    _say(f"To go on: {resume_command(going_on)}")
+
+
+def _say(text: str) -> None:
+    log.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _place(folder: Path) -> int:
+    series = RunFolder(folder).read_series()
+    return 0 if series is None else series.place
+
+
+def _lines(request: Request, folders: Mapping[int, Path]) -> list[str]:
+    """A line per method. Plain text and the run last, so that no id is broken in a narrow terminal."""
+    heads = ("method", "", "rounds", "accuracy", "run")
+    rows = [heads]
+    for place, options in enumerate(request.experiment.methods):
+        cells = _cells(request, folders[place]) if place in folders else ("not begun", "–", "–", "")
+        rows.append((str(options.get("name")), *cells))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _cells(request: Request, folder: Path) -> tuple[str, str, str, str]:
+    training, files = request.experiment.training, RunFolder(folder)
+    progress, state = files.progress(), "finished" if is_finished(files, training) else "unfinished"
+    reached = accuracy(progress.accuracy) if progress.round else "–"
+    return state, f"{min(progress.round, training.rounds)} of {training.rounds}", reached, folder.name
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with a run, as a shell takes it here."""
+    known = folder.resolve().parent == runs_folder().resolve()
+    return f"edgebed run --resume {shlex.quote(folder.name if known else os.fspath(folder))}"

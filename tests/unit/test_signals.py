@@ -1,0 +1,92 @@
+"""Signals end work once, with its clean-up; further ones do not disturb that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.cli.signals import ENDING, ending_alike, run_to_end
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_shell() -> Iterator[None]:
+    """Whoever started the tests may have made them ignore signals."""
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in ENDING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("first", ENDING)
+@pytest.mark.parametrize("then", [(), ENDING, (signal.SIGINT, signal.SIGINT)])
+def test_work_is_cancelled_once_and_cleans_up_whatever_comes(
+    first: signal.Signals, then: tuple[signal.Signals, ...]
+) -> None:
+    said, cleaned = list[str](), list[str]()
+    heard = asyncio.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        heard.set()
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), first)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for each in then:
+                heard.clear()
+                os.kill(os.getpid(), each)
+                await heard.wait()
+            cleaned.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(work(), say)
+    assert cleaned == ["whole"]
+    assert said == [f"{first.name}: ending, and removing the fleet"] + [
+        f"{each.name}: still removing the fleet" for each in then
+    ]
+    assert {signal.getsignal(each) for each in ENDING} == {signal.SIG_IGN}, "nothing disturbs what is said after it"
+
+
+def test_work_that_ends_by_itself_gives_its_result_and_its_errors() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    before = [signal.getsignal(each) for each in ENDING]
+    assert run_to_end(seven()) == 7
+    with pytest.raises(ZeroDivisionError):
+        run_to_end(broken())
+    assert [signal.getsignal(each) for each in ENDING] == before
+
+
+def test_an_ignored_hang_up_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+
+    async def work() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return 7
+
+    with ending_alike():
+        assert run_to_end(work()) == 7
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_outside_of_a_loop_they_all_are_as_ctrl_c(number: signal.Signals) -> None:
+    def told() -> None:
+        with ending_alike():
+            os.kill(os.getpid(), number)
+            signal.sigtimedwait([signal.SIGUSR1], 5)
+
+    with pytest.raises(KeyboardInterrupt):
+        told()
