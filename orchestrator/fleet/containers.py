@@ -317,8 +317,9 @@ class _ExitWatch:
     def __init__(self, fleet_id: str, loop: asyncio.AbstractEventLoop, died: Callable[[str, str, str], None]) -> None:
         self._client, self._loop, self._died = connect(), loop, died
         self._closed = False
+        self._starved: set[str] = set()  # containers in which the kernel killed a process for want of memory
         self._events = self._client.events(
-            decode=True, filters={"label": f"{FLEET}={fleet_id}", "event": ["die"], "type": "container"}
+            decode=True, filters={"label": f"{FLEET}={fleet_id}", "event": ["die", "oom"], "type": "container"}
         )
         threading.Thread(target=self._listen, name="edgebed-exits", daemon=True).start()
 
@@ -326,7 +327,9 @@ class _ExitWatch:
         with contextlib.suppress(Exception):  # the engine's stream ends with the engine, or with us
             for event in self._events:
                 attributes = event["Actor"]["Attributes"]
-                if DEVICE in attributes and not self._closed:
+                if event["Action"] == "oom":
+                    self._starved.add(event["Actor"]["ID"])
+                elif DEVICE in attributes and not self._closed:
                     why = self._why(event["Actor"]["ID"], attributes)
                     self._loop.call_soon_threadsafe(self._died, event["Actor"]["ID"], attributes[DEVICE], why)
 
@@ -334,7 +337,7 @@ class _ExitWatch:
         why, said = f"its container ended with exit code {attributes.get('exitCode', '?')}", ""
         with contextlib.suppress(docker.errors.APIError):
             container = self._client.containers.get(container_id)
-            if container.attrs["State"].get("OOMKilled"):
+            if container.attrs["State"].get("OOMKilled") or container_id in self._starved:
                 why = "its container was killed: out of memory"
             lines = container.logs(tail=3).decode(errors="replace").split("\n")
             said = " ".join(line.strip() for line in lines if line.strip())[:300]
