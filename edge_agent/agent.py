@@ -107,6 +107,7 @@ class Agent:
             on_control=self._on_control,
             on_progress=lambda peer, transfer: self._advance(),
         )
+        self._port.silent = True  # until its first settings
         self._throttle = throttle
         self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
         self._progress = 0
@@ -182,22 +183,28 @@ class Agent:
         self._bodies = {name: body for name, body in self._bodies.items() if name == next_}
 
     def _on_control(self, peer: str, message: Control) -> None:
+        """Before its first settings an agent may be a second one with its device's name: then it keeps quiet."""
         self._alone_s = 0.0
         match message:
             case Configure():
                 self._configure(message)
+            case Shutdown(why, incarnation) if incarnation in ("", self._incarnation):
+                self._end(why if incarnation else "")
+            case Ping(seq, sent_ns, incarnation) if incarnation in ("", self._incarnation):
+                self._say(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
+            case _ if not self._port.silent:
+                self._on_order(message)
+
+    def _on_order(self, message: Control) -> None:
+        match message:
             case Cancel(task, _):
                 if self.phases.doing("download", task):
                     self.phases.enter("waiting", "")
                 self._carry_out(self._machine.handle(m.CancelArrived(task)))
-            case Ping(seq, sent_ns):
-                self._say(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
             case PhasesSeen(incarnation, upto) if incarnation == self._incarnation:
                 self.phases.seen(upto)
             case Probe():
                 self._probe(message)
-            case Shutdown(why, incarnation) if incarnation in ("", self._incarnation):
-                self._end(why if incarnation else "")
             case _:
                 pass
 
@@ -210,6 +217,7 @@ class Agent:
     def _configure(self, wanted: Configure) -> None:
         if wanted.incarnation not in ("", self._incarnation):
             return
+        self._port.silent = False
         if wanted.seq > self._configured:
             self._configured = wanted.seq
             self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s

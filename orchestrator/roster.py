@@ -283,7 +283,7 @@ class Roster:
             seq, future = self._seq, asyncio.get_running_loop().create_future()
             self._pongs[seq] = future
             sent = time.monotonic_ns()
-            self._say(name, Ping(seq, sent))
+            self._say(name, Ping(seq, sent, self.devices[name].incarnation))
             try:
                 async with asyncio.timeout(5 * REPEAT_S):
                     pong, received = await future

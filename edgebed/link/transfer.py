@@ -100,6 +100,10 @@ class Port:
     chunk_bytes, window: size of a chunk, and how many may be on the way to one peer.
     transfers: how many transfers to one peer may be begun and not done.
     max_inbound_bytes: undelivered bodies held per peer before its window closes.
+
+    Attributes:
+        silent: while true, nothing that comes about transfers is kept or answered.
+        dropped: messages that were damaged, foreign, false or too many.
     """
 
     def __init__(
@@ -128,8 +132,9 @@ class Port:
         self._ids = (f"{uuid.uuid4().hex[:16]}-{n}" for n in itertools.count())
         self._peers: dict[str, _Peer] = {}
         self._closed = False
+        self.silent = False
         self._named: set[tuple[str, str]] = set()  # peers and causes that were told
-        self.dropped = 0  # messages that were damaged, foreign, false or too many
+        self.dropped = 0
 
     def start(self) -> None:
         """Subscribe. Call once, in the event loop."""
@@ -273,7 +278,7 @@ class Port:
 
     def _on_frame(self, topic: str, payload: bytes) -> None:
         peer = self._sender_of(topic)
-        if peer is None or not self._allowed(peer, peer.frames):
+        if self.silent or peer is None or not self._allowed(peer, peer.frames):
             return
         try:
             frame = unpack(payload)
@@ -320,7 +325,8 @@ class Port:
             self._drop(peer.name, UNREADABLE)
             return
         if isinstance(message, Credit | Refuse | Query):
-            self._on_transfer_message(peer, message)
+            if not self.silent:
+                self._on_transfer_message(peer, message)
         elif self._me == ORCHESTRATOR and getattr(message, "device", peer.name) != peer.name:
             self._drop(peer.name, FALSE)
         else:

@@ -124,10 +124,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Clock probe; `sent_ns` is the orchestrator's monotonic clock."""
+    """Clock probe for the agent of that `incarnation`; `sent_ns` is the orchestrator's monotonic clock."""
 
     seq: int
     sent_ns: int
+    incarnation: str = ""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

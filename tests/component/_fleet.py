@@ -268,7 +268,7 @@ async def fleet(
     for name, samples in devices.items():
         path = folder / f"{name}.safetensors"
         made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
-        agents.append(asyncio.create_task(_agent(made, Settings("", 0, "", "", FLEET, name, path)).run()))
+        agents.append(asyncio.create_task(make_agent(made, Settings("", 0, "", "", FLEET, name, path)).run()))
     try:
         await standing.roster.wait_joined(60)
         for name in devices:
@@ -284,7 +284,7 @@ async def fleet(
         await control.close()
 
 
-def _agent(made: Fleet, settings: Settings) -> Agent:
+def make_agent(made: Fleet, settings: Settings) -> Agent:
     """A real agent, its trainer within the test's reach."""
     incarnation = new_incarnation()
     will = (Topics(FLEET).state(settings.device), presence(settings, incarnation, False), True)
