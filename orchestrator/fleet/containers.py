@@ -23,7 +23,7 @@ from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
 from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.image import ensure_image
-from orchestrator.fleet.making import Making
+from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
@@ -73,7 +73,7 @@ class DockerFleet:
         self._limits: dict[str, Limits] = {}
         self._image, self._systemd = "", False
         self._taken_in: set[str] = set()  # containers whose processes stand in a cgroup of ours
-        self._making = Making()
+        self._making, self._clean_up = Making(), CleanUp(self._close)
         self._ending: set[str] = set()
         self._watch: _ExitWatch | None = None
         self._exit: Callable[[str, str], None] = lambda device, why: None
@@ -208,6 +208,10 @@ class DockerFleet:
             self._exit(device, why)
 
     async def close(self) -> None:
+        """Done to its end, also when the caller is cancelled; a second call changes nothing."""
+        await self._clean_up.finish()
+
+    async def _close(self) -> None:
         self._ending = set(self._names)
         if self._watch is not None:
             self._watch.close()

@@ -20,7 +20,7 @@ from edgebed.wire.forks import Exited, Fork, Forked, Message, Ready, decode, enc
 from orchestrator.fleet import leftovers, netns, temporary
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
-from orchestrator.fleet.making import Making
+from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -63,6 +63,7 @@ class LocalFleet:
         self._listener: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
         self._starting, self._making = asyncio.Lock(), Making()
+        self._clean_up = CleanUp(self._close)
         self._ready = False
         self._ending: set[str] = set()
         self._exit: Callable[[str, str], None] = lambda device, why: None
@@ -159,6 +160,10 @@ class LocalFleet:
         self._cgroups[device].lift()
 
     async def close(self) -> None:
+        """Done to its end, also when the caller is cancelled; a second call changes nothing."""
+        await self._clean_up.finish()
+
+    async def _close(self) -> None:
         self._ending = set(self._names)
         await self._making.end()
         if self._writer is not None:

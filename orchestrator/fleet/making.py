@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from edgebed.errors import FleetError
@@ -39,3 +39,36 @@ class Making:
         self._ending.set()
         if self._jobs:
             await asyncio.wait(self._jobs)
+
+
+class CleanUp:
+    """Work that is done to its end once it was begun, however often those who wait for it are cancelled, or even all
+    tasks at once, as at the end of an event loop.
+
+    Args:
+        work: safe to be begun again after it was cut short.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._work = work
+        self._task: asyncio.Future[None] | None = None
+
+    async def finish(self) -> None:
+        """Returns when the work is done; at once where it was done before. A cancellation is raised after that."""
+        cancelled = False
+        if self._task is not None and self._task.done() and not self._succeeded():
+            self._task = None
+        while self._task is None or not self._task.done():
+            self._task = self._task or asyncio.ensure_future(self._work())
+            try:
+                await asyncio.wait([self._task])
+            except asyncio.CancelledError:
+                cancelled = True
+            if self._task.cancelled():
+                self._task = None
+        if cancelled:
+            raise asyncio.CancelledError
+        self._task.result()
+
+    def _succeeded(self) -> bool:
+        return self._task is not None and not self._task.cancelled() and self._task.exception() is None

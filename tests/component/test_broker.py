@@ -61,6 +61,41 @@ async def test_it_listens_on_every_address_and_wants_the_password(kind: str) -> 
         assert sock.connect_ex(("127.0.0.1", broker.port)) != 0  # and not any more
 
 
+class Listening(MqttLink):
+    """Notes every message that comes, also what it has not asked for."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.came: list[str] = []
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        self.came.append(topic)
+
+
+@pytest.mark.parametrize("kind", OURS)
+async def test_many_join_while_others_join_and_each_gets_what_it_asked_for(kind: str) -> None:
+    async with open_broker([], kinds=[kind]) as broker:
+        address = Address("127.0.0.1", broker.port, broker.username, broker.password)
+        listener = Listening(address, "listener")
+        listener.subscribe("state/+", lambda topic, payload: None)
+        await listener.open()
+        links: list[Listening] = []
+        for number in range(8):  # waves: the later ones find retained messages and subscriptions of the earlier ones
+            wave = [Listening(address, f"c{number}-{place}") for place in range(10)]
+            for link in wave:
+                link.subscribe(f"to/{link._client_id}", lambda topic, payload: None)
+            await asyncio.gather(*(link.open() for link in wave))
+            for link in wave:
+                link.publish(f"state/{link._client_id}", b"here", retain=True)
+            links += wave
+        await until(lambda: len(listener.came) == len(links))
+        for link in links:
+            listener.publish(f"to/{link._client_id}", b"hello")
+        await until(lambda: all(link.came for link in links))
+        assert [link.came for link in links] == [[f"to/{link._client_id}"] for link in links]
+        await asyncio.gather(*(link.close() for link in [listener, *links]))
+
+
 @pytest.mark.parametrize("kind", OURS)
 def test_it_dies_with_a_killed_orchestrator(kind: str) -> None:
     code = f"""

@@ -278,7 +278,7 @@ async def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_one
         await asyncio.to_thread(_start_and_kill, spec.path, "fdead0002")
         assert await asyncio.to_thread(traces, "fdead0002") != []
         found = await asyncio.to_thread(leftovers.collect)
-        assert {left.kind for left in found if "fdead0002" in left.name} == {"container", "network"}
+        assert {left.kind for left in found if "fdead0002" in left.name} == {"network"}
         assert await asyncio.to_thread(traces, "fdead0002") == []
         assert await asyncio.to_thread(traces, "fliving02") != []
     finally:

@@ -288,6 +288,19 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkey
     assert traces("finterrupt1") == []
 
 
+async def test_a_close_that_is_interrupted_again_and_again_leaves_nothing(tmp_path: Path) -> None:
+    fleet = LocalFleet(small_fleet(tmp_path, 0.3, 0.2), "finterrupt2", kernel=True)
+    await fleet.prepare()
+    close = asyncio.create_task(fleet.close())
+    await asyncio.sleep(0)  # it has begun
+    while not close.done():
+        close.cancel()
+        await asyncio.sleep(0.01)
+    assert close.cancelled()
+    assert traces("finterrupt2") == []
+    await fleet.close()
+
+
 OWNER = """
 import asyncio, sys
 from pathlib import Path

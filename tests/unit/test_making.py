@@ -15,7 +15,7 @@ import pytest
 from edgebed.errors import FleetError
 from orchestrator.fleet import containers, image
 from orchestrator.fleet.base import Access
-from orchestrator.fleet.making import Making
+from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 
 PATIENCE_S = 10.0
@@ -46,6 +46,65 @@ async def test_the_end_waits_for_a_thread_whose_caller_was_cancelled() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await end
     assert made == [0]  # the second was not begun
+
+
+async def test_a_clean_up_is_finished_though_its_caller_is_cancelled_three_times() -> None:
+    go, steps = asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        steps.append("begun")
+        await go.wait()
+        steps.append("done")
+
+    clean_up = CleanUp(work)
+    caller = asyncio.create_task(clean_up.finish())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done()
+    go.set()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    await clean_up.finish()  # again: nothing is left to do
+    assert steps == ["begun", "done"]
+
+
+def test_a_clean_up_is_finished_though_the_loop_ends() -> None:
+    """The end of `asyncio.run` cancels every task, the clean-up's own, too."""
+    steps = list[str]()
+
+    async def work() -> None:
+        steps.append("begun")
+        await asyncio.to_thread(steps.append, "thread")
+        await asyncio.sleep(0)
+        steps.append("done")
+
+    async def main() -> None:
+        asyncio.create_task(CleanUp(work).finish())  # noqa: RUF006 -- nobody waits for it
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert steps[0] == "begun"
+    assert steps[-1] == "done"
+
+
+async def test_a_clean_up_that_failed_is_tried_again_by_the_next_call() -> None:
+    tries = list[int]()
+
+    async def work() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise FleetError("busy", cure="again")
+
+    clean_up = CleanUp(work)
+    with pytest.raises(FleetError, match="busy"):
+        await clean_up.finish()
+    await clean_up.finish()
+    await clean_up.finish()
+    assert len(tries) == 2
 
 
 async def test_results_and_errors_reach_the_caller() -> None:
