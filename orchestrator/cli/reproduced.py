@@ -64,10 +64,10 @@ def measure(
         say(f"{number} of {len(todo)}: {job.row}, {', '.join(job.columns)}, seed {job.seed}")
         experiment = job.experiment
         if job.probe is not None:
-            longest = longest_round_s(_run(job.probe, path, runs, real=real, backend=backend, fresh=fresh))
+            longest = longest_round_s(run_once(job.probe, path, runs, real=real, backend=backend, fresh=fresh))
             experiment = with_deadline(experiment, longest)
             say(f"deadline {experiment.training.deadline_s:g} s, of the longest round without one")
-        summary = load_summary(_run(experiment, path, runs, real=real, backend=backend, fresh=fresh))
+        summary = load_summary(run_once(experiment, path, runs, real=real, backend=backend, fresh=fresh))
         for column in set(job.columns) & set(wanted_columns):
             target = wanted_columns[column].target
             for name, found in values.items():
@@ -129,7 +129,15 @@ def _figures(table: Reproduction, name: str, order: dict[str, int]) -> dict[str,
     }
 
 
-def _run(experiment: Experiment, path: Path, runs: Path, *, real: bool, backend: str | None, fresh: bool) -> Path:
+def run_once(
+    experiment: Experiment,
+    path: Path,
+    runs: Path,
+    *,
+    real: bool = False,
+    backend: str | None = None,
+    fresh: bool = False,
+) -> Path:
     """The folder of the experiment's run, made now or before with the same devices and version."""
     how = f"{'real' if real else 'simulated'}/{backend or ''}"
     devices = load_fleet((path.parent / experiment.fleet).resolve()).devices

@@ -1,0 +1,35 @@
+"""A deadline that follows from another row, through the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.cli.reproduced import longest_round_s, run_once, with_deadline
+from orchestrator.experiment import Experiment
+from orchestrator.records.summary import load_summary
+from orchestrator.reproduction import jobs, load_reproduction
+
+TABLE = Path(__file__).parents[2] / "profiles" / "experiments" / "papers" / "fedpmt-table3.yaml"
+
+
+def merged(experiment: Experiment, runs: Path) -> list[int]:
+    """How many devices each of two rounds merged."""
+    training = msgspec.structs.replace(experiment.training, rounds=2)
+    short = msgspec.structs.replace(experiment, training=training)
+    found: list[int] = load_summary(run_once(short, TABLE, runs))["merged"]
+    return found
+
+
+def test_fedpmt_s_own_devices_keep_the_deadline_and_three_classes_of_fedavg_s_do_not(tmp_path: Path) -> None:
+    """Two devices of each of five levels. 26.5 s, the paper's, would leave FedPMT's at 0.33 of the speed out, for a
+    transfer takes time."""
+    found = jobs(load_reproduction(TABLE), TABLE, full=False, seeds=[1])
+    fedpmt, fedavg = (next(job for job in found if job.row == row and job.probe) for row in ("fedpmt", "fedavg"))
+    assert fedpmt.probe is not None
+    longest = longest_round_s(run_once(fedpmt.probe, TABLE, tmp_path))
+    assert 26.5 < longest < 27
+    assert merged(with_deadline(fedpmt.experiment, longest), tmp_path) == [10, 10]
+    assert merged(with_deadline(fedavg.experiment, longest), tmp_path) == [4, 4]
+    assert merged(with_deadline(fedpmt.experiment, 26.4), tmp_path) == [8, 8]
