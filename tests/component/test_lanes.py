@@ -105,6 +105,28 @@ async def test_a_lane_whose_devices_are_all_lost_is_void_and_the_other_goes_on(t
         assert len(made.of(RoundFinished)) == 8
 
 
+async def test_devices_whose_rounds_are_all_void_are_left_out_and_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with fleet(tmp_path, FOUR) as made:
+        method = holding(made, "dev-1", "dev-2")
+        hold = method.then
+
+        def poison() -> None:
+            hold()
+            for device in SLOW:
+                made.trainers[device].change = lambda weights: {n: torch.zeros_like(w) - 1 for n, w in weights.items()}
+
+        method.then = poison
+        run = asyncio.create_task(made.play(method, training(rounds=7)))
+        await made.expect(Fault)
+        release(made, "dev-1", "dev-2")
+        await run
+        assert [(r.why, r.merged) for r in ends(made, "tier 2")] == [("void", ())] * 3
+        assert [r.merged for r in ends(made, "tier 1")] == [("dev-1", "dev-2")] * 3
+        faults = made.of(Fault)
+        assert [fault.device for fault in faults] == list(SLOW)
+        assert all("left out from now on" in fault.what and "may not be merged" in fault.what for fault in faults)
+
+
 async def test_the_target_ends_the_rounds_of_all_lanes(tmp_path: Path) -> None:
     async with fleet(tmp_path, FOUR) as made:
         method = holding(made, *SLOW)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
-from orchestrator.cli.fleet import _table
+from orchestrator import holder
+from orchestrator.cli.fleet import _table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 from orchestrator.holder import DeviceState, State
@@ -46,3 +49,21 @@ def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
 
 def test_a_device_that_is_away_says_why() -> None:
     assert shown(None, "kernel")["away"][0] == "gone"
+
+
+def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(place: holder.Place) -> str:
+        raise KeyboardInterrupt
+
+    ended: list[holder.Place] = []
+    alive = iter([False, True])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(holder, "spawn", lambda *_: 1)
+    monkeypatch.setattr(holder, "end", ended.append)
+    monkeypatch.setattr(holder.Place, "alive", lambda place: next(alive))
+    monkeypatch.setattr(holder.Place, "progress", interrupted)
+    path = tmp_path / "fleet.yaml"
+    path.write_text("name: f\ndevices: [{profile: cpu0.2}]\n")
+    with pytest.raises(KeyboardInterrupt):
+        up(path)
+    assert [place.folder.name for place in ended] == ["f"]
