@@ -112,8 +112,8 @@ def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> 
     try:
         with _watching(quiet, log_file) as watch:
             return run_to_end(session.run_experiment(request, watch))
-    except (KeyboardInterrupt, EdgebedError):
-        if watch is not None:
+    except (KeyboardInterrupt, EdgebedError, OSError) as error:
+        if watch is not None and (watch.folders or isinstance(error, KeyboardInterrupt)):
             tell_unfinished(request, watch.folders)
         raise
 
