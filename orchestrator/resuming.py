@@ -33,7 +33,7 @@ CHANGEABLE = (
 """Keys that say how long a run goes on and for whom it waits. What has been trained depends on all others."""
 
 
-def resume_request(folder: Path, overrides: list[str] | None = None, **options: Any) -> Request:
+def resume_request(folder: Path, overrides: list[str] | None = None) -> Request:
     """The request that goes on with the whole experiment to which the run in `folder` belongs.
 
     Args:
@@ -62,15 +62,14 @@ def resume_request(folder: Path, overrides: list[str] | None = None, **options: 
             cure=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
             + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
         )
-    options["backend"] = options.get("backend") or had
     return Request(
         msgspec.structs.replace(after, methods=series.methods),
         files.experiment.resolve(),
         files.path.resolve().parent,
+        backend=had,
         series=series.id,
         begun={place: each.path for place, each in members.items() if place not in finished},
         finished=finished,
-        **options,
     )
 
 
