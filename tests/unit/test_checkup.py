@@ -47,9 +47,18 @@ V1 = Facts(
     clocksource="tsc",
 )
 V2 = msgspec.structs.replace(
-    V1, kernel="Linux 6.1.0-50-amd64", systemd=True, cgroup=2, netem="", engine=SYSTEMD, apparmor="on", memory_mib=3500
+    V1,
+    kernel="Linux 6.1.0-50-amd64",
+    systemd=True,
+    cgroup=2,
+    netem="",
+    engine=SYSTEMD,
+    apparmor="on",
+    memory_mib=3294,
+    disk_mib=9425,
+    clocksource="hpet",
 )
-"""Debian 12 with systemd."""
+"""Debian 12 with systemd, in a machine of 4 GiB."""
 
 
 def changed(host: Facts, **changes: object) -> Facts:
