@@ -36,6 +36,10 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 0.45 ms per MB), and nearly half the goodput on loopback."""
 
 
+LARGEST_MESSAGE = 8 << 20
+"""Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
+
+
 class Listen(msgspec.Struct, frozen=True):
     """Where a broker of ours listens and whom it lets in."""
 
@@ -174,6 +178,7 @@ def mosquitto_settings(listen: Listen, passwords: str) -> list[str]:
         "persistence false",
         "max_inflight_messages 0",
         "max_queued_messages 100000",
+        f"message_size_limit {LARGEST_MESSAGE}",
         "set_tcp_nodelay true",
         "connection_messages false",
         "log_dest stderr",

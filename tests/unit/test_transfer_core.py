@@ -159,7 +159,7 @@ def test_a_forgotten_receipt_does_not_hold_up_the_next_transfer() -> None:
     world = World([bytes(5)])
     world.slow_delivery = 1e9
     world.start()
-    while world.now < 0.3:
+    while not world.outbox._all["t0"].acked:
         world.step()
     assert world.delivering is not None
     world.forget()
@@ -170,7 +170,23 @@ def test_a_forgotten_receipt_does_not_hold_up_the_next_transfer() -> None:
         world.step()
     assert world.done == ["t0", "t1"]
     assert world.refused == {"t0": FORGOTTEN}
-    assert world.sent <= 4
+    assert world.times == {("t0", 0): 1, ("t1", 0): 2}
+    assert world.now < 0.75  # two round trips; no timer had to run out
+
+
+def test_a_lost_mark_of_the_one_before_is_sent_again_with_the_next() -> None:
+    """The first transfer is lost whole, then its mark too: the answer to the second one's mark proves it."""
+    world = World([b"a" * 5, b"b" * 5])
+    world.start()
+    world.data.queue.pop(0)
+    while not world.asked:
+        world.step()
+    world.data.queue.pop(0)
+    world.queries.queue.pop(0)
+    while len(world.outbox) and world.now < 60:
+        world.step()
+    assert world.done == ["t0", "t1"]
+    assert world.times == {("t0", 0): 2, ("t1", 0): 3}
     assert world.now < 1.0
 
 

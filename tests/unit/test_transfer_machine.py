@@ -1,8 +1,12 @@
 """Every send ends: sender and receiver cores as a state machine over links that lose, repeat, delay, reorder, reconnect
 and forget, on a virtual clock. Whatever happened, once it stops happening every send is delivered or refused within
-bounded time; no chunk is sent more often than there were faults; memory stays bounded on both sides."""
+bounded time; no chunk is sent more often than there were faults; memory stays bounded on both sides.
+
+What it found, on 0.2.0 and while it was made, stands as plain tests in test_transfer_core.py and test_port.py."""
 
 from __future__ import annotations
+
+import os
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -135,7 +139,8 @@ class Transfers(RuleBasedStateMachine):
 
     @invariant()
     def no_chunk_goes_out_again_without_cause(self) -> None:
-        assert max(self.world.times.values(), default=0) <= 1 + self.faults
+        """A sender that gives up has its window back before the receiver hears of it and frees its memory."""
+        assert max(self.world.times.values(), default=0) <= 1 + self.faults + len(self.given_up)
 
     @invariant()
     def the_sender_keeps_to_its_window(self) -> None:
@@ -174,8 +179,16 @@ class Transfers(RuleBasedStateMachine):
 
 
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+EXAMPLES = int(os.environ.get("EDGEBED_EXAMPLES", "0"))
+"""So many new examples are tried instead of the 400 that are always the same."""
 
 
 def test_every_send_ends() -> None:
-    wanted = settings(max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=QUIET)
+    wanted = settings(
+        max_examples=EXAMPLES or 400,
+        derandomize=not EXAMPLES,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=QUIET,
+    )
     run_state_machine_as_test(Transfers, settings=wanted)
