@@ -40,7 +40,6 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_HEADER = 16 << 20
 _MAX_DIMENSIONS = 64  # as torch
 _MAX_LENGTH = 1 << 48
-_MAX_WINDOW = 8 << 20  # memory that a decompressor may take beside the output; a frame names what it wants
 _HALF_MAX = 65504.0
 _TO_NAME = {
     torch.float64: "F64",
@@ -244,8 +243,7 @@ def _decompress(view: memoryview, max_bytes: int) -> memoryview:
         if declared in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR) or declared > max_bytes:
             raise WireError(f"the compressed body would unpack to {declared} bytes; at most {max_bytes} are allowed")
         target = np.empty(declared, np.uint8)
-        window = max(declared, _MAX_WINDOW)
-        with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(view) as reader:
+        with zstandard.ZstdDecompressor().stream_reader(view) as reader:
             filled = 0
             while got := reader.readinto(target[filled:].data):
                 filled += got
