@@ -29,6 +29,9 @@ MOST_TEXT = 500
 
 MOST_MEMORY_MIB = float(1 << 24)
 
+_CHECKED = ("samples", "batches", "loss", "notes")
+"""Numbers of a report that `report_fault` looks at by themselves."""
+
 
 class Bounds(msgspec.Struct, frozen=True):
     """Of one device in one task.
@@ -127,16 +130,15 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:
+    """Every number of the report but counts and loss; what it is stands at the end of its name."""
     wall_s = 1.05 * elapsed_s + 1  # clocks differ a little
-    most = {
-        **dict.fromkeys(("compute_s", "download_s", "upload_s", "blocked_s", "reply_s", "encode_s"), wall_s),
-        **dict.fromkeys(("compute_cpu_s", "throttled_s"), MOST_CORES * wall_s),
-        **dict.fromkeys(("download_bytes", "upload_bytes"), math.inf),
-        "memory_mib": MOST_MEMORY_MIB,
-    }
-    for name, limit in most.items():
+    most = {"_cpu_s": MOST_CORES * wall_s, "throttled_s": MOST_CORES * wall_s, "_s": wall_s, "_mib": MOST_MEMORY_MIB}
+    for name in report.__struct_fields__:
         value = getattr(report, name)
-        if value is not None and not (math.isfinite(value) and 0 <= value <= limit):
+        if name in _CHECKED or value is None:
+            continue
+        limit = next((most[ending] for ending in most if name.endswith(ending)), math.inf)
+        if not (math.isfinite(value) and 0 <= value <= limit):
             return f"it reports {name} = {value:g}, {elapsed_s:.1f} s after it was sent the task"
     return ""
 

@@ -1,0 +1,289 @@
+"""An agent that means harm: it joins a fleet as one of its devices and tries one attack per round, in turn.
+
+`python -m tests.hostile.agent --fleet F --device D --shard S`, broker in EDGEBED_BROKER, as `edgebed-agent`. The list
+of attacks is `ATTACKS`; HOSTILE_NAMES says how many names of devices are invented.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import mmap
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+import zstandard
+
+from edge_agent.__main__ import settings_from
+from edge_agent.agent import new_incarnation, presence
+from edgebed.datasets.shard import read_shard
+from edgebed.errors import TransferError
+from edgebed.link.inbox import Inbound
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.transfer import Port
+from edgebed.methods.base import Outgoing, Trained, find_half
+from edgebed.models.staged import MODELS, Weights
+from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.frames import pack_chunk
+from edgebed.wire.messages import (
+    Codec,
+    Configure,
+    Control,
+    Failure,
+    Header,
+    Ping,
+    Pong,
+    Report,
+    Shutdown,
+    Status,
+    Task,
+    Update,
+    Upload,
+    encode,
+)
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+
+MIB = 1 << 20
+ANNOUNCED = 10 << 30
+SENT_MIB = 200
+"""Chunks of 1 MiB that are sent of the 10 GiB announced, without a grant."""
+
+NAMES = int(os.environ.get("HOSTILE_NAMES", "5000"))
+HONEST = Report(0, 0, 0.5, 0.01, 0.01, None, 0, 0.01, 0, 0.01, 0.0)
+
+
+@dataclass
+class Work:
+    """One task, and what an honest device would send for it."""
+
+    task: Task
+    samples: int
+    uploads: list[Weights]
+    trained: Trained
+
+    def report(self, **lies: object) -> Report:
+        honest = msgspec.structs.replace(HONEST, samples=self.samples, batches=len(self.uploads))
+        return msgspec.structs.replace(honest, **lies)
+
+
+class Hostile:
+    def __init__(self, arguments: list[str]) -> None:
+        self._settings = settings = settings_from(arguments)
+        self._topics, self._incarnation = Topics(settings.fleet), new_incarnation()
+        address = Address(settings.host, settings.port, settings.username, settings.password)
+        will = (self._topics.state(settings.device), presence(settings, self._incarnation, False), True)
+        client = f"{settings.fleet}-{settings.device}-hostile"
+        self._control = MqttLink(address, f"{client}-control", will=will)
+        self.data = MqttLink(address, f"{client}-data")
+        self.device, self.topics = settings.device, self._topics
+        self._shard = read_shard(settings.shard)
+        self._port = Port(
+            settings.device, self._topics, self._control, self.data, deliver=self._deliver, on_control=self._hear
+        )
+        self._tasks: asyncio.Queue[tuple[Task, bytes]] = asyncio.Queue()
+        self._configured, self._progress, self._task = -1, 0, ""
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        self._port.start()
+        await self._control.open()
+        await self.data.open()
+        hello = presence(self._settings, self._incarnation, True, self._shard)
+        self._control.publish(self._topics.state(self.device), hello, retain=True)
+        jobs = [asyncio.create_task(self._beat()), asyncio.create_task(self._attack())]
+        await self._over.wait()
+        for job in jobs:
+            job.cancel()
+        await self._port.close()
+        await self.data.close()
+        await self._control.close()
+
+    # ---- a device's manners ----
+
+    async def _deliver(self, inbound: Inbound) -> None:
+        if isinstance(inbound.header, Task):
+            self._tasks.put_nowait((inbound.header, bytes(inbound.body)))
+
+    def _hear(self, peer: str, message: Control) -> None:
+        match message:
+            case Configure():
+                self._configured = message.seq
+                self._say_status()
+            case Ping():
+                self.say(Pong(self.device, message.seq, message.sent_ns, time.monotonic_ns()))
+            case Shutdown():
+                self._over.set()
+            case _:
+                pass
+
+    def say(self, message: Control) -> None:
+        self._port.control(ORCHESTRATOR, message)
+
+    def _say_status(self) -> None:
+        self._progress += 1  # always further
+        phase, now = "compute", time.monotonic_ns()
+        self.say(Status(self.device, self._incarnation, self._configured, self._task, phase, self._progress, 0.0, now))
+
+    async def _beat(self) -> None:
+        while True:
+            self._say_status()
+            await asyncio.sleep(0.3)
+
+    async def send(self, header: Header, body: bytes | bytearray) -> None:
+        await self._port.send(ORCHESTRATOR, header, body)
+
+    # ---- its work ----
+
+    async def _attack(self) -> None:
+        while True:
+            task, body = await self._tasks.get()
+            self._task = task.id
+            name = list(ATTACKS)[task.round % len(ATTACKS)]
+            work = await asyncio.to_thread(self._train, task, body)
+            with contextlib.suppress(TransferError):
+                await ATTACKS[name](self, work)
+
+    def _train(self, task: Task, body: bytes) -> Work:
+        torch.set_num_threads(1)
+        assignment = msgspec.structs.replace(task.assignment, cpus=1.0)
+        model = MODELS.create(assignment.model).build(assignment.input_shape, assignment.classes)
+        model.load(decode_tensors(body))
+        batches = self._shard.batches(assignment.batch_size, assignment.epochs, assignment.max_batches, assignment.seed)
+        half = find_half(assignment.objective)(model, assignment, batches)
+        uploads: list[Weights] = []
+        while True:
+            try:
+                out: Outgoing = next(half)
+            except StopIteration as stop:
+                return Work(task, self._shard.samples, uploads, stop.value)
+            uploads.append({name: value.clone() for name, value in out.tensors.items()})
+
+    async def uploads(self, work: Work, count: int | None = None) -> None:
+        for batch, tensors in enumerate(work.uploads[:count]):
+            await self.upload(work, batch, tensors)
+
+    async def upload(self, work: Work, batch: int, tensors: Weights) -> None:
+        await self.send(Upload(self.device, work.task.id, batch, 1), encode_tensors(tensors, Codec()))
+
+    async def update(self, work: Work, change: Callable[[Weights], Weights] = dict, **lies: object) -> None:
+        """All honest uploads, and an update with a lie."""
+        await self.uploads(work)
+        header = Update(self.device, work.task.id, work.report(**lies))
+        await self.send(header, encode_tensors(change(work.trained.weights), Codec()))
+
+
+# ---- the attacks ----
+
+Attack = Callable[[Hostile, Work], Awaitable[None]]
+
+
+def lie(**lies: object) -> Attack:
+    return lambda agent, work: agent.update(work, **lies)
+
+
+def changed(change: Callable[[Weights], Weights]) -> Attack:
+    return lambda agent, work: agent.update(work, change)
+
+
+def first_upload(change: Callable[[Weights], Weights]) -> Attack:
+    return lambda agent, work: agent.upload(work, 0, change(work.uploads[0]))
+
+
+def raw_upload(make: Callable[[], bytes]) -> Attack:
+    return lambda agent, work: agent.send(Upload(agent.device, work.task.id, 0, 1), make())
+
+
+def one(wanted: str, value: float) -> Callable[[Weights], Weights]:
+    """The first tensor of that kind, with one number changed."""
+
+    def change(weights: Weights) -> Weights:
+        name = next(name for name in weights if name.endswith(wanted))
+        tensor = weights[name].clone()
+        tensor.view(-1)[0] = value
+        return {**weights, name: tensor}
+
+    return change
+
+
+def scaled(factor: float) -> Callable[[Weights], Weights]:
+    return lambda weights: {n: v * factor if v.is_floating_point() else v for n, v in weights.items()}
+
+
+def giant_shape(dimensions: int) -> bytes:
+    entry = {"dtype": "F32", "shape": [2**62] * dimensions, "data_offsets": [0, 4]}
+    header = json.dumps({"features": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def bomb() -> bytes:
+    """1.8 GiB of zeros in a few kilobytes."""
+    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=1800 * MIB)
+    zeros = bytes(MIB)
+    return b"".join([*(compressor.compress(zeros) for _ in range(1800)), compressor.flush()])
+
+
+async def announced(agent: Hostile, work: Work) -> None:
+    """10 GiB announced; chunks are sent whether they are wanted or not."""
+    header = encode(Upload(agent.device, work.task.id, 0, 1))
+    with mmap.mmap(-1, ANNOUNCED, prot=mmap.PROT_READ) as zeros, memoryview(zeros) as body:
+        for index in range(SENT_MIB):
+            frame = pack_chunk("announced", "", index, header, body, MIB)
+            agent.data.publish(agent.topics.data_from(agent.device), frame)
+            await asyncio.sleep(0)
+
+
+async def names(agent: Hostile, work: Work) -> None:
+    """Chunks and heartbeats of devices that are none; then it gives up, so that the round may end."""
+    frame = pack_chunk("names", "", 0, encode(Upload("x", "t", 0, 1)), memoryview(b""), MIB)
+    for number in range(NAMES):
+        agent.data.publish(agent.topics.data_from(f"invented-{number}"), frame)
+        if number % 500 == 0:
+            await asyncio.sleep(0.02)
+    await agent.send(Failure(agent.device, work.task.id, f"{NAMES} names invented"), b"")
+
+
+async def twice(agent: Hostile, work: Work) -> None:
+    await agent.upload(work, 0, work.uploads[0])
+    await agent.upload(work, 0, work.uploads[0])
+
+
+async def endless(agent: Hostile, work: Work) -> None:
+    """Its heartbeats go on, each further than the one before."""
+
+
+ATTACKS: dict[str, Attack] = {
+    "samples 10^12": lie(samples=10**12),
+    "samples 0": lie(samples=0),
+    "samples -5": lie(samples=-5),
+    "batches 2^40": lie(batches=2**40),
+    "seconds not a number": lie(compute_s=math.nan),
+    "giant shape": raw_upload(lambda: giant_shape(85_000)),
+    "giant shape, small": raw_upload(lambda: giant_shape(300)),
+    "decompression bomb": raw_upload(bomb),
+    "10 GiB announced": announced,
+    "names invented": names,
+    "upload out of range": lambda agent, work: agent.upload(work, 10**6, work.uploads[0]),
+    "upload twice": twice,
+    "features misshapen": first_upload(lambda t: {**t, "features": t["features"][:, :1]}),
+    "labels out of range": first_upload(lambda t: {**t, "labels": t["labels"] + 1000}),
+    "features 1e25 in the shared half": first_upload(lambda t: {**t, "features": t["features"] * 1e25}),
+    "features not a number": first_upload(lambda t: {**t, "features": t["features"] * math.nan}),
+    "weights not a number": changed(scaled(math.nan)),
+    "finite poison 1e30": changed(one("weight", 1e30)),
+    "finite poison, times 1e6": changed(scaled(1e6)),
+    "running_var -1": changed(one("running_var", -1.0)),
+    "num_batches_tracked 2^62": changed(one("num_batches_tracked", 2**62)),
+    "a reason of 5 MB": lambda agent, work: agent.send(Failure(agent.device, work.task.id, "why " * 1_250_000), b""),
+    "progress for ever": endless,
+}
+
+
+if __name__ == "__main__":
+    asyncio.run(Hostile(sys.argv[1:]).run())
