@@ -210,13 +210,14 @@ class RoundDriver:
         self._put(m.Progressed(inbound.peer))
         match header:
             case Upload():
-                if header.batch in work.uploads:
-                    self._put(m.Dropped(inbound.peer, "refused", f"it sent upload {header.batch} twice"))
+                if header.batch != len(work.uploads):  # transfers arrive in the order they were sent
+                    why = f"it sent upload {header.batch}; {len(work.uploads)} was the next"
+                    self._put(m.Dropped(inbound.peer, "refused", why))
                     return
                 await self._take_slot(work)
                 if work.out or self._work.get(inbound.peer) is not work:
                     return  # the device left while this upload waited
-                work.pending += 1
+                self._wait_more(inbound.peer, work, 1)
                 work.upload_bytes += inbound.bytes
                 work.uploads.add(header.batch)
                 self._record(upload_record(self._round, inbound, header))
@@ -235,6 +236,13 @@ class RoundDriver:
         start = now_s()
         await work.slots.acquire()
         work.held_s += now_s() - start
+
+    def _wait_more(self, device: str, work: Work, more: int) -> None:
+        """So many more uploads wait for the device's server half."""
+        before = work.pending
+        work.pending += more
+        if bool(before) != bool(work.pending):
+            self._put(m.Held(device, bool(work.pending)))
 
     def progress(self, device: str) -> None:
         """The device or its link has got further."""
@@ -291,7 +299,7 @@ class RoundDriver:
         except EdgebedError as error:
             self._put(_unusable(device, error))
         finally:
-            work.pending -= 1
+            self._wait_more(device, work, -1)
             work.slots.release()
 
     async def _reply(self, device: str, reply: Reply, body: bytes | bytearray) -> None:

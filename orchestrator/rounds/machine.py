@@ -39,6 +39,13 @@ class Progressed(msgspec.Struct, frozen=True):
     device: str
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Uploads of the device wait for its server half, or no longer: who holds the round up is not this device."""
+
+    device: str
+    held: bool
+
+
 class Updated(msgspec.Struct, frozen=True):
     """The device's update is here and finite."""
 
@@ -63,7 +70,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Delivered | Progressed | Updated | Completed | Dropped | Tick
+Event = Delivered | Progressed | Held | Updated | Completed | Dropped | Tick
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -94,7 +101,7 @@ class RoundMachine:
         quorum: merged devices without which the round is void.
         liveness_s: a device without progress for so long is lost.
         ceiling_s: whoever still works after this leaves, quorum or not: a device that makes progress for ever must not
-            hold the round up. None: never.
+            hold the round up. Devices that its server half keeps waiting for it get as long again. None: never.
         enough: the round ends when so many are done (and the quorum is); None: when all are.
     """
 
@@ -115,6 +122,7 @@ class RoundMachine:
         self._deadline_s = deadline_s
         self._ceiling = math.inf if ceiling_s is None else now + ceiling_s
         self._ceiling_s = ceiling_s
+        self._held: set[str] = set()
         self._quorum, self._liveness_s = quorum, liveness_s
         self._enough = len(self.states) if enough is None else max(quorum, enough)
         self.finished = self._cut = False
@@ -128,6 +136,8 @@ class RoundMachine:
                 self._move(device, (State.SENDING,), State.WORKING, now)
             case Progressed(device):
                 self._move(device, (), State.WORKING, now)
+            case Held(device, held):
+                (self._held.add if held else self._held.discard)(device)
             case Updated(device):
                 self._move(device, (State.SENDING, State.WORKING), State.UPDATED, now)
             case Completed(device):
@@ -178,10 +188,12 @@ class RoundMachine:
         """At the ceiling whoever still works leaves; what is here is still finished by the server."""
         if now < self._ceiling:
             return []
-        why = f"not done when the round's ceiling of {self._ceiling_s or 0:g} s was reached (training.round_ceiling_s)"
         working = [device for device, state in self.states.items() if state in AT_WORK]
+        to_blame = [device for device in working if device not in self._held] or working
         self._cut = self._cut or bool(working)
-        return [e for device in working for e in self._leave(device, "late", why)]
+        self._ceiling = now + (self._ceiling_s or 0) if len(to_blame) < len(working) else math.inf
+        why = f"not done when the round's ceiling of {self._ceiling_s or 0:g} s was reached (training.round_ceiling_s)"
+        return [e for device in to_blame for e in self._leave(device, "late", why)]
 
     def _release(self, late: str) -> list[Effect]:
         """Past the deadline: where a quorum has its updates here and only waits for a server half, which may be one for

@@ -40,6 +40,7 @@ from orchestrator.rounds.settings import round_settings
 from orchestrator.run_folder import Saved
 from orchestrator.standing import Standing
 from orchestrator.training.server import ServerTrainer
+from tests.hostile.agent import Hostile
 
 R = TypeVar("R")
 Connect = Callable[[str, tuple[str, bytes, bool] | None], Link]
@@ -234,9 +235,10 @@ async def fleet(
     enforcement: Enforcement = Enforcement.KERNEL,
     heartbeat_s: float = 0.1,
     connect: Connect | None = None,
+    hostile: str = "",
 ) -> AsyncIterator[Fleet]:
-    """Agents named in `devices` (name -> samples) that have joined and have their settings. They meet over `hub`, or
-    over the links that `connect` makes."""
+    """Agents named in `devices` (name -> samples) that have joined and have their settings; one may be `hostile`. They
+    meet over `hub`, or over the links that `connect` makes."""
     warm_up_once()
     hub = hub or MemoryHub()
     connect = connect or (lambda name, will: MemoryLink(hub, will=will))
@@ -268,7 +270,9 @@ async def fleet(
     for name, samples in devices.items():
         path = folder / f"{name}.safetensors"
         made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
-        agents.append(asyncio.create_task(make_agent(made, Settings("", 0, "", "", FLEET, name, path)).run()))
+        settings = Settings("", 0, "", "", FLEET, name, path)
+        agent = _hostile(made, settings) if name == hostile else make_agent(made, settings)
+        agents.append(asyncio.create_task(agent.run()))
     try:
         await standing.roster.wait_joined(60)
         for name in devices:
@@ -310,3 +314,8 @@ def buggy(device: str, inner: DeviceHalf) -> DeviceHalf:
         return trained
 
     return half
+
+
+def _hostile(made: Fleet, settings: Settings) -> Hostile:
+    data = made.data[settings.device] = MemoryLink(made.hub)
+    return Hostile(settings, new_incarnation(), MemoryLink(made.hub), data, names=2000)

@@ -22,9 +22,10 @@ import torch
 import zstandard
 
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import new_incarnation, presence
+from edge_agent.agent import Settings, new_incarnation, presence
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import TransferError
+from edgebed.link.base import Link
 from edgebed.link.inbox import Inbound
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.transfer import Port
@@ -55,7 +56,6 @@ ANNOUNCED = 10 << 30
 SENT_MIB = 200
 """Chunks of 1 MiB that are sent of the 10 GiB announced, without a grant."""
 
-NAMES = int(os.environ.get("HOSTILE_NAMES", "5000"))
 HONEST = Report(0, 0, 0.5, 0.01, 0.01, None, 0, 0.01, 0, 0.01, 0.0)
 
 
@@ -74,19 +74,17 @@ class Work:
 
 
 class Hostile:
-    def __init__(self, arguments: list[str]) -> None:
-        self._settings = settings = settings_from(arguments)
-        self._topics, self._incarnation = Topics(settings.fleet), new_incarnation()
-        address = Address(settings.host, settings.port, settings.username, settings.password)
-        will = (self._topics.state(settings.device), presence(settings, self._incarnation, False), True)
-        client = f"{settings.fleet}-{settings.device}-hostile"
-        self._control = MqttLink(address, f"{client}-control", will=will)
-        self.data = MqttLink(address, f"{client}-data")
-        self.device, self.topics = settings.device, self._topics
+    """Args:
+    control, data: its connections to the broker.
+    names: how many names of devices it invents.
+    """
+
+    def __init__(self, settings: Settings, incarnation: str, control: Link, data: Link, names: int) -> None:
+        self._settings, self._incarnation, self.names = settings, incarnation, names
+        self._control, self.data = control, data
+        self.device, self.topics = settings.device, Topics(settings.fleet)
         self._shard = read_shard(settings.shard)
-        self._port = Port(
-            settings.device, self._topics, self._control, self.data, deliver=self._deliver, on_control=self._hear
-        )
+        self._port = Port(settings.device, self.topics, control, data, deliver=self._deliver, on_control=self._hear)
         self._tasks: asyncio.Queue[tuple[Task, bytes]] = asyncio.Queue()
         self._configured, self._progress, self._task = -1, 0, ""
         self._over = asyncio.Event()
@@ -96,7 +94,7 @@ class Hostile:
         await self._control.open()
         await self.data.open()
         hello = presence(self._settings, self._incarnation, True, self._shard)
-        self._control.publish(self._topics.state(self.device), hello, retain=True)
+        self._control.publish(self.topics.state(self.device), hello, retain=True)
         jobs = [asyncio.create_task(self._beat()), asyncio.create_task(self._attack())]
         await self._over.wait()
         for job in jobs:
@@ -158,12 +156,14 @@ class Hostile:
         batches = self._shard.batches(assignment.batch_size, assignment.epochs, assignment.max_batches, assignment.seed)
         half = find_half(assignment.objective)(model, assignment, batches)
         uploads: list[Weights] = []
+        reply: Weights | None = None
         while True:
             try:
-                out: Outgoing = next(half)
+                out: Outgoing = half.send(reply)
             except StopIteration as stop:
                 return Work(task, self._shard.samples, uploads, stop.value)
             uploads.append({name: value.clone() for name, value in out.tensors.items()})
+            reply = {"gradient": torch.zeros_like(out.tensors["features"])} if out.wait else None
 
     async def uploads(self, work: Work, count: int | None = None) -> None:
         for batch, tensors in enumerate(work.uploads[:count]):
@@ -223,10 +223,10 @@ def giant_shape(dimensions: int) -> bytes:
 
 
 def bomb() -> bytes:
-    """1.8 GiB of zeros in a few kilobytes."""
-    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=1800 * MIB)
+    """300 MiB of zeros in 10 KB."""
+    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=300 * MIB)
     zeros = bytes(MIB)
-    return b"".join([*(compressor.compress(zeros) for _ in range(1800)), compressor.flush()])
+    return b"".join([*(compressor.compress(zeros) for _ in range(300)), compressor.flush()])
 
 
 async def announced(agent: Hostile, work: Work) -> None:
@@ -242,11 +242,11 @@ async def announced(agent: Hostile, work: Work) -> None:
 async def names(agent: Hostile, work: Work) -> None:
     """Chunks and heartbeats of devices that are none; then it gives up, so that the round may end."""
     frame = pack_chunk("names", "", 0, encode(Upload("x", "t", 0, 1)), memoryview(b""), MIB)
-    for number in range(NAMES):
+    for number in range(agent.names):
         agent.data.publish(agent.topics.data_from(f"invented-{number}"), frame)
         if number % 500 == 0:
             await asyncio.sleep(0.02)
-    await agent.send(Failure(agent.device, work.task.id, f"{NAMES} names invented"), b"")
+    await agent.send(Failure(agent.device, work.task.id, f"{agent.names} names invented"), b"")
 
 
 async def twice(agent: Hostile, work: Work) -> None:
@@ -285,5 +285,43 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+SAID = {
+    "samples 10^12": "reports 1000000000000 samples",
+    "samples 0": "reports 0 samples",
+    "samples -5": "reports -5 samples",
+    "batches 2^40": "reports 1099511627776 batches",
+    "seconds not a number": "compute_s = nan",
+    "giant shape": "has at most",
+    "giant shape, small": "impossible dtype, shape or place",
+    "decompression bomb": "would unpack to",
+    "10 GiB announced": "upload 0 has 10737418240 bytes",
+    "names invented": "names invented",
+    "upload out of range": "upload 1000000",
+    "upload twice": "upload 0; 1 was the next",
+    "features misshapen": "features is torch.float32",
+    "labels out of range": "label outside",
+    "features 1e25 in the shared half": "training diverged",
+    "features not a number": "not finite",
+    "weights not a number": "not finite",
+    "finite poison 1e30": "1e+30",
+    "finite poison, times 1e6": "max_update_norm",
+    "running_var -1": "variance of -1",
+    "num_batches_tracked 2^62": "num_batches_tracked",
+    "a reason of 5 MB": "why why",
+    "progress for ever": "ceiling",
+}
+"""What the records say of each attack, in part."""
+
+
+async def main(arguments: list[str]) -> None:
+    settings, incarnation = settings_from(arguments), new_incarnation()
+    address = Address(settings.host, settings.port, settings.username, settings.password)
+    will = (Topics(settings.fleet).state(settings.device), presence(settings, incarnation, False), True)
+    client = f"{settings.fleet}-{settings.device}-hostile"
+    control, data = MqttLink(address, f"{client}-control", will=will), MqttLink(address, f"{client}-data")
+    names = int(os.environ.get("HOSTILE_NAMES", "5000"))
+    await Hostile(settings, incarnation, control, data, names).run()
+
+
 if __name__ == "__main__":
-    asyncio.run(Hostile(sys.argv[1:]).run())
+    asyncio.run(main(sys.argv[1:]))

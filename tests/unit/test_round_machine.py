@@ -13,6 +13,7 @@ from orchestrator.rounds.machine import (
     Effect,
     Event,
     Finish,
+    Held,
     Leave,
     Progressed,
     RoundMachine,
@@ -187,3 +188,21 @@ def test_an_update_that_is_here_at_the_ceiling_is_still_finished_by_the_server()
     assert [type(e) for e in play(m, (50, Tick()))] == [Leave]
     assert m.wakeup(51.0) is None, "only the server's own work is waited for"
     assert play(m, (60, Completed("b"))) == [Finish(("b",), "deadline")]
+
+
+def test_whom_a_server_half_keeps_waiting_is_not_to_blame_at_the_ceiling() -> None:
+    """A half that is one for all waits for the next batch of the one that trickles; the others stand still for it."""
+    m = machine("a", "b", "c", ceiling_s=50, liveness_s=1000)
+    play(m, *((1, Delivered(device)) for device in "abc"), (2, Held("b", True)), (3, Held("c", True)))
+    leave, *others = play(m, (50, Tick()))
+    assert isinstance(leave, Leave)
+    assert (leave.device, others) == ("a", [])
+    assert m.wakeup(51.0) == 100, "who had to wait gets as long again"
+    play(m, (52, Held("b", False)), (52, Held("c", False)), (60, Updated("b")), (61, Completed("b")))
+    assert [type(e) for e in play(m, (100, Tick()))] == [Leave, Finish]
+
+
+def test_where_all_wait_for_the_server_the_ceiling_ends_the_round() -> None:
+    m = machine("a", "b", ceiling_s=50, liveness_s=1000)
+    play(m, (1, Delivered("a")), (1, Delivered("b")), (2, Held("a", True)), (2, Held("b", True)))
+    assert play(m, (50, Tick()))[-1] == Finish((), "void")

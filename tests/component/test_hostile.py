@@ -1,0 +1,27 @@
+"""A device that means harm, in one process: every attack is named, and the others' work is merged in every round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from orchestrator.records.types import DeviceOut, RoundFinished
+from tests.component._fleet import fleet, training
+from tests.hostile.agent import ATTACKS, SAID
+
+DEVICES = {"dev-1": 24, "dev-2": 24, "dev-3": 17}
+
+
+@pytest.mark.parametrize(
+    "spec", [{"name": "fedgkt", "cut": 1}, {"name": "s2fl", "sliding": False, "group": 3}], ids=str
+)
+async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path, spec: dict[str, object] | Method) -> None:
+    wanted = training(rounds=len(ATTACKS), round_ceiling_s=10.0, max_update_norm=1000.0, liveness_s=30.0)
+    async with fleet(tmp_path, DEVICES, hostile="dev-2") as made:
+        weights = await made.play(spec, wanted)
+    outs = {r.round: r for r in made.of(DeviceOut)}
+    for number, (attack, said) in enumerate(SAID.items()):
+        assert (outs[number].device, said in outs[number].why) == ("dev-2", True), f"{attack}: {outs[number]}"
+    assert [r.merged for r in made.of(RoundFinished)] == [("dev-1", "dev-3")] * len(ATTACKS)
+    assert all(bool(torch.isfinite(value).all()) for value in weights.values())
