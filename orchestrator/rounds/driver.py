@@ -22,22 +22,14 @@ from edgebed.errors import (
 )
 from edgebed.link.transfer import Inbound
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
-from edgebed.methods.merging import fault, impossible, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Report, Task, Update, Upload
+from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
-from orchestrator.rounds.bounds import (
-    bounds_of,
-    misfit,
-    report_fault,
-    short,
-    traffic_fault,
-    update_bytes,
-    upload_fault,
-)
+from orchestrator.rounds.bounds import bounds_of, misfit, short
 from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Sender, Trainer
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
@@ -174,32 +166,9 @@ class RoundDriver:
                     raise TransferRefused(f"task {task} of {device} has its update already")
             case _:
                 raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
-        if why := self._fault(work, header, size):
+        if why := transfer_fault(self._method, self._weights, work, header, size):
             self._put(m.Dropped(peer, "refused", why))
             raise TransferRefused(why)
-
-    def _fault(self, work: Work, header: Upload | Update | Failure, size: int) -> str:
-        """Why a transfer of `size` bytes is none that this task can bring, or ""."""
-        match header:
-            case Upload(_, _, batch):
-                return upload_fault(work.bounds, batch, size)
-            case Update(_, _, report):
-                elapsed_s = (now_ns() - work.started_ns) / 1e9
-                return report_fault(work.bounds, report, elapsed_s) or self._size_fault(work, report, size)
-            case _:
-                return f"it sent {size} bytes with the word that it failed" if size else ""
-
-    def _size_fault(self, work: Work, report: Report, size: int) -> str:
-        try:
-            most = self._most_bytes(work, report)
-        except EdgebedError as error:
-            return str(error)
-        return f"its update has {size} bytes; the weights asked for have at most {most}" if size > most else ""
-
-    def _most_bytes(self, work: Work, report: Report) -> int:
-        """Of the update's body."""
-        names = self._method.update_names(work.task.assignment, report.notes)
-        return update_bytes((n, work.sizes[n] if n in work.sizes else self._weights[n].nbytes) for n in names)
 
     async def deliver(self, inbound: Inbound) -> None:
         """A whole transfer; returning acknowledges it, so waiting here holds the device's link back."""
@@ -210,8 +179,8 @@ class RoundDriver:
         self._put(m.Progressed(inbound.peer))
         match header:
             case Upload():
-                if header.batch != len(work.uploads):  # transfers arrive in the order they were sent
-                    why = f"it sent upload {header.batch}; {len(work.uploads)} was the next"
+                if header.batch != work.uploads:  # transfers arrive in the order they were sent
+                    why = f"it sent upload {header.batch}; {work.uploads} was the next"
                     self._put(m.Dropped(inbound.peer, "refused", why))
                     return
                 await self._take_slot(work)
@@ -219,7 +188,7 @@ class RoundDriver:
                     return  # the device left while this upload waited
                 self._wait_more(inbound.peer, work, 1)
                 work.upload_bytes += inbound.bytes
-                work.uploads.add(header.batch)
+                work.uploads += 1
                 self._record(upload_record(self._round, inbound, header))
                 self._spawn(inbound.peer, self._serve(inbound.peer, work, header, inbound))
             case Update():
@@ -310,14 +279,15 @@ class RoundDriver:
     async def _complete(self, device: str, work: Work, header: Update, inbound: Inbound) -> None:
         """Check the update, wait for the server half, and make the contribution."""
         try:
-            most = self._most_bytes(work, header.report)
+            most = most_bytes(self._method, self._weights, work, header.report)
             weights = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
-            if (dropped := await asyncio.to_thread(self._check, device, work, header.report, weights)) is not None:
-                self._put(dropped)
+            judged = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
+            if (bad := await asyncio.to_thread(update_fault, *judged)) is not None:
+                self._put(m.Dropped(device, *bad))
                 return
             self._put(m.Updated(device))
             # Transfers arrive in the order they were sent, so every upload of the task is here.
-            server = await self._server_weights(device, len(work.uploads))
+            server = await self._server_weights(device, work.uploads)
         except EdgebedError as error:
             self._put(_unusable(device, error))
             return
@@ -327,26 +297,6 @@ class RoundDriver:
         work.outcome = outcome(device, work, header, server_s)
         self._record(done_record(self._round, work.outcome, work.held_s))
         self._put(m.Completed(device))
-
-    def _check(self, device: str, work: Work, report: Report, weights: Weights) -> m.Dropped | None:
-        """Why an update may not be merged, if it may not."""
-        assignment, streams = work.task.assignment, "features" in work.task.assignment.uploads
-        expected = self._method.count_uploads(assignment, report.batches) if streams else len(work.uploads)
-        if len(work.uploads) != expected or max(work.uploads, default=-1) >= expected:
-            return m.Dropped(device, "refused", f"of its {expected} uploads {len(work.uploads)} came")
-        if why := traffic_fault(report, work.upload_bytes, work.download_bytes):
-            return m.Dropped(device, "refused", why)
-        names = self._method.update_names(work.task.assignment, report.notes)
-        # What the device began with, and the global weights under the names that it was not sent.
-        reference = {**self._weights, **self._method.task_weights(self._weights, work.task.assignment)}
-        if why := fault(reference, weights, names) or impossible(reference, weights, work.bounds.batches):
-            how = "diverged" if not_finite(weights) else "refused"
-            return m.Dropped(device, how, f"its update may not be merged: {why}")
-        most = self._settings.max_update_norm
-        if most is not None and (far := moved(reference, weights)) > most:
-            why = f"it is {far:.3g} times the norm of the weights away from them, max_update_norm is {most:g}"
-            return m.Dropped(device, "refused", f"its update may not be merged: {why}")
-        return None
 
     async def _server_weights(self, device: str, batches: int) -> Weights:
         await self._halves_ready.wait()

@@ -32,7 +32,7 @@ class Work:
         self.outcome: Outcome | None = None
         self.turn = asyncio.Lock()
         self.held_s = 0.0  # how long uploads waited for a slot
-        self.uploads: set[int] = set()  # batches whose upload has arrived
+        self.uploads = 0  # that have arrived, in the order of batches
         self.pending = 0  # uploads that its server half has not used yet
         self.upload_bytes = self.download_bytes = 0  # of uploads and task, on the wire
         self.download_s = 0.0

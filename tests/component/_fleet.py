@@ -317,5 +317,5 @@ def buggy(device: str, inner: DeviceHalf) -> DeviceHalf:
 
 
 def _hostile(made: Fleet, settings: Settings) -> Hostile:
-    data = made.data[settings.device] = MemoryLink(made.hub)
-    return Hostile(settings, new_incarnation(), MemoryLink(made.hub), data, names=2000)
+    data = made.data[settings.device] = made.connect(f"{settings.device}-data", None)
+    return Hostile(settings, new_incarnation(), made.connect(f"{settings.device}-control", None), data, names=2000)

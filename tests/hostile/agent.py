@@ -280,7 +280,7 @@ ATTACKS: dict[str, Attack] = {
     "finite poison, times 1e6": changed(scaled(1e6)),
     "running_var -1": changed(one("running_var", -1.0)),
     "num_batches_tracked 2^62": changed(one("num_batches_tracked", 2**62)),
-    "a reason of 5 MB": lambda agent, work: agent.send(Failure(agent.device, work.task.id, "why " * 1_250_000), b""),
+    "a reason of 800 kB": lambda agent, work: agent.send(Failure(agent.device, work.task.id, "why " * 200_000), b""),
     "progress for ever": endless,
 }
 
@@ -307,7 +307,7 @@ SAID = {
     "finite poison, times 1e6": "max_update_norm",
     "running_var -1": "variance of -1",
     "num_batches_tracked 2^62": "num_batches_tracked",
-    "a reason of 5 MB": "why why",
+    "a reason of 800 kB": "why why",
     "progress for ever": "ceiling",
 }
 """What the records say of each attack, in part."""

@@ -1,0 +1,67 @@
+"""Whether what a device sends is taken: its transfers before they come, its update before it is merged."""
+
+from __future__ import annotations
+
+from edgebed.errors import EdgebedError
+from edgebed.methods.base import Method
+from edgebed.methods.merging import fault, impossible, moved, not_finite
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Failure, Report, Update, Upload
+from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault
+from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.work import Work
+
+MAY_NOT = "its update may not be merged"
+
+
+def transfer_fault(method: Method, weights: Weights, work: Work, header: Upload | Update | Failure, size: int) -> str:
+    """Why a transfer of `size` bytes is none that this task can bring, or ""."""
+    match header:
+        case Upload(_, _, batch):
+            return upload_fault(work.bounds, batch, size)
+        case Update(_, _, report):
+            elapsed_s = (now_ns() - work.started_ns) / 1e9
+            return report_fault(work.bounds, report, elapsed_s) or _size_fault(method, weights, work, report, size)
+        case _:
+            return f"it sent {size} bytes with the word that it failed" if size else ""
+
+
+def _size_fault(method: Method, weights: Weights, work: Work, report: Report, size: int) -> str:
+    try:
+        most = most_bytes(method, weights, work, report)
+    except EdgebedError as error:
+        return str(error)
+    return f"its update has {size} bytes; the weights asked for have at most {most}" if size > most else ""
+
+
+def most_bytes(method: Method, weights: Weights, work: Work, report: Report) -> int:
+    """Of the body of an update with this report. `weights` are the global ones that the round began with."""
+    names = method.update_names(work.task.assignment, report.notes)
+    return update_bytes((n, work.sizes[n] if n in work.sizes else weights[n].nbytes) for n in names)
+
+
+def update_fault(
+    method: Method, weights: Weights, work: Work, report: Report, update: Weights, most_moved: float | None
+) -> tuple[str, str] | None:
+    """Why an update may not be merged, if it may not: how its device is out, and the reason.
+
+    Args:
+        weights: the global ones that the round began with.
+        most_moved: `settings.RoundSettings.max_update_norm`.
+    """
+    assignment = work.task.assignment
+    streams = "features" in assignment.uploads
+    expected = method.count_uploads(assignment, report.batches) if streams else work.uploads
+    if work.uploads != expected:
+        return "refused", f"of its {expected} uploads {work.uploads} came"
+    if why := traffic_fault(report, work.upload_bytes, work.download_bytes):
+        return "refused", why
+    # What the device began with, and the global weights under the names that it was not sent.
+    reference = {**weights, **method.task_weights(weights, assignment)}
+    names = method.update_names(assignment, report.notes)
+    if why := fault(reference, update, names) or impossible(reference, update, work.bounds.batches):
+        return ("diverged" if not_finite(update) else "refused"), f"{MAY_NOT}: {why}"
+    if most_moved is not None and (far := moved(reference, update)) > most_moved:
+        why = f"it is {far:.3g} times the norm of the weights away from them, max_update_norm is {most_moved:g}"
+        return "refused", f"{MAY_NOT}: {why}"
+    return None
