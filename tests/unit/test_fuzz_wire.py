@@ -134,7 +134,7 @@ HEADERS = [
 FRAMES = [
     pack_chunk("a-1", "", 0, HEADERS[1], memoryview(bytes(100)), 64),
     pack_chunk("a-1", "a-0", 1, HEADERS[1], memoryview(bytes(100)), 64),
-    pack_mark(Mark("a-1", "", 5, chunk_count(100, 64))),
+    pack_mark(Mark("a-1", "", 5, chunk_count(100, 64), 3)),
 ]
 
 
