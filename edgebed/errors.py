@@ -137,3 +137,8 @@ def trace_of(error: BaseException) -> str:
         return ""
     text = "".join(traceback.format_exception(error))
     return text if len(text) <= MOST_TRACE else f"…{text[1 - MOST_TRACE :]}"
+
+
+def short(text: str, most: int = 200) -> str:
+    """What a message shows of a text that came from elsewhere: its first `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edgebed.errors import WireError
+from edgebed.errors import WireError, short
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -56,4 +56,4 @@ def decode(line: bytes) -> Message:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message of the zygote: {line[:200]!r}: {error}") from None
+        raise WireError(f"not a message of the zygote: {line[:200]!r}: {short(str(error))}") from None

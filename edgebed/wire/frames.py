@@ -12,7 +12,7 @@ import zlib
 
 import msgspec
 
-from edgebed.errors import WireError
+from edgebed.errors import WireError, short
 
 EMPTY = memoryview(b"")
 
@@ -71,7 +71,7 @@ def unpack(data: bytes | memoryview) -> Frame:
     try:
         frame = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a frame of this protocol: {error}") from None
+        raise WireError(f"not a frame of this protocol: {short(str(error))}") from None
     if isinstance(frame, Chunk):
         _check(frame)
     return frame

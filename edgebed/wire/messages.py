@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from edgebed.errors import WireError
+from edgebed.errors import WireError, short
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -374,4 +374,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"not a message of this protocol: {error}") from None
+        raise WireError(f"not a message of this protocol: {short(str(error))}") from None

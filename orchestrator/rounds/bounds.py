@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from edgebed.datasets.shard import len_batches
+from edgebed.errors import short
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Report
@@ -108,7 +109,7 @@ def misfit(bounds: Bounds, tensors: Weights) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    return short(", ".join(sorted(names)), 200) or "nothing"
+    return short(", ".join(sorted(names))) or "nothing"
 
 
 # ---- reports ----
@@ -166,8 +167,3 @@ def traffic_fault(report: Report, came_bytes: int, went_bytes: int) -> str:
         if value > 2 * seen + (1 << 20):
             return f"it reports {name} = {value}, {seen} were seen"
     return ""
-
-
-def short(text: str, most: int = MOST_TEXT) -> str:
-    """As much of a device's text as is kept."""
-    return text if len(text) <= most else f"{text[:most]}…"

@@ -18,6 +18,7 @@ from edgebed.errors import (
     TransferError,
     TransferRefused,
     in_words,
+    short,
     trace_of,
 )
 from edgebed.link.transfer import Inbound
@@ -27,7 +28,7 @@ from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
-from orchestrator.rounds.bounds import bounds_of, misfit, short
+from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.clock import now_ns, now_s
 from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Sender, Trainer
@@ -198,7 +199,7 @@ class RoundDriver:
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
             case Failure(device, _, why, diverged, trace):
                 work.trace = short(trace, MOST_TRACE)
-                self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why)))
+                self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why, MOST_TEXT)))
 
     async def _take_slot(self, work: Work) -> None:
         """Wait while enough uploads wait for the server half; that time is not the link's."""

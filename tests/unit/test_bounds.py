@@ -19,7 +19,6 @@ from orchestrator.rounds.bounds import (
     bounds_of,
     misfit,
     report_fault,
-    short,
     traffic_fault,
     update_bytes,
     upload_bytes,
@@ -147,8 +146,3 @@ def test_the_bound_of_an_update_holds_every_model() -> None:
     weights = small_model().weights()
     body = encode_tensors(weights, Codec())
     assert len(body) <= update_bytes((name, value.nbytes) for name, value in weights.items()) < 12 * len(body)
-
-
-def test_a_devices_text_is_cut() -> None:
-    assert len(short("x" * 10**6)) < 600
-    assert short("a word") == "a word"
