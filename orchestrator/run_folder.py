@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,15 @@ class RunFolder:
         raise UsageError("; ".join(damage), cure="run the experiment anew")
 
     def ended(self) -> str:
-        """Why the run ended, as its last record says; "" where it goes on, or was killed."""
+        """Why the run ended; "" where it goes on, or was killed. What devices still said comes after that record, so
+        it is looked for from the end of the file."""
         try:
-            with self.records.open("rb") as file:
-                file.seek(max(0, self.records.stat().st_size - LAST_BYTES))
-                last = decode(file.read().rstrip(b"\n").rpartition(b"\n")[2])
-        except OSError:
+            with self.records.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+                at = data.rfind(b'{"type":"run_finished"')
+                if at <= data.rfind(b'{"type":"run_started"'):
+                    return ""
+                last = decode(data[at : data.find(b"\n", at)])
+        except (OSError, ValueError):  # none yet, or an empty one
             return ""
         return last.why if isinstance(last, RunFinished) else ""
 
@@ -119,9 +123,6 @@ class RunFolder:
                 return _read(path, weights=False).progress
         return Progress()
 
-
-LAST_BYTES = 65536
-"""More than the last record of a run has."""
 
 WEIGHTS, METHOD, PROGRESS = "weights/", "method/", "edgebed-progress"
 

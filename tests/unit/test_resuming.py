@@ -35,6 +35,7 @@ def made(
     recorder.record(started())
     over = progress.round == training.rounds or progress.accuracy >= training.target_accuracy
     recorder.record(RunFinished(9, "rounds done" if over else "interrupted"))
+    recorder.record(Fault(10, "dev-1", "what a device still says at the end"))
     recorder.close()
     if progress.round:
         folder.save({"w": torch.ones(1)}, progress, {})
@@ -79,9 +80,23 @@ def test_what_is_finished_is_refused_and_can_be_extended(tmp_path: Path) -> None
 def test_a_run_that_was_killed_after_its_last_round_is_not_finished(tmp_path: Path) -> None:
     run = made(tmp_path, 0, Progress(round=4))
     recorder = Recorder(run / "records.jsonl")
-    recorder.record(Fault(10, "", "the final test of the weights was still to come"))
+    recorder.record(started())  # extended, say; the final test of its weights was still to come
     recorder.close()
     assert set(resume_request(run).begun) == {0}
+
+
+def test_how_a_run_ended_is_found_before_what_devices_still_said(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    assert files.ended() == ""
+    recorder = Recorder(files.records)
+    assert files.ended() == ""
+    recorder.record(started())
+    assert files.ended() == ""
+    recorder.record(RunFinished(9, "rounds done"))
+    assert files.ended() == "rounds done"
+    recorder.record(Fault(10, "dev-1", 'said late: {"type":"run_started"'))
+    assert files.ended() == "rounds done"
+    recorder.close()
 
 
 def test_a_run_of_an_older_version_goes_on_alone(tmp_path: Path) -> None:
