@@ -4,7 +4,8 @@
 profiles, is left out. "the plan" compares the slowest prediction of each round with the round's slowest device.
 
 Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (25), PREDICTED_SEED (that of the
-file), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the run there).
+file), PREDICTED_DILATION (that of the file: a factor of 4, say, makes devices slow beside a server that shares a host
+with others), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the run there).
 """
 
 from __future__ import annotations
@@ -73,7 +74,13 @@ def _wanted(experiment: Experiment) -> Experiment:
         seed=int(os.environ.get("PREDICTED_SEED", experiment.training.seed)),
         stop_at_target=False,
     )
-    return msgspec.structs.replace(experiment, methods=[method], training=training)
+    dilation = os.environ.get("PREDICTED_DILATION")
+    return msgspec.structs.replace(
+        experiment,
+        methods=[method],
+        training=training,
+        dilation=float(dilation) if dilation else experiment.dilation,
+    )
 
 
 def _show(summary: Mapping[str, Any]) -> None:
