@@ -233,6 +233,8 @@ def described(wanted: Any) -> str:
             return f"one of: {', '.join(map(str, values))}"
         case inspect.ListType() | inspect.VarTupleType():
             return f"a list of at least {wanted.min_length}" if wanted.min_length else "a list, as in [a, b]"
+        case inspect.TupleType(item_types):
+            return f"a list of {len(item_types)}"
         case inspect.DictType() | inspect.StructType():
             return "keys with values, as in {key: value}"
     return {"BoolType": "true or false", "StrType": "text", "NoneType": "null"}.get(type(wanted).__name__, "a value")
@@ -300,6 +302,8 @@ def _inner(holder: Any, step: str | int | None) -> Any:
             return inner
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
             return inner
+        case inspect.TupleType(item_types=items) if isinstance(step, int) and step < len(items):
+            return items[step]
     return None
 
 

@@ -182,7 +182,8 @@ def prepare_data(
         UsageError: the data set or the partition cannot be had, privacy is chosen for a device that is not there, or
             a shard cannot be written; with cause and cure.
     """
-    privacy = privacy_of(experiment, devices, profiles or {})
+    with within(str(near or "experiment")):
+        privacy = privacy_of(experiment, devices, profiles or {})
     title, split, shares = share_out(experiment, devices, near)
     classes = len(split.class_names)
     shards = {device: folder / f"{device}.safetensors" for device in devices}

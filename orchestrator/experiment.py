@@ -10,11 +10,11 @@ import msgspec
 
 from edgebed import typed
 from edgebed.datasets.base import DATASETS
-from edgebed.datasets.partition import Partition
+from edgebed.datasets.partition import PARTITIONS, Partition
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
-from edgebed.typed import shown
+from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
 from orchestrator.yaml_file import Document, load_yaml
@@ -155,6 +155,11 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
         UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and cure.
     """
     document = load_yaml(path)
+    if "devices" in document and "methods" not in document:
+        raise UsageError(
+            f"{path} is a fleet file, where an experiment is wanted",
+            cure="give an experiment file, which names a fleet and methods, such as profiles/experiments/demo.yaml",
+        )
     for override in overrides or []:
         key, found, value = override.partition("=")
         if not found:
@@ -166,11 +171,22 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
             f"{document.where('name')} is {shown(experiment.name)}, which is no name for an experiment",
             cure="write 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
         )
+    _check_names(experiment, document)
+    return experiment
+
+
+def _check_names(experiment: Experiment, document: Document) -> None:
+    """Whether every method, model, data set and partition that is named exists and takes its options."""
     for i, options in enumerate(experiment.methods):
         METHODS.create(options, document.where(f"methods[{i}]"))
     MODELS.create(experiment.model, document.where("model"))
     DATASETS.create(experiment.data, document.where("data"))
-    return experiment
+    kind = experiment.partition.kind
+    if kind not in PARTITIONS:
+        raise UsageError(
+            f"{document.where('partition.kind')}: there is no partition {kind!r}{nearest(kind, list(PARTITIONS))}",
+            cure=f"choose one of: {', '.join(PARTITIONS)}",
+        )
 
 
 def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:

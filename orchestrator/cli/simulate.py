@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from edgebed.errors import UsageError
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
 from orchestrator.cli.folders import find_run, runs_folder
 from orchestrator.cli.run import _only, _watching
 from orchestrator.experiment import load
+from orchestrator.fleet.profile import MOST_DEVICES
 from orchestrator.simulation.run import SimulationRequest, simulate
 
 
@@ -25,7 +27,10 @@ def command(
         list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
-    devices: Annotated[int | None, typer.Option(help="So many devices, with the fleet's profiles in turn.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_DEVICES, help="So many devices, with the fleet's profiles in turn."),
+    ] = None,
     cost: Annotated[str | None, typer.Option(help="reference, flops, operations or calibrated.")] = None,
     calibrate_from: Annotated[
         list[str] | None, typer.Option(help="Take the costs from this real run: its folder or id. Repeatable.")
@@ -36,6 +41,8 @@ def command(
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
     """Simulate every method of an EXPERIMENT: the code of a real run on a virtual clock."""
+    if save_calibration is not None and not calibrate_from:
+        raise UsageError("--save-calibration without --calibrate-from", cure="name the real run to calibrate from")
     overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
     loaded = load(experiment, overrides)
     request = SimulationRequest(

@@ -104,6 +104,11 @@ def load_fleet(path: Path) -> FleetSpec:
     """
     path = path.resolve()
     document = load_yaml(path)
+    if "methods" in document and "devices" not in document:
+        raise UsageError(
+            f"{path} is an experiment, where a fleet file is wanted",
+            cure=f"give the file that it names: {document.get('fleet')}",
+        )
     file = convert(document, _FleetFile, path, WORDS)
     devices = tuple(_devices(file.devices, path, document.where))
     if len(devices) > MOST_DEVICES:
@@ -121,9 +126,9 @@ def fleet_of(experiment: Path, named: str) -> FleetSpec:
     """The fleet that an experiment file names, relative to its folder. Raises UsageError as `load_fleet`."""
     path = experiment.parent / named
     if not is_file(path):
-        there = sorted(each.name for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        there = sorted(each.stem for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise UsageError(
-            f"{experiment}: fleet: there is no file {path.resolve()}{nearest(path.name, there)}",
+            f"{experiment}: fleet: there is no file {path.resolve()}{nearest(path.stem, there)}",
             cure="write the path of a fleet file, relative to the experiment file or absolute",
         )
     return load_fleet(path)

@@ -10,7 +10,9 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import Shard
+from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, seeded
+from edgebed.typed import nearest
 from orchestrator.data import Prepared
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import FleetSpec
@@ -64,7 +66,7 @@ class Stage:
         self.experiment = request.experiment
         # Devices whose agents have built their model: methods share the standing fleet.
         self.built: set[str] = set(prepared.shards) if request.built else set()
-        self.accelerator = torch.device(request.accelerator)
+        self.accelerator = _accelerator(request.accelerator)
         self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
@@ -95,3 +97,12 @@ class Stage:
         return seeded(
             lambda: self.plugin.build(self.prepared.input_shape, self.prepared.classes), self.experiment.training.seed
         )
+
+
+def _accelerator(name: str) -> torch.device:
+    """Raises UsageError where torch knows none of that name, or this host has none."""
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"there is no accelerator {name!r}{nearest(name, ['cpu', 'cuda'])}", cure="give cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no CUDA device on this host", cure="give --accelerator cpu, or leave it out")
+    return torch.device(name)

@@ -8,6 +8,7 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import load
+from orchestrator.fleet.profile import load_fleet
 
 GOOD = "name: x\nfleet: f.yaml\nmethods: [{name: fedavg}]\n"
 
@@ -113,6 +114,7 @@ def test_numbers_and_words_are_those_of_yaml_1_2(tmp_path: Path) -> None:
         ("model: {name: resnet-tyni}", "did you mean 'resnet-tiny'?", "choose one of: "),
         ("data: {name: Digits}", "did you mean 'digits'?", "choose one of: "),
         ("data: {name: digits, test_shar: 0.1}", "did you mean 'test_share'?", "known keys here: "),
+        ("partition: {kind: dirichlt}", ":4: partition.kind: there is no partition 'dirichlt'; did you mean", "iid"),
         ("training:\n  codec:\n    dtype: unit8", ":6: training.codec.dtype is 'unit8'", "write uint8"),
         ("training: {learning_rate: 1}", "there is no key 'learning_rate'", "known keys here: rounds"),
         ("trainning: {}", ":4: trainning: there is no key 'trainning' here; did you mean 'training'?", "fleet"),
@@ -154,6 +156,21 @@ def test_what_the_command_line_sets_is_named_as_such(tmp_path: Path) -> None:
     assert said.startswith(f"{path}, --set training.target_accuracy=90: training.target_accuracy is 90")
     assert cure == "write 0.9"
     assert "--set training={a: 1, a: 2}" in refusal(path, "training={a: 1, a: 2}")[0]
+
+
+def test_a_fleet_file_and_an_experiment_are_told_apart(tmp_path: Path) -> None:
+    said, cure = refusal(write(tmp_path, "name: f\ndevices: [{profile: cpu1}]\n"))
+    assert "is a fleet file" in said
+    assert "demo.yaml" in cure
+    with pytest.raises(UsageError, match="is an experiment") as caught:
+        load_fleet(write(tmp_path, GOOD))
+    assert "f.yaml" in caught.value.cure
+
+
+def test_a_list_of_fixed_length_is_described(tmp_path: Path) -> None:
+    said, cure = refusal(write(tmp_path, GOOD + "model: {name: resnet-tiny, widths: 3}\n"))
+    assert "model 'resnet-tiny': widths is 3; it must be a list of 3" in said
+    assert "a list of 3" in cure
 
 
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:

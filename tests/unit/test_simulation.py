@@ -30,6 +30,7 @@ from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
+from orchestrator.simulation.stage import _accelerator
 from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
 
@@ -416,3 +417,10 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
     for device in "ab":
         assert all_of(pool.start(device, assignment(device=device), weights))[-1].end is not None
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
+
+
+def test_an_accelerator_that_is_not_there_is_refused() -> None:
+    assert _accelerator("cpu") == torch.device("cpu")
+    for name, why in (("cudaa", r"did you mean 'cuda'\?"), ("mps", "no accelerator")):
+        with pytest.raises(UsageError, match=why):
+            _accelerator(name)
