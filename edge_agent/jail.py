@@ -27,6 +27,7 @@ SHARD = "/shard.safetensors"
 def enter(root: Path, shard: Path) -> None:
     """Build the file system over the empty folder `root` and make it this process's only one. The process must be in a
     PID namespace of its own already. Raises OSError naming the call that failed."""
+    os.umask(0o022)  # the agent, another user, must get through the folders made here
     unshare(CLONE_NEWNS | CLONE_NEWIPC)
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("edgebed", str(root), "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")

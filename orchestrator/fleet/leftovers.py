@@ -24,7 +24,7 @@ STATE = Path("/run/edgebed")
 """One folder per standing local fleet, with its owner's lock and its agents' logs."""
 
 DEADLINE_S = 5.0
-ENGINE_S = 20
+ENGINE_S = 5
 """An engine that does not answer within so many seconds is not asked for leftovers."""
 
 
@@ -144,5 +144,5 @@ def _of_engine() -> list[Leftover]:
 def _remove_from_engine(leftover: Leftover) -> None:
     from orchestrator.fleet import engine
 
-    with contextlib.suppress(FleetError), contextlib.closing(engine.connect(ENGINE_S)) as client:
+    with contextlib.suppress(FleetError, OSError), contextlib.closing(engine.connect(ENGINE_S)) as client:
         engine.remove_named(client, leftover.kind, leftover.name)

@@ -25,7 +25,7 @@ from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import confirm
-from orchestrator.fleet.users import Users
+from orchestrator.fleet.users import Users, closed_to_others
 
 START_TIMEOUT_S = 120.0
 CAP_SYS_ADMIN = 21
@@ -100,6 +100,11 @@ class LocalFleet:
         self._folder.chmod(0o700)
         (self._folder / "root").mkdir()
         if os.geteuid() == 0:
+            if not may_mount() and (closed := closed_to_others([sys.prefix, sys.base_prefix, __file__])):
+                raise FleetError(
+                    f"agents are users of their own and may not enter {closed}, where Python or Edgebed lies",
+                    cure="install both where every user may read them, or give this container CAP_SYS_ADMIN",
+                )
             self._users = Users(len(self._names), leftovers.STATE)
 
     def host_of(self, device: str) -> str:

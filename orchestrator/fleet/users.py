@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgebed.errors import FleetError
@@ -65,6 +67,16 @@ class Users:
         """Also a second time."""
         while self._locks:
             os.close(self._locks.pop())
+
+
+def closed_to_others(paths: Iterable[str]) -> Path | None:
+    """The first folder on the way to one of `paths` that only its owner or group may enter."""
+    for path in paths:
+        way = Path(path).resolve()
+        for folder in [*reversed(way.parents), way]:
+            if folder.is_dir() and not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None
 
 
 def _is_mapped(number: int, uid_map: str) -> bool:

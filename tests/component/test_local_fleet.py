@@ -201,7 +201,9 @@ if os.fork() == 0:
     def become(request, shard):
         attack(victim, files)
         tried("read its own shard:", lambda: open(shard, "rb").read(1))
+        tried("load a module:", lambda: __import__("colorsys"))
 
+    os.umask(0o077)  # as careful people have it
     Zygote(theirs, become).run()
     os._exit(0)
 theirs.close()
@@ -245,9 +247,14 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
         assert [line for line in whole if line.endswith("refused")] == []  # the attacks work, for who may
         place = msgspec.structs.replace(fleet._forks["d1"], log=str(tmp_path / "probe.log"))
         held = await asyncio.to_thread(attack, victim, files, place)
-        done = [line for line in held if line.endswith("done")]
-        assert done == [f"read {quota} done", "read its own shard: done"]  # /sys is read-only, not hidden
+        good = ["read its own shard: done", "load a module: done"]
+        assert [line for line in held if line.endswith("done")] == [f"read {quota} done", *good]  # /sys is read-only
         assert "processes 1" in held
+
+        # A container whose root may not mount: then the user of its own is what there is.
+        bare = msgspec.structs.replace(place, root="", log=str(tmp_path / "bare.log"))
+        held = await asyncio.to_thread(attack, victim, files, bare)
+        assert {line for line in held if line.endswith("done")} - {good[1]} == {f"read {quota} done", good[0]}
 
 
 async def test_a_killed_agent_is_reported_and_comes_back_limited(tmp_path: Path) -> None:

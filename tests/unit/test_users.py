@@ -8,7 +8,7 @@ import pytest
 
 from edgebed.errors import FleetError
 from orchestrator.fleet import users
-from orchestrator.fleet.users import BLOCK, Users
+from orchestrator.fleet.users import BLOCK, Users, closed_to_others
 
 WHOLE = "         0          0 4294967295\n"
 
@@ -43,3 +43,14 @@ def test_too_many_agents_are_refused_and_take_nothing(tmp_path: Path, monkeypatc
 def test_a_user_namespace_without_these_numbers_has_lower_ones(tmp_path: Path, whole_map: Path) -> None:
     whole_map.write_text("0 100000 65536\n")
     assert all(1000 < number < 61_184 for number in Users(300, tmp_path).numbers)
+
+
+def test_a_folder_that_only_its_owner_may_enter_is_named(tmp_path: Path) -> None:
+    inside = tmp_path / "venv" / "lib"
+    inside.mkdir(parents=True)
+    closed = tmp_path / "venv"
+    for folder in (tmp_path, *tmp_path.parents[:2], inside):
+        folder.chmod(0o755)
+    assert closed_to_others([str(inside)]) is None
+    closed.chmod(0o700)
+    assert closed_to_others(["/", str(inside)]) == closed
