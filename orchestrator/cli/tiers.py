@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from orchestrator import session, tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.signals import run_to_end
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.training.costs import profile_cuts
 
 
@@ -77,8 +77,8 @@ async def _measure(
         devices=(DeviceSpec("tier-device", ProfileSpec("tiers", limits, "edgebed tiers")),),
         path=Path.cwd(),
     )
-    with tempfile.TemporaryDirectory() as folder, log.status("starting") as status:
-        shard = Path(folder) / "shard.safetensors"
+    with OwnedFolder("edgebed-data-") as folder, log.status("starting") as status:
+        shard = folder / "shard.safetensors"
         write_idle_shard(shard, samples=batch, input_shape=net.input_shape, classes=net.classes)
         fleet = session.standing_fleet(
             spec, backend=backend, dilation="off", shards={"tier-device": shard}, say=status.update
