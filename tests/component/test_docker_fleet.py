@@ -300,7 +300,8 @@ from orchestrator.fleet.profile import load_fleet
 from orchestrator.session import standing_fleet
 
 async def main():
-    async with standing_fleet(load_fleet(Path(sys.argv[1])), backend="docker", dilation="off") as standing:
+    spec = load_fleet(Path(sys.argv[1]))
+    async with standing_fleet(spec, backend="docker", dilation="off", heartbeat_s=0.5) as standing:
         print(standing.fleet_id, flush=True)
         await asyncio.Event().wait()
 
