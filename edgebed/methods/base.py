@@ -283,6 +283,11 @@ class Method(Plugin):
         """How many uploads a device makes at most within `batches` batches: by default one for each."""
         return batches if STREAMED & set(assignment.uploads) else 0
 
+    def upload_samples(self, sizes: Sequence[int], number: int) -> int:
+        """How many samples upload `number` (0, 1, …) holds, where the batches of an epoch hold `sizes`: by default as
+        many as the batch of that number."""
+        return sizes[number % len(sizes)]
+
     def streams(self, assignment: Assignment) -> dict[str, Stream]:
         """The tensors of an upload by name: by default features at the cut, labels, and logits where they are sent."""
         model, uploads = self.context.model, assignment.uploads

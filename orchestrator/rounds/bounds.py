@@ -7,15 +7,16 @@ update are known before it begins. What does not fit is refused with the reason,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
-from edgebed.datasets.shard import len_batches
 from edgebed.errors import short
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.order import batch_bounds
 
 HEADER_BYTES = 4096
 TENSOR_BYTES = 512
@@ -42,6 +43,7 @@ class Bounds(msgspec.Struct, frozen=True):
         batches: that it trains on.
         uploads: that it makes; 0 where it sends nothing but its update.
         rows: samples of one upload, at most.
+        rows_of: samples of the upload of this number.
         streams: the tensors of an upload, by name.
         upload_bytes: of one upload, encoded or decoded.
     """
@@ -50,18 +52,20 @@ class Bounds(msgspec.Struct, frozen=True):
     batches: int
     uploads: int
     rows: int
+    rows_of: Callable[[int], int]
     streams: Mapping[str, Stream]
     upload_bytes: int
 
 
 def bounds_of(method: Method, assignment: Assignment, samples: int) -> Bounds:
     """From the assignment and the samples of the device's shard."""
-    per_epoch = len_batches(samples, assignment.batch_size, assignment.max_batches)
-    batches = assignment.steps or assignment.epochs * per_epoch
+    sizes = [stop - start for start, stop in batch_bounds(samples, assignment.batch_size, assignment.max_batches)]
+    batches = assignment.steps or assignment.epochs * len(sizes)
     uploads = method.count_uploads(assignment, batches)
     streams = method.streams(assignment) if uploads else {}
-    rows = min(samples, assignment.batch_size + 1)  # a last batch of one sample joins the one before
-    return Bounds(samples, batches, uploads, rows, streams, upload_bytes(streams, rows))
+    rows_of = partial(method.upload_samples, sizes)
+    rows = max(map(rows_of, range(min(uploads, len(sizes)))), default=0)
+    return Bounds(samples, batches, uploads, rows, rows_of, streams, upload_bytes(streams, rows))
 
 
 def upload_bytes(streams: Mapping[str, Stream], rows: int) -> int:
@@ -93,8 +97,8 @@ def upload_fault(bounds: Bounds, batch: int, size: int) -> str:
     return ""
 
 
-def misfit(bounds: Bounds, tensors: Weights) -> str:
-    """Why the tensors of an upload are none that its cut can give, or ""."""
+def misfit(bounds: Bounds, batch: int, tensors: Weights) -> str:
+    """Why the tensors of this upload are none that its cut can give, or ""."""
     if set(tensors) != set(bounds.streams):
         return f"it holds {_names(tensors)} instead of {_names(bounds.streams)}"
     for name, stream in bounds.streams.items():
@@ -103,8 +107,10 @@ def misfit(bounds: Bounds, tensors: Weights) -> str:
             want = ", ".join(("B", *map(str, stream.shape)))
             return f"{name} is {value.dtype} {tuple(value.shape)} instead of {stream.dtype} ({want})"
     rows = {len(tensors[name]) for name in bounds.streams}
-    if len(rows) != 1 or not 0 < min(rows) <= bounds.rows:
-        return f"its tensors are of {sorted(rows)} samples; a batch has 1 to {bounds.rows}, the same in all"
+    if rows != {bounds.rows_of(batch)}:
+        return (
+            f"its tensors are of {', '.join(map(str, sorted(rows)))} samples, its batch is of {bounds.rows_of(batch)}"
+        )
     return ""
 
 

@@ -254,7 +254,7 @@ class RoundDriver:
                 await self._halves_ready.wait()
                 most = work.bounds.upload_bytes
                 tensors = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
-                if why := misfit(work.bounds, tensors):
+                if why := misfit(work.bounds, header.batch, tensors):
                     raise RunError(f"upload {header.batch} cannot be used: {why}")
                 step = await self._trainer.submit(device, header.batch, tensors)
             if step is None:

@@ -50,15 +50,15 @@ def test_steps_count_instead_of_epochs() -> None:
     assert bounds_of(made, msgspec.structs.replace(assignment, epochs=3, max_batches=2), 10).batches == 6
 
 
-@given(st.sampled_from(DTYPES), st.booleans(), st.integers(1, 5), st.floats(0, 1e30))
-def test_every_honest_upload_fits_its_bounds(dtype: Any, zstd: bool, rows: int, scale: float) -> None:
-    made = bounds("fedgkt", cut=1)
+@given(st.sampled_from(DTYPES), st.booleans(), st.integers(0, 1), st.floats(0, 1e30))
+def test_every_honest_upload_fits_its_bounds(dtype: Any, zstd: bool, batch: int, scale: float) -> None:
+    made, rows = bounds("fedgkt", cut=1), BATCH + batch
     shape = small_model().feature_shape(1)
     noise = {"features": torch.randn(rows, *shape) * scale, "logits": torch.randn(rows, CLASSES)}
     tensors = {**noise, "labels": torch.zeros(rows, dtype=torch.int64)}
     size = len(encode_tensors(tensors, Codec(dtype, zstd)))
-    assert upload_fault(made, 1, size) == ""
-    assert misfit(made, tensors) == ""
+    assert upload_fault(made, batch, size) == ""
+    assert misfit(made, batch, tensors) == ""
 
 
 @given(st.sampled_from(DTYPES), st.integers(1, 3000), st.integers(1, 4))
@@ -92,18 +92,20 @@ def honest() -> dict[str, torch.Tensor]:
         ({"features": torch.zeros(BATCH, *small_model().feature_shape(1), dtype=torch.float64)}, "float64"),
         ({"features": torch.zeros(())}, "instead of torch.float32"),
         ({"labels": torch.zeros(BATCH)}, "labels is torch.float32"),
-        ({"labels": torch.zeros(BATCH + 1, dtype=torch.int64)}, "the same in all"),
+        ({"labels": torch.zeros(BATCH + 1, dtype=torch.int64)}, "of 4, 5 samples"),
         ({"more": torch.zeros(1)}, "features, labels, more"),
     ],
 )
 def test_tensors_that_the_cut_cannot_give_are_named(change: dict[str, torch.Tensor], said: str) -> None:
-    assert misfit(bounds(), honest()) == ""
-    assert said in misfit(bounds(), {**honest(), **change})
+    assert misfit(bounds(), 0, honest()) == ""
+    assert said in misfit(bounds(), 0, {**honest(), **change})
 
 
-def test_more_samples_than_a_batch_has_are_refused() -> None:
-    many = {name: torch.cat([value, value]) for name, value in honest().items()}
-    assert "1 to 5" in misfit(bounds(), many)
+@pytest.mark.parametrize("times", [0, 1 / BATCH, 0.5, 2])
+def test_more_or_fewer_samples_than_the_batch_has_are_refused(times: float) -> None:
+    """FedGKT's server would put the logits of some on the rows of others."""
+    other = {name: torch.cat([value, value])[: int(times * BATCH)] for name, value in honest().items()}
+    assert "its batch is of 4" in misfit(bounds(), 0, other)
 
 
 def test_an_honest_report_is_believed() -> None:
