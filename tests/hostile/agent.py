@@ -223,10 +223,10 @@ def giant_shape(dimensions: int) -> bytes:
 
 
 def bomb() -> bytes:
-    """300 MiB of zeros in 10 KB."""
-    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=300 * MIB)
+    """200 MiB of zeros in 6 KB."""
+    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=200 * MIB)
     zeros = bytes(MIB)
-    return b"".join([*(compressor.compress(zeros) for _ in range(300)), compressor.flush()])
+    return b"".join([*(compressor.compress(zeros) for _ in range(200)), compressor.flush()])
 
 
 async def announced(agent: Hostile, work: Work) -> None:
