@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
+from edgebed.typed import nearest
 from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
@@ -128,9 +129,10 @@ def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experi
         return experiment
     chosen = [m for m in experiment.methods if m.get("name") in names]
     if len({m["name"] for m in chosen}) < len(set(names)):
+        known = [str(m.get("name")) for m in experiment.methods]
+        strange = sorted(set(names) - set(known))
         raise UsageError(
-            f"{path} has no method {', '.join(sorted(set(names) - {str(m['name']) for m in chosen}))}",
-            cure=f"it has: {', '.join(str(m.get('name')) for m in experiment.methods)}",
+            f"{path} has no method {', '.join(strange)}{nearest(strange[0], known)}", cure=f"it has: {', '.join(known)}"
         )
     return msgspec.structs.replace(experiment, methods=chosen)
 

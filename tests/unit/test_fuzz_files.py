@@ -134,3 +134,23 @@ def test_values_of_any_kind_at_any_place(kind: str, folder: Path, data: st.DataO
     else:
         inner[place[-1]] = data.draw(VALUES)
     tried(kind, write_yaml(values), folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from(["training", "methods", "privacy", "0", "", "a"]) | st.text(max_size=4)),
+    data=st.data(),
+)
+def test_any_override_of_the_command_line(folder: Path, keys: list[str], data: st.DataObject) -> None:
+    value = data.draw(
+        st.text(max_size=12) | st.sampled_from(["{a: 1, a: 2}", "*a", "[", "1e999", "{rounds: 1}", "x: y: z"])
+    )
+    path = folder / "override.yaml"
+    path.write_text(FULL)
+    try:
+        load(path, [f"{'.'.join(keys)}={value}"])
+    except EdgebedError as error:
+        cure = error.cure
+    else:
+        cure = "none needed"
+    assert cure
