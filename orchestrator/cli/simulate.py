@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from edgebed.errors import UsageError
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
 from orchestrator.cli.folders import find_run, runs_folder
@@ -41,8 +40,6 @@ def command(
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
     """Simulate every method of an EXPERIMENT: the code of a real run on a virtual clock."""
-    if save_calibration is not None and not calibrate_from:
-        raise UsageError("--save-calibration without --calibrate-from", cure="name the real run to calibrate from")
     overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
     loaded = load(experiment, overrides)
     request = SimulationRequest(

@@ -181,12 +181,21 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
         if is_file(path):
             document = load_yaml(path)
             return _profile(convert(document, _ProfileFile, path, WORDS), document)
-    known = sorted({p.stem for folder in folders[1:] for p in folder.glob("*.yaml")})
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml") if _holds_profile(p)})
     said = f"looked for {candidates[0]}" if len(candidates) == 1 else f"known profiles: {', '.join(known)}"
     raise UsageError(
         f"{where or near}: there is no device profile {shown(name)}{nearest(name, known)}",
         cure=f"{said}; give a known name, or the path of a .yaml file",
     )
+
+
+def _holds_profile(path: Path) -> bool:
+    """Whether a file looks like a profile: other files may stand beside a fleet."""
+    try:
+        with path.open("rb") as file:
+            return b"uplink_mbit_s:" in file.read(4096)
+    except OSError:
+        return False
 
 
 def _profile(file: _ProfileFile, document: Document) -> ProfileSpec:

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import read_shard
+from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
 from orchestrator.data import prepare_data
 from orchestrator.feasible import check_fleet, check_methods
@@ -33,6 +34,8 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     try_folder(request.runs)
     if request.save_calibration is not None:
         try_file(request.save_calibration)
+        if not request.calibrate_from:
+            raise UsageError("--save-calibration without --calibrate-from", cure="name the real run to calibrate from")
     torch.set_num_threads(1)  # halves are small, and their bits must not depend on the host
     profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:

@@ -125,6 +125,14 @@ def test_fleets_that_make_no_sense_are_refused(tmp_path: Path, devices: str, sai
     assert said in f"{caught.value} | {caught.value.cure}"
 
 
+def test_profiles_beside_the_fleet_are_among_the_known_ones(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    with pytest.raises(UsageError, match=r"did you mean 'board'\?") as caught:
+        load_fleet(write_fleet(tmp_path, "  - {profile: boart}\n"))
+    assert "board, cpu0.1" in caught.value.cure
+    assert "fleet" not in caught.value.cure.split(";")[0]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_file_may_name_every_backend_the_option_knows(tmp_path: Path, backend: str) -> None:
     assert load_fleet(write_fleet(tmp_path, "  - {profile: cpu1}\n", rest=f"backend: {backend}\n")).backend == backend
