@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +97,55 @@ def test_outside_of_a_loop_they_all_are_as_ctrl_c(number: signal.Signals) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         told()
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from orchestrator.cli.console import log
+from orchestrator.cli.signals import run_to_end
+
+async def work():
+    log.print("ready")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        log.print("said in the clean-up")
+        await asyncio.sleep(0)
+        Path(sys.argv[1]).write_text("whole")
+
+try:
+    run_to_end(work())
+except KeyboardInterrupt:
+    log.print("said at the end")
+    sys.exit(130)
+"""
+
+
+def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(tmp_path: Path) -> None:
+    """What a lost connection does: the kernel hangs up, and every write to the terminal fails from then on."""
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "cleaned")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    os.close(theirs)
+    try:
+        told = b""
+        while b"ready" not in told:
+            assert select.select([ours], [], [], 60)[0], told
+            told += os.read(ours, 4096)
+        os.close(ours)
+        assert child.wait(60) == 130
+    finally:
+        child.kill()
+    assert (tmp_path / "cleaned").read_text() == "whole"
