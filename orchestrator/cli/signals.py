@@ -94,8 +94,8 @@ class _End:
             self._say(f"{number.name}: still removing the fleet")
             return
         self._ending = True
+        self._task.cancel()  # first: whatever becomes of what is said
         self._say(f"{number.name}: ending, and removing the fleet")
-        self._task.cancel()
 
     def _terminal_gone(self) -> None:
         """Whatever is still written to the terminal would fail, in the middle of the clean-up."""
