@@ -79,7 +79,7 @@ FLEET = "name: f\ndevices: [{profile: cpu0.2, count: 2}]\n"
         (["run", "{here}/experiment.yaml", "--log-file", "{here}/none/log"], "none/log"),
         (["run", "{here}/experiment.yaml"], "runs"),
         (["simulate", "{here}/experiment.yaml"], "runs"),
-        (["simulate", "{here}/experiment.yaml", "--save-calibration", "{here}"], ""),
+        (["simulate", "{here}/experiment.yaml", "--calibrate-from", "{here}/run", "--save-calibration", "{here}"], ""),
     ],
 )
 def test_a_place_that_cannot_be_written_is_told_before_anything_starts(
@@ -89,6 +89,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_starts(
     command: list[str],
     place: str,
 ) -> None:
+    keep_run(tmp_path / "run", Synthetic().records)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
     (tmp_path / "fleet.yaml").write_text(FLEET)
     if place == "runs":
