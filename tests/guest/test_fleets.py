@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from edgebed.errors import FleetError, LimitError
 from orchestrator import session
@@ -66,7 +67,7 @@ class Stand:
                 await asyncio.sleep(0.1)
 
 
-@pytest.fixture(scope="module", params=["local", "docker"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["local", "docker"])
 async def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "JOIN_TIMEOUT_S", PATIENCE_S)
