@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import chain, zip_longest
-from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from edgebed import methods as _package
 from edgebed.errors import EdgebedError, PluginError, UsageError
+from edgebed.methods.drawing import DRAWS
 from edgebed.methods.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
@@ -345,42 +344,6 @@ def trained_names(model: StagedModel, assignment: Assignment) -> list[str]:
 
 def trains_head(assignment: Assignment) -> bool:
     return assignment.objective not in HEADLESS
-
-
-def draw_share(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
-    """`share` of the devices, rounded half up, one at least; the same for the same seed, in the order of names."""
-    ordered = sorted(devices, key=lambda view: view.name)
-    drawn = Random(f"{seed}/sample/{round}").sample(ordered, _drawn_count(len(ordered), share))
-    return sorted(drawn, key=lambda view: view.name)
-
-
-def draw_by_level(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
-    """As many devices as `draw_share`, equally many of each compute level: devices with equal CPUs are one level.
-
-    Where the number does not divide, random levels get one more; where a level has too few devices, the others fill
-    its places.
-    """
-    chance = Random(f"{seed}/sample/{round}")
-    levels: dict[float, list[DeviceView]] = {}
-    for view in sorted(devices, key=lambda view: view.name):
-        levels.setdefault(view.cpus, []).append(view)
-    queues = [chance.sample(level, len(level)) for _, level in sorted(levels.items())]
-    chance.shuffle(queues)
-    turns = [view for view in chain.from_iterable(zip_longest(*queues)) if view is not None]
-    return sorted(turns[: _drawn_count(len(devices), share)], key=lambda view: view.name)
-
-
-def _drawn_count(devices: int, share: float) -> int:
-    return min(devices, max(1, int(share * devices + 0.5)))
-
-
-Draw = Literal["random", "levels"]
-
-DRAWS: dict[Draw, Callable[[Sequence[DeviceView], float, int, int], list[DeviceView]]] = {
-    "random": draw_share,
-    "levels": draw_by_level,
-}
-"""How the devices of a round are drawn, by the name that a method's option `draw` gives."""
 
 
 def assign(

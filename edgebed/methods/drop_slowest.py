@@ -12,7 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from edgebed.methods.base import DeviceView, Plan, Schedule, draw_share
+from edgebed.methods.base import DeviceView, Plan, Schedule
+from edgebed.methods.drawing import draw_share
 from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.merging import Aggregate
 

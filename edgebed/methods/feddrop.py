@@ -19,7 +19,8 @@ import msgspec
 import torch
 from torch import nn
 
-from edgebed.methods.base import DeviceView, Draw, Outcome, Schedule
+from edgebed.methods.base import DeviceView, Outcome, Schedule
+from edgebed.methods.drawing import Draw
 from edgebed.methods.fitting import Powers, fit
 from edgebed.methods.merging import Aggregate
 from edgebed.methods.submodels import Share, SubModels

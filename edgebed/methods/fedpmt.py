@@ -25,7 +25,6 @@ from edgebed.methods.base import (
     Context,
     Contribution,
     DeviceView,
-    Draw,
     Method,
     Outcome,
     Plan,
@@ -34,6 +33,7 @@ from edgebed.methods.base import (
     device_half,
     trained_names,
 )
+from edgebed.methods.drawing import Draw
 from edgebed.methods.fitting import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
 from edgebed.methods.halves import Half, output_half
 from edgebed.methods.merging import Aggregate, merge_by_name

@@ -37,8 +37,8 @@ from edgebed.methods.base import (
     Schedule,
     ServerHalf,
     assign,
-    draw_share,
 )
+from edgebed.methods.drawing import draw_share
 from edgebed.methods.grouping import group_by_labels
 from edgebed.methods.halves import checked_loss, checked_upload, make_optimizer
 from edgebed.methods.merging import merge_by_name

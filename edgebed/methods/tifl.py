@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgebed.methods.base import Context, DeviceView, Outcome, Plan, Schedule, draw_share
+from edgebed.methods.base import Context, DeviceView, Outcome, Plan, Schedule
+from edgebed.methods.drawing import draw_share
 from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.merging import Aggregate
 from edgebed.methods.speed import Speeds, split_tiers

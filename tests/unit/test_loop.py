@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgebed.errors import FleetError, RunError, UsageError
-from edgebed.methods.base import DeviceView, Method, Score, draw_share
+from edgebed.methods.base import DeviceView, Method, Score
+from edgebed.methods.drawing import draw_share
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
