@@ -18,7 +18,7 @@ from torch import Tensor
 from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.shard import normalise, single_rows, write_idle_shard, write_shard
 from edgebed.errors import UsageError
-from edgebed.methods.base import METHODS, Context, assignment_seed
+from edgebed.methods.base import METHODS, Context, Stream, assignment_seed
 from edgebed.methods.exits import (
     Deployable,
     Deployment,
@@ -28,12 +28,13 @@ from edgebed.methods.exits import (
     thresholds,
 )
 from edgebed.methods.nodes import normalised
-from edgebed.methods.serving import OBJECTIVE
+from edgebed.methods.serving import LOT, OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
 from orchestrator.data import data_root, validation_of
 from orchestrator.experiment import Experiment, convert
+from orchestrator.rounds.bounds import upload_bytes
 from orchestrator.run_folder import RunFolder
 from orchestrator.serving.router import Post
 from orchestrator.yaml_file import load_yaml
@@ -209,6 +210,14 @@ def _expected(trained: Trained, rows: Tensor) -> Expected:
     return Expected(float((answers == trained.data.test_y[rows]).double().mean()), shares)
 
 
+def most_bytes(model: StagedModel, stages: int) -> int:
+    """Of one upload of a node with so many stages: the features of one request, or a lot of answers."""
+    numbers, times = Stream((), torch.int64), Stream((3,), torch.int64)
+    answers = {"request": numbers, "prediction": numbers, "cut": numbers, "times": times}
+    features = {"features": Stream(model.feature_shape(stages), torch.float32)}
+    return upload_bytes(features, 1) + upload_bytes(answers, LOT)
+
+
 def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str, int]) -> dict[str, Post]:
     """What each node is given to do, with its clock."""
     tree = trained.deployment.tree
@@ -220,6 +229,7 @@ def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str,
             exit=tree.exits[node],
             own=service.own[node],
             offset_ns=offsets_ns[node],
+            most_bytes=most_bytes(trained.model, assignment.stages),
         )
         for node, assignment in service.assignments.items()
     }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from torch import Tensor
 
-from edgebed.errors import EdgebedError, TransferError, TransferRefused
+from edgebed.errors import EdgebedError, TransferError, TransferRefused, short
 from edgebed.link.transfer import Inbound, Port
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -34,6 +34,7 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
+from orchestrator.rounds.bounds import MOST_TEXT
 from orchestrator.rounds.clock import now_ns, now_s
 
 AHEAD = 4
@@ -55,6 +56,7 @@ class Post(msgspec.Struct, frozen=True):
         exit: the exit at which it answers.
         own: the numbers of the requests that arrive at it.
         offset_ns: its clock minus ours.
+        most_bytes: of one of its uploads, encoded or decoded.
     """
 
     task: Task
@@ -63,6 +65,7 @@ class Post(msgspec.Struct, frozen=True):
     exit: int
     own: range
     offset_ns: int
+    most_bytes: int
 
 
 class _Waiting(msgspec.Struct):
@@ -191,6 +194,10 @@ class Router:
                 node = self._nodes.get(device)
                 if node is None or node.lost or node.ended.is_set() or node.post.task.id != task:
                     raise TransferRefused(f"task {task} of {device} is over")
+                if size > node.post.most_bytes:
+                    why = f"it sent {size} bytes; an upload of its exit has at most {node.post.most_bytes}"
+                    self._lose(node, why)
+                    raise TransferRefused(why)
             case _:
                 raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
 
@@ -213,16 +220,16 @@ class Router:
                 node.ended.set()
                 self._forfeit(node, "it ended without a word on them")
             case Failure(_, _, why):
-                self._lose(node, f"it failed: {why}")
+                self._lose(node, f"it failed: {short(why, MOST_TEXT)}")
             case _:
                 pass
 
     def _uploaded(self, node: _Node, inbound: Inbound) -> None:
         try:
-            tensors = decode_tensors(inbound.body)
+            tensors = decode_tensors(inbound.body, max_bytes=node.post.most_bytes)
             self._take(node, inbound, tensors)
-        except (EdgebedError, KeyError, IndexError, ValueError) as error:
-            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {error}")
+        except (EdgebedError, KeyError, IndexError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {short(str(error))}")
             return
         node.ready.set()
         self._pump(node)

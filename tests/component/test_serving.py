@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 import torch
+import zstandard
 
 from edgebed.datasets.shard import single_rows
 from edgebed.methods.exits import NEVER, confidence, exit_logits, serving_weights
 from edgebed.methods.nodes import rooted
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
+from edgebed.wire.messages import Arrivals, Assignment, Codec, Task, Upload
+from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.records.types import (
     DeviceDone,
     DeviceOut,
@@ -23,6 +26,7 @@ from orchestrator.records.types import (
     TaskSent,
     UploadReceived,
 )
+from orchestrator.serving.deploy import most_bytes
 from orchestrator.serving.router import AHEAD, Post, Router
 from tests.component._fleet import CLASSES, CPU, MODEL, SHAPE, Fleet, fleet, model
 
@@ -54,7 +58,8 @@ def posts(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> tupl
             options={"threshold": levels.get(node, 0.0), "first": own.start},
         )
         body = encode_tensors(serving_weights(whole, whole.weights(), min(below, default=0), cut), Codec())
-        found[node] = Post(Task(f"serve/{node}", "serve", 0, assignment), body, parent, TREE.exits[node], own, 0)
+        task, most = Task(f"serve/{node}", "serve", 0, assignment), most_bytes(whole, cut)
+        found[node] = Post(task, body, parent, TREE.exits[node], own, 0, most)
     return found, labels
 
 
@@ -132,6 +137,29 @@ async def test_a_dead_leaf_loses_its_own_requests_and_no_others(tmp_path: Path) 
         (lost,) = made.of(RequestsLost)
         assert lost.node == "leaf-1"
         assert set(lost.requests) <= set(range(COUNT))
+        assert sum(record.hops[0].node == "leaf-2" for record in made.of(Served)) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (bytes(10**7), "10000000 bytes"),
+        (zstandard.ZstdCompressor(level=1).compress(bytes(20 << 20)), "would unpack to"),
+        (encode_tensors({"features": torch.zeros(1)}, Codec()), "KeyError"),
+    ],
+    ids=["large", "bomb", "misshapen"],
+)
+async def test_a_leaf_that_sends_what_no_exit_can_send_is_named(tmp_path: Path, body: bytes, said: str) -> None:
+    async with fleet(tmp_path, NODES) as made, asyncio.timeout(30):
+        router = route(made, dict.fromkeys([*TREE.leaves(), "edge"], NEVER), rate=20.0)
+        work = asyncio.create_task(router.run())
+        await made.expect(Served, lambda record: record.hops[0].node == "leaf-1")
+        header = Upload("leaf-1", "serve/leaf-1", 10**6, 1)
+        sending = asyncio.create_task(made.agents["leaf-1"]._port.send(ORCHESTRATOR, header, body))
+        await work
+        await asyncio.gather(sending, return_exceptions=True)
+        (out,) = made.of(DeviceOut)
+        assert (out.device, said in out.why) == ("leaf-1", True), out.why
         assert sum(record.hops[0].node == "leaf-2" for record in made.of(Served)) == COUNT
 
 
