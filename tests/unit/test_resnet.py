@@ -119,10 +119,17 @@ def test_the_seed_decides_the_weights_and_leaves_the_callers_random_state() -> N
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"widths": [4, 8]}, {"widths": [0, 8, 8]}, {"blocks": 0}, {"block": "dense"}, {"depth": 3}],
+    ("options", "said", "cure"),
+    [
+        ({"widths": [4, 8]}, "widths", "write a list of 3"),
+        ({"widths": [0, 8, 8]}, "widths[0] is 0", "at least 1"),
+        ({"blocks": 0}, "blocks is 0", "at least 1"),
+        ({"block": "dense"}, "block is 'dense'", "basic, bottleneck"),
+        ({"depth": 3}, "depth", "widths, blocks, block"),
+    ],
 )
-def test_wrong_options_are_refused_with_the_options_there_are(options: dict[str, Any]) -> None:
+def test_wrong_options_are_refused_with_what_to_write(options: dict[str, Any], said: str, cure: str) -> None:
     with pytest.raises(PluginError) as caught:
         make("resnet-tiny", **options)
-    assert "widths, blocks, block" in caught.value.cure
+    assert said in str(caught.value)
+    assert cure in caught.value.cure
