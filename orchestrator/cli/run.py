@@ -17,7 +17,7 @@ from edgebed.typed import nearest
 from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
-from orchestrator.cli.folders import find_run, runs_folder
+from orchestrator.cli.folders import complete_run, find_run, runs_folder
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.signals import run_to_end
 from orchestrator.cli.unfinished import tell_unfinished
@@ -43,10 +43,17 @@ def run(
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(help="Go on with the experiment of this run (folder or id); --set training.rounds=… extends it."),
+        typer.Option(
+            help="Go on with the experiment of this run (folder or id); --set training.rounds=… extends it.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     plan: Annotated[
-        str | None, typer.Option(help="Give the devices the assignments that this run recorded: its folder or its id.")
+        str | None,
+        typer.Option(
+            help="Give the devices the assignments that this run recorded: its folder or its id.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     allow_uncalibrated: Annotated[
         bool, typer.Option(help="Run although the limits do not hold; every output is marked.")
