@@ -92,8 +92,10 @@ def shown(value: Any) -> str:
         return "empty"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list) and (not value or any(isinstance(each, dict | list) for each in value)):
+        return "a list" if value else "an empty list"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
@@ -264,8 +266,9 @@ def _default(kind: Any, place: Place) -> Any:
     _, holder = _resolve(None, inspect.type_info(kind), [*place[:-1]])
     for struct in _structs(holder):
         for field in struct.fields:
-            if field.encode_name == place[-1] and isinstance(field.default, str | int | float) and field.default != "":
-                return field.default
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            if field.encode_name == place[-1] and isinstance(default, str | int | float | list) and default != "":
+                return default
     return None
 
 

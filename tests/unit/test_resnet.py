@@ -121,11 +121,11 @@ def test_the_seed_decides_the_weights_and_leaves_the_callers_random_state() -> N
 @pytest.mark.parametrize(
     ("options", "said", "cure"),
     [
-        ({"widths": [4, 8]}, "widths", "write a list of 3"),
-        ({"widths": [0, 8, 8]}, "widths[0] is 0", "at least 1"),
-        ({"blocks": 0}, "blocks is 0", "at least 1"),
-        ({"block": "dense"}, "block is 'dense'", "basic, bottleneck"),
-        ({"depth": 3}, "depth", "widths, blocks, block"),
+        ({"widths": [4, 8]}, "widths is [4, 8]; it must be a list of 3", "a list of 3, such as ["),
+        ({"widths": [0, 8, 8]}, "widths[0] is 0", "a whole number of at least 1"),
+        ({"blocks": 0}, "blocks is 0", "a whole number of at least 1, such as 1"),
+        ({"block": "dense"}, "block is 'dense'", "one of: basic, bottleneck"),
+        ({"depth": 3}, "there is no key 'depth'", "widths, blocks, block"),
     ],
 )
 def test_wrong_options_are_refused_with_what_to_write(options: dict[str, Any], said: str, cure: str) -> None:
