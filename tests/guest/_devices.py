@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from edgebed.datasets.shard import write_idle_shard
 from orchestrator.fleet import netns
-from orchestrator.fleet.base import Access, Fleet
-from orchestrator.fleet.cgroups import MOUNT, PARENT
+from orchestrator.fleet.base import Access, Held
+from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
+from orchestrator.fleet.containers import DockerFleet
 from orchestrator.fleet.engine import DEVICE, FLEET, connect
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.fleet.throttle import mismatches
 
 PROFILE = "cpus: {cpus}\nuplink_mbit_s: 20\ndownlink_mbit_s: 10\nmemory_mib: 1024\nlatency_ms: {latency_ms}\n"
 
@@ -29,12 +34,21 @@ def fleet_file(folder: Path, **devices: tuple[float, float]) -> FleetSpec:
     return load_fleet(path)
 
 
-async def start_alone(fleet: Fleet, folder: Path, *names: str) -> None:
-    """Start agents that will find no broker: enough for what only concerns their limits."""
+async def start_docker(fleet: DockerFleet, folder: Path, *names: str) -> None:
+    """Start the containers of a fleet on a broker that is not there."""
     await fleet.prepare()
     shard = folder / "idle.safetensors"
     write_idle_shard(shard)
     await fleet.start({name: Access(fleet.host_of(name), 1, "u", "p") for name in names}, dict.fromkeys(names, shard))
+
+
+@contextlib.contextmanager
+def asleep_in(wire: netns.Wire, cgroup: Cgroup) -> Iterator[int]:
+    """A process that sleeps in a local device's network and cgroup until it is killed there; its id."""
+    with subprocess.Popen(["nsenter", f"--net={wire.path}", "sleep", "100000"]) as sleeper:
+        for file in cgroup.procs_files():
+            Path(file).write_text(str(sleeper.pid))
+        yield sleeper.pid
 
 
 def pid_of(backend: str, fleet_id: str, device: str, index: int) -> int:
@@ -60,6 +74,13 @@ def quota_in_force(pid: int) -> float:
         least = least if quota == "max" else min(least, int(quota) / int(period))
         folder = folder.parent
     return least
+
+
+def assert_holds(limits: Limits, held: Held, pid: int) -> None:
+    """As read back, and as the kernel's files say of a process of the device."""
+    assert mismatches(limits, held) == []
+    assert held.read_back
+    assert quota_in_force(pid) == pytest.approx(limits.cpus, rel=0.01)
 
 
 def cpu_share(pid: int, seconds: float) -> float:
