@@ -1,4 +1,5 @@
-"""An agent that means harm: it joins a fleet as one of its devices and tries one attack per round, in turn.
+"""An agent that means harm: it joins a fleet as one of its devices and tries one attack per round, in turn. In the
+first it is honest, so that what it sends otherwise is known to be taken.
 
 `python -m tests.hostile.agent --fleet F --device D --shard S`, broker in EDGEBED_BROKER, as `edgebed-agent`. The list
 of attacks is `ATTACKS`; HOSTILE_NAMES says how many names of devices are invented.
@@ -259,6 +260,7 @@ async def endless(agent: Hostile, work: Work) -> None:
 
 
 ATTACKS: dict[str, Attack] = {
+    "none, the first round": lie(),
     "samples 10^12": lie(samples=10**12),
     "samples 0": lie(samples=0),
     "samples -5": lie(samples=-5),
@@ -287,6 +289,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 SAID = {
+    "none, the first round": "",
     "samples 10^12": "reports 1000000000000 samples",
     "samples 0": "reports 0 samples",
     "samples -5": "reports -5 samples",
