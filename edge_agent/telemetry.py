@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import edgebed
+from edgebed.wire.forks import HOST_PID
 
 
 def host_facts() -> dict[str, str]:
@@ -22,7 +23,7 @@ def host_facts() -> dict[str, str]:
         "kernel": platform.release(),
         "system": platform.system(),
         "hostname": platform.node(),
-        "pid": str(os.getpid()),
+        "pid": os.environ.get(HOST_PID, str(os.getpid())),
     }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_agent import jail, privileges
-from edgebed.wire.forks import Exited, Fork, Forked, Ready, decode, encode
+from edgebed.wire.forks import HOST_PID, Exited, Fork, Forked, Ready, decode, encode
 
 
 def describe(status: int) -> str:
@@ -139,6 +139,7 @@ def confine(request: Fork) -> str:
     privileges.join_cgroups(list(request.cgroups))
     shard = request.shard
     if request.root:
+        os.environ[HOST_PID] = os.readlink("/proc/self")  # for the records: from here on it is 1
         jail.enter(Path(request.root), Path(shard))
         shard = jail.SHARD
         os.environ |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "LOGNAME": "agent"}  # it has no passwd entry

@@ -6,6 +6,9 @@ import msgspec
 
 from edgebed.errors import WireError, short
 
+HOST_PID = "EDGEBED_AGENT_PID"
+"""The environment variable in which an agent with a PID namespace of its own finds its number on the host."""
+
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
     """Start an agent.

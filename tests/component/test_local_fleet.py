@@ -236,6 +236,9 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
             with pytest.raises(KeyError):
                 pwd.getpwuid(int(fields["Uid"].split()[0]))
         assert d0["Uid"] != d1["Uid"]
+        presence = standing.roster.devices["d0"].presence
+        assert presence is not None
+        assert presence.host["pid"] == str(pid_of(standing, "d0"))  # what the records name
         shard = fleet._forks["d0"].shard
         status = os.stat(shard)
         assert (status.st_mode & 0o777, str(status.st_uid)) == (0o400, d0["Uid"].split()[0])

@@ -33,6 +33,7 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.training.server import ServerTrainer
+from tests.component._faults import pid_of
 from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto, pytest.mark.asyncio(loop_scope="module")]
@@ -246,6 +247,4 @@ def hold_restarts(monkeypatch: pytest.MonkeyPatch, backend: Any) -> asyncio.Even
 
 
 def standing_pid(fleet: FleetUp, device: str) -> int:
-    presence = fleet.standing.roster.devices[device].presence
-    assert presence is not None
-    return int(presence.host["pid"])
+    return pid_of(fleet.standing, device)
