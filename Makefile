@@ -17,8 +17,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/edgebed run profiles/experiments/demo.yaml
 
+# What needs no clock runs on several workers; what measures time or holds limits runs alone.
+WORKERS ?= 2
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) tests/unit tests/contract
+	$(BIN)/pytest tests/component tests/e2e
 
 # The fleets' tests on a machine with cgroups of version 2, systemd and netem: this one, or the one of EDGEBED_GUEST.
 test-guest: setup
