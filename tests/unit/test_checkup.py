@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from edgebed.errors import LimitError
 from orchestrator.cli import build, doctor
+from orchestrator.cli.console import console
 from orchestrator.fleet import checkup, facts, netns
 from orchestrator.fleet.checkup import Engine, Facts, check, fit, fit_fleet
 from orchestrator.fleet.profile import FleetSpec, load_fleet
@@ -199,7 +200,8 @@ def test_the_exit_code_tells_whether_the_backend_has_what_it_needs(
 def test_a_fleet_file_that_does_not_fit_is_shown_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gather", lambda runs: V1)
     path = a_fleet(tmp_path, "cpus: 0.3\nmemory_mib: 256\nlatency_ms: 20", "cpus: 0.3\nmemory_mib: 256").path
-    result = CliRunner().invoke(build(), ["doctor", "--fleet", str(path)], env={"COLUMNS": "200"})
+    monkeypatch.setattr(console, "width", 200)
+    result = CliRunner().invoke(build(), ["doctor", "--fleet", str(path)])
     assert result.exit_code == 1
     assert "no latency here" in result.stdout
     assert "fits" in result.stdout
