@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,18 @@ def test_a_user_namespace_without_these_numbers_has_lower_ones(tmp_path: Path, w
     assert all(1000 < number < 61_184 for number in Users(300, tmp_path).numbers)
 
 
-def test_a_folder_that_only_its_owner_may_enter_is_named(tmp_path: Path) -> None:
-    inside = tmp_path / "venv" / "lib"
-    inside.mkdir(parents=True)
-    closed = tmp_path / "venv"
-    for folder in (tmp_path, *tmp_path.parents[:2], inside):
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; pytest's own are for one user."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_a_folder_that_only_its_owner_may_enter_is_named(open_folder: Path) -> None:
+    closed, inside = open_folder / "venv", open_folder / "venv" / "lib"
+    for folder in (closed, inside):
+        folder.mkdir()
         folder.chmod(0o755)
     assert closed_to_others([str(inside)]) is None
     closed.chmod(0o700)
