@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from orchestrator import session
-from orchestrator.broker import open_broker
+from orchestrator.broker import KINDS, open_broker
 from orchestrator.calibration import Calibration
 from orchestrator.data import Prepared, prepare_data
 from orchestrator.experiment import Environment, Experiment, Training
@@ -85,9 +85,9 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(folder: Path, wanted: Experiment, backend: str = "local") -> AsyncIterator[Rig]:
+async def rig(folder: Path, wanted: Experiment, backend: str = "local", broker: str = "") -> AsyncIterator[Rig]:
     """Start fleet and run. The calibration is left out: it has tests of its own."""
-    async with fleet_up(folder, wanted, backend) as fleet, fleet.run(wanted, folder) as run:
+    async with fleet_up(folder, wanted, backend, broker) as fleet, fleet.run(wanted, folder) as run:
         yield run
 
 
@@ -114,9 +114,9 @@ class FleetUp:
 
 @contextlib.asynccontextmanager
 async def fleet_up(
-    folder: Path, wanted: Experiment, backend: str = "local", broker: str = "mosquitto"
+    folder: Path, wanted: Experiment, backend: str = "local", broker: str = ""
 ) -> AsyncIterator[FleetUp]:
-    """Three devices with their limits on, for the data of `wanted`, over a broker of the given kind."""
+    """Three devices with their limits on, for the data of `wanted`, over a broker of the given kind, or any."""
     (folder / "small.yaml").write_text(SMALL)
     (folder / "wider.yaml").write_text(WIDER)
     path = folder / "fleet.yaml"
@@ -125,7 +125,7 @@ async def fleet_up(
     spec = load_fleet(path)
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
     heartbeat_s = wanted.training.heartbeat_s
-    only = functools.partial(open_broker, kinds=(broker,))
+    only = functools.partial(open_broker, kinds=(broker,) if broker else KINDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "open_broker", only)
         opening = session.standing_fleet(spec, backend=backend, shards=prepared.shards, heartbeat_s=heartbeat_s)

@@ -111,7 +111,7 @@ async def test_a_real_run_is_seen_while_it_goes_on_and_after(tmp_path: Path) -> 
     async with browser(library, "") as page:
         await page.go()
         await page.says("#view-runs", "There is no run yet")
-        async with rig(tmp_path, experiment(environment, rounds=8, max_batches=12)) as run:
+        async with rig(tmp_path, experiment(environment, rounds=8, max_batches=24)) as run:
             await page.says("#h-run", "rig: dtfl")
             await page.says("#h-round", "in progress")
             await run.expect(UploadReceived, lambda r: r.device == "dev-2" and r.round == 1)
@@ -203,6 +203,7 @@ async def keyboard_on_a_run(page: Watched) -> None:
     await page.page.keyboard.press("Enter")
     await page.says("#h-device", "Device weak")
     assert await page.page.evaluate("document.activeElement.id") == "h-device"
+    await page.says("#view-run", "Its profile has not changed")  # what the device's chart shows has come
     await tab_to(page, "svg.chart")
     await page.page.keyboard.press("Home")
     await page.says("#announce", "round 1", timeout_s=5)
