@@ -20,7 +20,15 @@ from orchestrator.records.types import LimitsSet, Record
 
 R = TypeVar("R")
 
-COMMAND = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+MAIN = "from orchestrator.cli import main; main()"
+ONE_BROKER = """
+import functools, os
+from orchestrator import session
+session.open_broker = functools.partial(session.open_broker, kinds=(os.environ["EDGEBED_TEST_BROKER"],))
+"""
+"""Lets `EDGEBED_TEST_BROKER=embedded pytest tests/e2e/test_run.py` run these tests over another broker."""
+
+COMMAND = [sys.executable, "-c", (ONE_BROKER if "EDGEBED_TEST_BROKER" in os.environ else "") + MAIN]
 
 FLEET = """
 name: small
