@@ -129,20 +129,25 @@ def _tries(wire: netns.Wire) -> Iterator[tuple[str, str]]:
         yield "tbf", ""
         yield "link", "" if rates == wanted else f"asked for {wanted} bit/s up and down, the kernel holds {rates}"
     except LimitError as error:
-        yield "tbf", str(error)
-        yield "link", str(error)
+        yield "tbf", brief(error)
+        yield "link", brief(error)
     try:
         delayed = Limits(TRIAL.cpus, TRIAL.uplink_bit_s, TRIAL.downlink_bit_s, TRIAL.memory_mib, DELAY_MS)
         netns.shape(wire, delayed)
         yield "netem", ""
     except LimitError as error:
-        yield "netem", str(error)
+        yield "netem", brief(error)
     try:
         for command in ifb_commands(netns.DEVICE_END, links.IFB):
             run(["nsenter", f"--net={wire.path}", which(command[0]) or command[0], *command[1:]])
         yield "ifb", ""
     except LimitError as error:
         yield "ifb", str(error)
+
+
+def brief(error: LimitError) -> str:
+    """Why `tc` failed, without the command where the cause is known."""
+    return "this kernel does not know it" if "kind is unknown" in str(error) else str(error)
 
 
 def _kernel_config() -> str:

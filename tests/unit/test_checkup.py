@@ -175,6 +175,12 @@ def test_modules_are_looked_up_in_the_kernels_configuration() -> None:
     assert facts.look_up("") == {}
 
 
+def test_a_queue_that_the_kernel_does_not_know_is_told_in_few_words() -> None:
+    said = "`tc qdisc replace dev x netem` failed: Error: Specified qdisc kind is unknown."
+    assert facts.brief(LimitError(said, cure="")) == "this kernel does not know it"
+    assert facts.brief(LimitError("`tc` failed: no permission", cure="")) == "`tc` failed: no permission"
+
+
 def test_what_no_link_can_be_made_for_is_not_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(wire: netns.Wire) -> None:
         raise LimitError("`ip netns add` failed: Operation not permitted")
