@@ -27,9 +27,11 @@ class Recorder(ServerHalf):
         self.devices = devices
         self.steps: list[dict[str, float]] = []
         self.hold: threading.Event | None = None
+        self.stepping = threading.Event()
         self.final = 1.0
 
     def step(self, uploads: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        self.stepping.set()
         if self.hold is not None:
             assert self.hold.wait(10)
         self.steps.append({device: tensors["v"].item() for device, tensors in uploads.items()})
@@ -153,7 +155,7 @@ async def test_a_device_may_be_dropped_while_its_step_runs(trainer: ServerTraine
     half.hold = threading.Event()
     trainer.begin([half])
     tasks = [*submit(trainer, "a", 0, 1), *submit(trainer, "b", 0)]
-    await settle()
+    assert await asyncio.to_thread(half.stepping.wait, 10)
     trainer.drop("b")
     half.hold.set()
     results = await asyncio.gather(*tasks)
@@ -178,7 +180,7 @@ async def test_a_new_round_ends_the_old_one(trainer: ServerTrainer) -> None:
     trainer.begin([old])
     tasks = submit(trainer, "a", 0, 1)
     finish = asyncio.create_task(trainer.finish("a", 2))
-    await settle()
+    assert await asyncio.to_thread(old.stepping.wait, 10)
     trainer.begin([new])
     old.hold.set()
     assert await asyncio.gather(*tasks) == [None, None]
