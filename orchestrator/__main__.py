@@ -1,0 +1,25 @@
+"""Entry point of `edgebed` and of `python -m orchestrator`: the command line, or what to install for it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Without the packages of the extra `orchestrator`, say how to install them (exit code 2)."""
+    try:
+        from orchestrator.cli import main as command_line
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("edgebed", "orchestrator"):
+            raise
+        print(
+            f"edgebed: the package {error.name!r} is not installed; the command line needs the extra 'orchestrator'\n"
+            "Hint: pip install 'edgebed[orchestrator]'. The agent, edgebed-agent, works without it.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    command_line()
+
+
+if __name__ == "__main__":
+    main()
