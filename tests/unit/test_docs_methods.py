@@ -1,4 +1,4 @@
-"""The example of docs/methods.md runs as it stands."""
+"""The example of docs/method-interface.md runs as it stands; docs/methods.md names every method with its options."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import torch
 from edgebed.methods.base import METHODS, Context, Method
 from tests.contract.rounds import COSTS, make_method, play, small_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
 def method(monkeypatch: pytest.MonkeyPatch) -> Method:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    module = types.ModuleType("example_of_docs_methods")
+    page = (DOCS / "method-interface.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    module = types.ModuleType("example_of_docs_method_interface")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    exec(compile(code, "docs/method-interface.md", "exec"), module.__dict__)
     made = cast(Method, module.SplitFed())
     made.setup(Context({"name": "small"}, small_model(), COSTS, server_slots=1))
     return made
@@ -39,7 +40,7 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
 
 
 def test_every_method_of_the_registry_stands_on_the_page() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
     for name, cls in METHODS.classes().items():
         assert f"| `{name}` |" in page
         assert all(f"`{option}`" in page for option in cls.Options.__struct_fields__)
