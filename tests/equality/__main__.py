@@ -24,6 +24,7 @@ from pathlib import Path
 from tests.equality import cases
 from tests.equality.comparing import compare
 from tests.equality.recording import record
+from tests.equality.structure import show
 
 HERE = Path(__file__).parents[2]
 
@@ -40,7 +41,12 @@ def main() -> int:
     comparing.add_argument("a", type=Path)
     comparing.add_argument("b", type=Path)
     comparing.add_argument("--ignore", action="append", default=[], help="a place that may differ. Repeatable")
+    measuring = commands.add_parser("structure", help="count modules, lines, functions, and modules in no contract")
+    measuring.add_argument("--checkout", type=Path, default=HERE)
     arguments = parser.parse_args()
+    if arguments.command == "structure":
+        show(arguments.checkout)
+        return 0
     if arguments.command == "compare":
         return 1 if compare(arguments.a, arguments.b, arguments.ignore) else 0
     record(arguments.into, arguments.checkout, _names(parser, arguments))
