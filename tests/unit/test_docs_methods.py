@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 import torch
+import yaml
 
 from edgebed.methods.base import METHODS, Context, Method
 from tests.contract.rounds import COSTS, make_method, play, small_model
@@ -39,8 +42,25 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
     assert all(bool(torch.isfinite(value).all()) for value in three.values())
 
 
-def test_every_method_of_the_registry_stands_on_the_page() -> None:
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
-    for name, cls in METHODS.classes().items():
-        assert f"| `{name}` |" in page
-        assert all(f"`{option}`" in page for option in cls.Options.__struct_fields__)
+PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
+TRY = yaml.safe_load((DOCS.parent / "profiles" / "experiments" / "try.yaml").read_text(encoding="utf-8"))
+
+
+def section(name: str) -> str:
+    """The section of a method."""
+    return PAGE.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_section_names_every_option_with_its_true_default(name: str) -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]*)` \|", section(name), re.MULTILINE))
+    defaults = msgspec.to_builtins(METHODS.classes()[name].Options())
+    assert {option: yaml.safe_load(default) for option, default in rows.items()} == json.loads(json.dumps(defaults))
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_the_example_of_a_section_stands_in_the_experiment_that_was_run(name: str) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", section(name), re.DOTALL)
+    (entry,) = yaml.safe_load(example)["methods"]
+    assert entry in TRY["methods"]
+    assert METHODS.create(entry).name == name
