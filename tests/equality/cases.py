@@ -25,6 +25,9 @@ PROFILES = {
     "eq-e": {"cpus": 0.1, "uplink_mbit_s": 10, "downlink_mbit_s": 10, "memory_mib": 2048},
 }
 
+UNSIMULATED = "latency_ms"
+"""Key of a profile that real runs leave out: not every kernel holds it."""
+
 EARLY_EXIT = {"name": "early-exit", "layers": [3, 1, 1], "exits": [2, 5], "weighting": "balanced_adj"}
 
 METHODS: list[Options] = [

@@ -50,7 +50,8 @@ def _real(command: Path, experiment: Path) -> dict[str, Any]:
 def _files(folder: Path, name: str) -> Path:
     """Write profiles, fleet and experiment; the experiment's path."""
     for profile, content in cases.PROFILES.items():
-        (folder / f"{profile}.yaml").write_text(yaml.safe_dump(content))
+        held = {key: value for key, value in content.items() if name not in cases.REAL or key != cases.UNSIMULATED}
+        (folder / f"{profile}.yaml").write_text(yaml.safe_dump(held))
     (folder / "fleet.yaml").write_text(yaml.safe_dump(cases.FLEET))
     experiment = folder / "experiment.yaml"
     experiment.write_text(yaml.safe_dump((cases.SIMULATED | cases.REAL)[name]))
