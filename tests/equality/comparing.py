@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.equality import normal
+
 SHOWN = 12
 """Differences shown of one run; the others are counted."""
 
@@ -55,8 +57,13 @@ def differences(a: Any, b: Any, place: str = "") -> Iterator[tuple[str, str]]:
             yield place, f"{len(a)} entries, then {len(b)}"
         for i, (left, right) in enumerate(zip(a, b, strict=False)):
             yield from differences(left, right, _entry(place, i, left))
-    elif type(a) is not type(b) or a != b:
+    elif type(a) is not type(b) or (a != b and not _same_frames(a, b, place)):
         yield place, f"{_short(a)}, then {_short(b)}"
+
+
+def _same_frames(a: Any, b: Any, place: str) -> bool:
+    """Whether these are bytes of one transfer's frames in a real run, but for what timing decides of them."""
+    return isinstance(a, int) and bool(normal.FRAMES.match(place)) and abs(a - b) <= normal.PREDECESSOR_BYTES
 
 
 def _entry(place: str, i: int, value: Any) -> str:

@@ -67,8 +67,8 @@ def checkpoint(path: Path) -> tuple[dict[str, str], Any]:
 def real(folder: Path) -> dict[str, Any]:
     """The recording of a real run: nothing that was measured in seconds, or follows from it.
 
-    The weights; and by round the plan, who was merged, why it ended, accuracy and loss, and every device's bytes up and
-    down.
+    The weights; and by round the plan, who was merged, why it ended, accuracy and loss, and every transfer's bytes by
+    device, up and down.
     """
     weights, progress = checkpoint(folder / "checkpoint.safetensors")
     rounds: dict[str, Any] = {}
@@ -94,10 +94,19 @@ def _add(found: dict[str, Any], record: dict[str, Any]) -> None:
         found["evaluated"] = {name: record[name] for name in ("accuracy", "loss", "extra")}
     elif kind == "device_out":
         found.setdefault("out", {})[record["device"]] = record["how"]
+    elif kind == "task_sent":
+        found.setdefault("task_body_bytes", {})[record["device"]] = record["bytes"]
     elif kind in UP or kind in DOWN:
         part, device = found["up" if kind in UP else "down"], record["device"]
         part.setdefault(device, {}).setdefault(kind, []).append(record["bytes"])
 
+
+FRAMES = re.compile(r"rounds\.\d+\.(up|down)\.")
+"""Places in a real run's recording that hold the bytes of a transfer's frames."""
+
+PREDECESSOR_BYTES = 24
+"""By how much these may differ: a frame names the transfer before it while that is still under way (`Chunk.after`),
+which is a matter of milliseconds. The bodies are compared by the weights that come of them, and by `task_sent`."""
 
 UP = ("upload_received", "update_received")
 DOWN = ("task_delivered", "reply_delivered")
