@@ -44,6 +44,8 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
 
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
 TRY = yaml.safe_load((DOCS.parent / "profiles" / "experiments" / "try.yaml").read_text(encoding="utf-8"))
+NAMES = [entry["name"] for entry in TRY["methods"]]
+"""Not all that the registry finds: a method that somebody puts into the folder needs no section here."""
 
 
 def section(name: str) -> str:
@@ -51,14 +53,14 @@ def section(name: str) -> str:
     return PAGE.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_section_names_every_option_with_its_true_default(name: str) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]*)` \|", section(name), re.MULTILINE))
     defaults = msgspec.to_builtins(METHODS.classes()[name].Options())
     assert {option: yaml.safe_load(default) for option, default in rows.items()} == json.loads(json.dumps(defaults))
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_a_section_stands_in_the_experiment_that_was_run(name: str) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", section(name), re.DOTALL)
     (entry,) = yaml.safe_load(example)["methods"]
