@@ -9,8 +9,8 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Edgebed needs Python 3.11 or newer; $$($(PYTHON) --version) found. Cure: make PYTHON=/path/to/python3.11"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "Cure on Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
+	  { echo "Edgebed needs Python 3.11 or newer; $$($(PYTHON) --version) found. Hint: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Hint on Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[orchestrator,dev]'
 	@touch $@
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
-from edge_agent.software import SoftwareThrottle
+from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import warm_up
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
@@ -22,7 +22,7 @@ quick way to notice. The data connection has none: its pings would wait behind m
 
 
 def settings_from(arguments: list[str]) -> Settings:
-    """Settings from argv and the environment. Raises UsageError with cause and cure."""
+    """Settings from argv and the environment. Raises UsageError with cause and hint."""
     parser = argparse.ArgumentParser(prog="edgebed-agent", description="The agent of one Edgebed device.")
     parser.add_argument(
         "--broker",
@@ -48,7 +48,7 @@ def settings_from(arguments: list[str]) -> Settings:
     if url.scheme != "mqtt" or not url.hostname or not 0 < port < 65536:
         raise UsageError(
             f"--broker {_without_password(given.broker)!r} is no broker address",
-            cure="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
+            hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
         )
     return Settings(
         host=url.hostname,
@@ -91,8 +91,8 @@ def main() -> None:
         serve(settings)
     except EdgebedError as error:
         print(f"edgebed-agent: {error}", file=sys.stderr)
-        if error.cure:
-            print(f"Cure: {error.cure}", file=sys.stderr)
+        if error.hint:
+            print(f"Hint: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -20,14 +20,14 @@ import edgebed
 from edge_agent import machine as m
 from edge_agent.phases import PhaseLog
 from edge_agent.probe import run_probe
-from edge_agent.software import SoftwareThrottle
+from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import ThreadCpu, Throttling, host_facts
 from edge_agent.training import Result, Trainer
 from edgebed.datasets.shard import Shard, read_shard
 from edgebed.errors import DivergedError, LinkError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
-from edgebed.link.transfer import Inbound, Port
+from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.wire.messages import (
     Cancel,
     Configure,
@@ -97,7 +97,7 @@ class Agent:
         self._shard = read_shard(settings.shard)
         self._trainer = Trainer(self._shard, self.phases)
         self._machine = m.AgentMachine()
-        self._port = Port(
+        self._port = TransferEndpoint(
             settings.device,
             self._topics,
             control,
@@ -115,7 +115,7 @@ class Agent:
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._run: TaskRun | None = None
-        self._bodies: dict[str, Inbound] = {}
+        self._bodies: dict[str, ReceivedTransfer] = {}
         self._probes: dict[str, ProbeResult | None] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -167,7 +167,7 @@ class Agent:
         if isinstance(header, Task) and not self._machine.task:
             self.phases.enter("download", header.id)
 
-    async def _deliver(self, inbound: Inbound) -> None:
+    async def _deliver(self, inbound: ReceivedTransfer) -> None:
         match inbound.header:
             case Task() as task:
                 self._arrived(task, inbound)
@@ -176,7 +176,7 @@ class Agent:
             case _:
                 pass  # a reply to a task that has ended
 
-    def _arrived(self, task: Task, inbound: Inbound) -> None:
+    def _arrived(self, task: Task, inbound: ReceivedTransfer) -> None:
         self._bodies[task.id] = inbound
         self._carry_out(self._machine.handle(m.TaskArrived(task)))
         next_ = self._machine.next_task  # a newer task replaces what was not begun
@@ -191,7 +191,7 @@ class Agent:
             case Shutdown(why, incarnation) if incarnation in ("", self._incarnation):
                 self._end(why if incarnation else "")
             case Ping(seq, sent_ns, incarnation) if incarnation in ("", self._incarnation):
-                self._say(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
+                self._notify(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
             case _ if not self._port.silent:
                 self._on_order(message)
 
@@ -293,7 +293,7 @@ class Agent:
         if probe.id in self._probes:
             result = self._probes[probe.id]
             if result is not None:
-                self._say(result)
+                self._notify(result)
             return
         self._probes = dict(list(self._probes.items())[-64:])
         self._probes[probe.id] = None
@@ -304,7 +304,7 @@ class Agent:
         result = await asyncio.to_thread(run_probe, probe, self._settings.device, self._throttle)
         self.phases.enter("waiting", "")
         self._probes[probe.id] = result
-        self._say(result)
+        self._notify(result)
 
     # ---- heartbeats ----
 
@@ -326,7 +326,7 @@ class Agent:
             self._count_alone(time.monotonic() - before)
             if self.phases.name in AT_WORK and self._thread_cpu.advanced():
                 self._advance()
-            self._say(self._status())
+            self._notify(self._status())
 
     def _count_alone(self, waited_s: float) -> None:
         """A wait that took much longer than it should is time in which this process was stopped: it is not counted."""
@@ -335,7 +335,7 @@ class Agent:
         if limit_s and self._alone_s > max(limit_s, 4 * self._heartbeat_s):
             raise LinkError(
                 f"no orchestrator has been heard of for {self._alone_s:.0f} s",
-                cure="start the fleet again; --alone-s (or EDGEBED_ALONE_S) is how long an agent waits",
+                hint="start the fleet again; --alone-s (or EDGEBED_ALONE_S) is how long an agent waits",
             )
 
     def _status(self) -> Status:
@@ -364,7 +364,7 @@ class Agent:
     async def _send(self, header: Header, body: bytes | bytearray) -> None:
         await self._port.send(ORCHESTRATOR, header, body)
 
-    def _say(self, message: Control) -> None:
+    def _notify(self, message: Control) -> None:
         self._port.control(ORCHESTRATOR, message)
 
     def _spawn(self, work: object) -> asyncio.Task[None]:

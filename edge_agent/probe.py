@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from edge_agent.software import SoftwareThrottle, TokenBucket
-from edgebed import gauge
+from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
 from edgebed.errors import UsageError
+from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 
 GAP_S = 0.04
@@ -35,7 +35,7 @@ def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeRes
     try:
         match probe.kind:
             case "busy" | "reference":
-                return _cpu(probe, device, throttle, lambda: gauge.unit_of_work)
+                return _cpu(probe, device, throttle, lambda: link_probe.unit_of_work)
             case "step":
                 return _cpu(probe, device, throttle, training_step)
             case "upload" | "download":
@@ -103,7 +103,7 @@ def _spin_to_edge(throttle: SoftwareThrottle) -> None:
     """Keep busy until a quota period has just begun, or until it is plain that no quota holds us up."""
     start = last = time.monotonic()
     while last - start < EDGE_WAIT_S:
-        gauge.unit_of_work()
+        link_probe.unit_of_work()
         throttle.pace()
         now = time.monotonic()
         if now - last > GAP_S:
@@ -116,24 +116,24 @@ def _spin_to_edge(throttle: SoftwareThrottle) -> None:
 
 def _link(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
     sends = probe.kind == "upload"
-    role = gauge.Role(gauge.token_of(probe.id), sends, probe.size, probe.connections)
+    role = link_probe.Role(link_probe.token_of(probe.id), sends, probe.size, probe.connections)
     start, cpu = time.monotonic(), time.thread_time()
     sockets: list[socket.socket] = []
     try:
         for _ in range(probe.connections):
-            sockets.append(socket.create_connection((probe.host, probe.port), timeout=gauge.PATIENCE_S))
+            sockets.append(socket.create_connection((probe.host, probe.port), timeout=link_probe.PATIENCE_S))
             sockets[-1].sendall(role.pack())
         if sends:
-            gauge.send(sockets, probe.size, _waiting(throttle.uplink))
+            link_probe.send(sockets, probe.size, _waiting(throttle.uplink))
             wall_s, moved = time.monotonic() - start, probe.size
         else:
-            wall_s, moved = gauge.receive(sockets, probe.size, _waiting(throttle.downlink))
+            wall_s, moved = link_probe.receive(sockets, probe.size, _waiting(throttle.downlink))
     finally:
         for connection in sockets:
             connection.close()
     return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=time.thread_time() - cpu, bytes=moved)
 
 
-def _waiting(bucket: TokenBucket) -> gauge.Wait | None:
+def _waiting(bucket: TokenBucket) -> link_probe.Wait | None:
     """What makes bytes late here; None where the kernel does."""
     return (lambda count: time.sleep(bucket.delay(count))) if bucket.limited else None

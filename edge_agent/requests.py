@@ -13,7 +13,7 @@ from typing import Protocol
 from edge_agent.phases import PhaseLog
 from edgebed.datasets.shard import Shard
 from edgebed.methods.base import Batch
-from edgebed.methods.serving import arrival_times_ns
+from edgebed.methods.parts.serving import arrival_times_ns
 from edgebed.wire.messages import Arrivals
 
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from edge_agent.outbox import SLOTS, Outbox
 from edge_agent.phases import PhaseLog
-from edge_agent.software import SoftwareThrottle
+from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import ThreadCpu, Throttling, resident_mib
 from edge_agent.training import Cancelled, Result, Trainer
-from edgebed.link.transfer import Inbound
+from edge_agent.upload_queue import SLOTS, UploadQueue
+from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.wire.messages import Header, Report, Task
 
 LONGEST_REST_S = 0.5
@@ -36,7 +36,7 @@ class Tools:
 class TaskRun:
     """One task in hand: what the training thread asks of the loop (`training.TaskIO`), and what came of it."""
 
-    def __init__(self, task: Task, inbound: Inbound, tools: Tools) -> None:
+    def __init__(self, task: Task, inbound: ReceivedTransfer, tools: Tools) -> None:
         self.task, self._tools = task, tools
         self.result: Result | None = None
         self.diverged = False
@@ -48,7 +48,7 @@ class TaskRun:
         self._throttled_ns = tools.throttling.read()[0]
         self._replies = ReplyBox(self._cancelled)
         slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
-        self.outbox = Outbox(tools.loop, tools.send, tools.phases, self._cancelled, slots, hold)
+        self.outbox = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, slots, hold)
 
     def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
         """In the training thread."""

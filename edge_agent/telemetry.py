@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import edgebed
-from edgebed.wire.forks import HOST_PID
+from edgebed.wire.fork_protocol import HOST_PID
 
 
 def host_facts() -> dict[str, str]:

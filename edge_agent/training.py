@@ -18,7 +18,7 @@ from edge_agent.requests import Requests
 from edgebed.datasets.shard import Shard
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import Batch, Outgoing, Trained, check_hold, find_half
-from edgebed.methods.halves import Half, make_optimizer
+from edgebed.methods.parts.local_training import Half, make_optimizer
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -173,7 +173,7 @@ class _Stopwatch:
 
 def warm_up() -> None:
     """Train one step of a toy network, so that everything torch loads late is loaded before limits go on: under a
-    quota of 0.1 CPU it would take a minute of the first round. Starts no thread, so a zygote may fork afterwards."""
+    quota of 0.1 CPU it would take a minute of the first round. Starts no thread, so a fork server may fork afterwards."""
     torch.set_num_threads(1)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()

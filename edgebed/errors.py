@@ -1,7 +1,7 @@
 """Every error Edgebed raises on purpose, as one tree.
 
     EdgebedError
-    ├── UsageError            what the user wrote cannot be done: file, place, cure
+    ├── UsageError            what the user wrote cannot be done: file, place, hint
     │   └── PluginError       an unknown plugin name or option
     ├── WireError             bytes that are not a valid message, frame or chunk
     ├── LinkError             the broker cannot be reached or refuses us
@@ -29,13 +29,13 @@ MOST_TRACE = 8000
 
 
 class EdgebedError(Exception):
-    """Base of all. `cure` says what the reader can do; it is printed below the message."""
+    """Base of all. `hint` says what the reader can do; it is printed below the message."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, cure: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.cure = cure
+        self.hint = hint
 
 
 class UsageError(EdgebedError):
@@ -85,20 +85,20 @@ class FileError(EdgebedError):
 
     @classmethod
     def of(cls, error: OSError, path: str | os.PathLike[str] | None = None) -> FileError:
-        """What the operating system refused: the place, the cause and the cure.
+        """What the operating system refused: the place, the cause and the hint.
 
         Args:
             path: the place, where `error` does not name it.
         """
         place = path or error.filename or ""
         cause = error.strerror or str(error) or type(error).__name__
-        cure = FILE_CURES.get(error.errno or 0, "see whether this place can be read and written, then try again")
-        return cls(f"{os.fspath(place)}: {cause}" if place else cause, cure=cure)
+        hint = FILE_HINTS.get(error.errno or 0, "see whether this place can be read and written, then try again")
+        return cls(f"{os.fspath(place)}: {cause}" if place else cause, hint=hint)
 
 
 _FULL = "make room on that disk, or name a place on another one (runs are kept in the folder that EDGEBED_RUNS names)"
 _FORBIDDEN = "name a place that you may write to (EDGEBED_RUNS for runs), or change the owner of this one"
-FILE_CURES = {
+FILE_HINTS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EROFS: "this file system is read-only: name a place on another one (EDGEBED_RUNS for runs)",
@@ -123,9 +123,9 @@ class DivergedError(RunError):
 
 
 def in_words(error: BaseException) -> str:
-    """An error as a record says it: message and cure, or the type and what it says."""
+    """An error as a record says it: message and hint, or the type and what it says."""
     if isinstance(error, EdgebedError):
-        return f"{error} {error.cure}".strip()
+        return f"{error} {error.hint}".strip()
     if isinstance(error, MemoryError):
         return "out of memory: give the device more memory or a smaller batch"
     return f"{type(error).__name__}: {error}"

@@ -83,7 +83,7 @@ class Registry(Generic[P]):
         if cls is None:
             raise PluginError(
                 f"{where}there is no {self._kind} {name!r}{nearest(str(name), self.names())}",
-                cure=f"choose one of: {', '.join(self.names())}",
+                hint=f"choose one of: {', '.join(self.names())}",
             )
 
         def here(inner: str) -> str:

@@ -39,20 +39,20 @@ def convert(
         words: by key, what its value must be, in better words than its type gives.
 
     Raises:
-        UsageError: a key or value that does not belong there; with place and cure.
+        UsageError: a key or value that does not belong there; with place and hint.
     """
     refuse_not_finite(data, where)
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as refused:
-        message, cure = _Refusal(data, kind, str(refused), words or {}).told(where)
-        raise error(message, cure=cure) from None
+        message, hint = _Refusal(data, kind, str(refused), words or {}).told(where)
+        raise error(message, hint=hint) from None
 
 
 def refuse_not_finite(data: Any, where: Callable[[str], str], place: Place = ()) -> None:
     """YAML has .nan and .inf; comparisons let NaN through every bound."""
     if isinstance(data, float) and not math.isfinite(data):
-        raise UsageError(f"{where(spelled(place))} is {data}, which is no quantity", cure="write a finite number")
+        raise UsageError(f"{where(spelled(place))} is {data}, which is no quantity", hint="write a finite number")
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         refuse_not_finite(value, where, (*place, key))
@@ -64,7 +64,7 @@ def within(place: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise type(error)(f"{place}: {error}", cure=error.cure) from None
+        raise type(error)(f"{place}: {error}", hint=error.hint) from None
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -109,7 +109,7 @@ class _Refusal:
         self._place, self._type = _resolve(data, inspect.type_info(kind), _steps(path))
 
     def told(self, where: Callable[[str], str]) -> tuple[str, str]:
-        """Message and cure."""
+        """Message and hint."""
         unknown = re.search(r"contains unknown field `(.*)`", self._text, re.DOTALL)
         missing = re.search(r"missing required field `(.*)`", self._text)
         if unknown:
@@ -117,12 +117,12 @@ class _Refusal:
         if missing:
             return self._missing(missing[1], where)
         place = where(spelled(self._place))
-        if not re.match(r"Expected|Invalid|Number|Object", self._text):  # a struct's own check: "what; cure"
-            what, _, cure = self._text.rpartition("; ")
-            return f"{place}: {what or self._text}", cure or "change one of the two"
+        if not re.match(r"Expected|Invalid|Number|Object", self._text):  # a struct's own check: "what; hint"
+            what, _, hint = self._text.rpartition("; ")
+            return f"{place}: {what or self._text}", hint or "change one of the two"
         value = value_at(self._data, self._place)
         message = f"{place} is {shown(value)}; it must be {self._wanted()}"
-        return message, self._cure(value)
+        return message, self._hint(value)
 
     def _unknown(self, key: str, where: Callable[[str], str]) -> tuple[str, str]:
         keys = [field.encode_name for struct in _structs(self._type) for field in struct.fields]
@@ -138,7 +138,7 @@ class _Refusal:
         key = next((step for step in reversed(self._place) if isinstance(step, str)), "")
         return self._words.get(key) or described(self._type)
 
-    def _cure(self, value: Any) -> str:
+    def _hint(self, value: Any) -> str:
         guesses = (*_alike(value, self._type), *_guesses(value))
         fitting = next((each for each in guesses if self._fits(each)), None)
         if fitting is not None:

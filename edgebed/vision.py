@@ -29,12 +29,12 @@ def torchvision() -> ModuleType:
         return _import()
     except ImportError as error:
         raise UsageError(
-            f"torchvision cannot be imported: {error}", cure="pip install 'edgebed[orchestrator]'"
+            f"torchvision cannot be imported: {error}", hint="pip install 'edgebed[orchestrator]'"
         ) from None
     except RuntimeError as error:
         raise UsageError(
             f"torchvision does not fit torch {torch.__version__}: {error}",
-            cure="install the versions of constraints.txt",
+            hint="install the versions of constraints.txt",
         ) from None
 
 
@@ -61,7 +61,7 @@ def both_parts(kind: str, root: Path, *, files: str) -> tuple[Any, Any]:
         files: where the files belong below `root`, for the message.
 
     Raises:
-        UsageError: neither there nor to be had; with cause and cure.
+        UsageError: neither there nor to be had; with cause and hint.
     """
     dataset = getattr(torchvision().datasets, kind)
     try:
@@ -69,7 +69,7 @@ def both_parts(kind: str, root: Path, *, files: str) -> tuple[Any, Any]:
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise UsageError(
             f"{kind} is not in {root} and cannot be downloaded: {' '.join(str(error).split())}",
-            cure=f"put {files} into {root}, or name the folder that holds it in EDGEBED_DATA",
+            hint=f"put {files} into {root}, or name the folder that holds it in EDGEBED_DATA",
         ) from None
 
 
@@ -89,5 +89,5 @@ def picture(source: str | Path | bytes, *, size: int = 0, grey: bool = False) ->
             pixels = np.array(converted)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
-        raise UsageError(f"{name}: no picture that can be read: {error}", cure="mend or remove the file") from None
+        raise UsageError(f"{name}: no picture that can be read: {error}", hint="mend or remove the file") from None
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)

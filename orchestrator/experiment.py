@@ -17,7 +17,7 @@ from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.yaml_file import Document, load_yaml
+from orchestrator.files.yaml_file import Document, load_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -83,7 +83,8 @@ class PrivacyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What devices do to their features (`edgebed.methods.privacy`). It goes into their shards; no method sees it."""
+    """What devices do to their features (`edgebed.methods.parts.feature_privacy`). It goes into their shards; no method
+    sees it."""
 
     dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -102,8 +103,8 @@ class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class AsIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times and bytes of a larger network and data set (`orchestrator.simulation.as_if`): its model, the shape of its
-    samples, its classes, how many training samples it has in all, and its batch size."""
+    """Times and bytes of a larger network and data set (`orchestrator.simulation.surrogate`): its model, the shape of
+    its samples, its classes, how many training samples it has in all, and its batch size."""
 
     model: dict[str, Any]
     input_shape: list[Positive] = msgspec.field(default_factory=lambda: [3, 32, 32])
@@ -152,24 +153,24 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
     """Read an experiment file. `overrides` are `key.sub=value` from the command line, values in YAML.
 
     Raises:
-        UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and cure.
+        UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and hint.
     """
     document = load_yaml(path)
     if "devices" in document and "methods" not in document:
         raise UsageError(
             f"{path} is a fleet file, where an experiment is wanted",
-            cure="give an experiment file, which names a fleet and methods, such as profiles/experiments/demo.yaml",
+            hint="give an experiment file, which names a fleet and methods, such as profiles/experiments/demo.yaml",
         )
     for override in overrides or []:
         key, found, value = override.partition("=")
         if not found:
-            raise UsageError(f"--set {override}: no '='", cure="write key=value, as in training.rounds=5")
+            raise UsageError(f"--set {override}: no '='", hint="write key=value, as in training.rounds=5")
         document.put(key.split("."), value, f"--set {override}")
     experiment = convert(document, Experiment, path)
     if not NAME.fullmatch(experiment.name):
         raise UsageError(
             f"{document.where('name')} is {shown(experiment.name)}, which is no name for an experiment",
-            cure="write 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
+            hint="write 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
         )
     _check_names(experiment, document)
     return experiment
@@ -185,7 +186,7 @@ def _check_names(experiment: Experiment, document: Document) -> None:
     if kind not in PARTITIONS:
         raise UsageError(
             f"{document.where('partition.kind')}: there is no partition {kind!r}{nearest(kind, list(PARTITIONS))}",
-            cure=f"choose one of: {', '.join(PARTITIONS)}",
+            hint=f"choose one of: {', '.join(PARTITIONS)}",
         )
 
 

@@ -81,7 +81,7 @@ class DataSet(Plugin):
 
     def open(self, root: Path, seed: int) -> Source:
         """Find the data. `root` is the folder of data sets; `seed` is for sets that come without a test part.
-        Raises UsageError with cause and cure."""
+        Raises UsageError with cause and hint."""
         raise NotImplementedError  # the seam that a data set fills
 
     def load(self, root: Path, seed: int) -> Split:
@@ -89,7 +89,7 @@ class DataSet(Plugin):
         source = self.open(root, seed)
         for part, what in ((source.train, "training"), (source.test, "test")):
             if not len(part.y):
-                raise UsageError(f"{self.title} has no {what} samples", cure="add some, or change how it is split")
+                raise UsageError(f"{self.title} has no {what} samples", hint="add some, or change how it is split")
         train, held = self._hold_out(source.train.y, balanced(source.train.y, self.options.train_samples, seed), seed)
         test = balanced(source.test.y, self.options.test_samples, seed)
         train_x = source.train.read(train)
@@ -115,7 +115,7 @@ class DataSet(Plugin):
         if not 0 < count < len(train):
             raise UsageError(
                 f"validation: {self.options.validation:g} of {len(train)} training samples are {count}",
-                cure="hold out a share that leaves samples in both parts",
+                hint="hold out a share that leaves samples in both parts",
             )
         held = balanced(y[train], count, seed)
         left = torch.ones(len(train), dtype=torch.bool)

@@ -53,7 +53,7 @@ class Femnist(DataSet):
         chosen: dict[str, Written] = {}
         for name, raw, path in _writers(folder / "train"):
             if name in everyone:
-                raise UsageError(f"{path}: writer {name!r} is there twice", cure=f"put {FILES}, each file once")
+                raise UsageError(f"{path}: writer {name!r} is there twice", hint=f"put {FILES}, each file once")
             everyone.add(name)
             self._enter(chosen, name, raw, path, seed)
         left_out = everyone - set(chosen)
@@ -80,13 +80,13 @@ def _writers(folder: Path) -> Iterator[tuple[str, msgspec.Raw, Path]]:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise UsageError(
-            f"there are no JSON files in {folder}", cure=f"put {FILES} into the folder that EDGEBED_DATA names"
+            f"there are no JSON files in {folder}", hint=f"put {FILES} into the folder that EDGEBED_DATA names"
         )
     for path in paths:
         try:
             file = msgspec.json.decode(path.read_bytes(), type=_File)
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}", cure="make the file readable") from None
+            raise UsageError(f"{path}: {error.strerror}", hint="make the file readable") from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise _damaged(path, str(error)) from None
         for name in file.users:
@@ -124,4 +124,4 @@ def _part(found: dict[str, Written], folder: Path) -> Part:
 
 
 def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is damaged or none of LEAF's files: {why}", cure="fetch or make the file again")
+    return UsageError(f"{path} is damaged or none of LEAF's files: {why}", hint="fetch or make the file again")

@@ -40,7 +40,7 @@ class ImageFolder(DataSet):
     def open(self, root: Path, seed: int) -> Source:
         folder = root / self.options.path
         if not folder.is_dir():
-            raise UsageError(f"image-folder: there is no folder {folder}", cure="set path, or EDGEBED_DATA above it")
+            raise UsageError(f"image-folder: there is no folder {folder}", hint="set path, or EDGEBED_DATA above it")
         if (folder / "train").is_dir():
             return self._parts(folder)
         for table in sorted(folder.glob("*.csv")):
@@ -70,7 +70,7 @@ class ImageFolder(DataSet):
         if absent:
             raise UsageError(
                 f"{folder}: {len(absent)} of {len(rows)} pictures of the csv file are missing, {absent[0]} for one",
-                cure="unpack all parts of the pictures below this folder",
+                hint="unpack all parts of the pictures below this folder",
             )
         names = sorted({row["dx"] for row in rows})
         y = torch.tensor([names.index(row["dx"]) for row in rows])
@@ -94,7 +94,7 @@ def class_names(folder: Path) -> list[str]:
     """The folders in `folder`: one class each. Raises UsageError where there are fewer than two."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
-        raise UsageError(f"{folder} holds {len(names)} class folders", cure=LAYOUTS)
+        raise UsageError(f"{folder} holds {len(names)} class folders", hint=LAYOUTS)
     return names
 
 
@@ -107,7 +107,7 @@ def list_classes(folder: Path, names: Sequence[str]) -> tuple[list[Path], Tensor
         if file.suffix.lower() in SUFFIXES
     ]
     if len(files) < 2:
-        raise UsageError(f"{folder} holds {len(files)} pictures in its class folders", cure=LAYOUTS)
+        raise UsageError(f"{folder} holds {len(files)} pictures in its class folders", hint=LAYOUTS)
     return [file for file, _ in files], torch.tensor([label for _, label in files])
 
 
@@ -120,7 +120,7 @@ def _read_table(path: Path) -> list[dict[str, str]]:
                 return []
             return [row for row in reader if row["image_id"] and row["dx"]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", cure="save it as a csv file in UTF-8") from None
+        raise UsageError(f"{path} cannot be read: {error}", hint="save it as a csv file in UTF-8") from None
 
 
 def _group(row: dict[str, str]) -> str:

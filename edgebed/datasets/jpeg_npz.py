@@ -38,13 +38,13 @@ class JpegNpz(DataSet):
         path = root / self.options.path
         arrays = read_npz(path, ARRAYS)
         if missing := [name for name in ARRAYS[:4] if name not in arrays]:
-            raise UsageError(f"{path} holds no {', '.join(missing)}", cure="see docs/data.md for the arrays it needs")
+            raise UsageError(f"{path} holds no {', '.join(missing)}", hint="see docs/data.md for the arrays it needs")
         y, files = labels(arrays["labels"], path), memoryview(arrays["bytes"].tobytes())
         offsets, train = arrays["offsets"].astype(np.int64), int(arrays["n_train"])
         if len(offsets) != len(y) + 1 or np.diff(offsets, prepend=0).min() < 0 or offsets[-1] > len(files):
-            raise UsageError(f"{path}: the offsets do not fit bytes and labels", cure="pack the pictures again")
+            raise UsageError(f"{path}: the offsets do not fit bytes and labels", hint="pack the pictures again")
         if not 0 < train < len(y):
-            raise UsageError(f"{path}: n_train is {train} of {len(y)}", cure="leave samples for both parts")
+            raise UsageError(f"{path}: n_train is {train} of {len(y)}", hint="leave samples for both parts")
 
         def part(start: int, stop: int) -> Part:
             def read(rows: Tensor) -> Tensor:

@@ -48,12 +48,12 @@ class Npz(DataSet):
         else:
             raise UsageError(
                 f"{path} holds {sorted(arrays) or 'none of the arrays looked for'}",
-                cure="save it with x and y, or with x_train, y_train, x_test and y_test",
+                hint="save it with x and y, or with x_train, y_train, x_test and y_test",
             )
         if x.shape[1:] != test_x.shape[1:]:
             raise UsageError(
                 f"{path}: training samples {tuple(x.shape[1:])}, test samples {tuple(test_x.shape[1:])}",
-                cure="save both parts in one shape",
+                hint="save both parts in one shape",
             )
         return Source(in_memory(x, y), in_memory(test_x, test_y), names_of(arrays, torch.cat((y, test_y)), path))
 
@@ -61,7 +61,7 @@ class Npz(DataSet):
         x, y = samples(arrays[x_name], path, self.options.channels), labels(arrays[y_name], path)
         if len(x) != len(y):
             raise UsageError(
-                f"{path}: {len(x)} samples in {x_name}, {len(y)} labels", cure="give each sample one label"
+                f"{path}: {len(x)} samples in {x_name}, {len(y)} labels", hint="give each sample one label"
             )
         return x, y
 
@@ -75,20 +75,20 @@ def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise UsageError(f"{path} holds a single array", cure="save it with np.savez(path, x=..., y=...)")
+            raise UsageError(f"{path} holds a single array", hint="save it with np.savez(path, x=..., y=...)")
         with file:
             return {name: file[name] for name in wanted if name in file.files}
     except FileNotFoundError:
-        raise UsageError(f"there is no file {path}", cure="set path, or EDGEBED_DATA to the folder above it") from None
+        raise UsageError(f"there is no file {path}", hint="set path, or EDGEBED_DATA to the folder above it") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
-        raise UsageError(f"{path} is no .npz file that can be read: {error}", cure="save it again") from None
+        raise UsageError(f"{path} is no .npz file that can be read: {error}", hint="save it again") from None
 
 
 def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
     """x as (N, C, H, W), uint8 or float32; `channels` says where they are in an x of four sides."""
     if x.ndim not in (3, 4) or x.dtype.kind not in "uif" or not x.size:
         raise UsageError(
-            f"{path}: samples of shape {x.shape} and type {x.dtype}", cure="save (N, H, W) or (N, C, H, W) of numbers"
+            f"{path}: samples of shape {x.shape} and type {x.dtype}", hint="save (N, H, W) or (N, C, H, W) of numbers"
         )
     if x.ndim == 3:
         x = x[:, None]
@@ -96,7 +96,7 @@ def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
         x = x.transpose(0, 3, 1, 2)
     converted = np.ascontiguousarray(x if x.dtype == np.uint8 else x.astype(np.float32))
     if converted.dtype != np.uint8 and not np.isfinite(converted).all():
-        raise UsageError(f"{path}: samples that are not finite", cure="leave out or mend samples with NaN or infinity")
+        raise UsageError(f"{path}: samples that are not finite", hint="leave out or mend samples with NaN or infinity")
     return torch.from_numpy(converted)
 
 
@@ -105,7 +105,7 @@ def labels(y: NDArray[Any], path: Path) -> Tensor:
     flat = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if flat.ndim != 1 or flat.dtype.kind not in "ui" or len(flat) < 2 or flat.min() < 0 or flat.max() > 1_000_000:
         raise UsageError(
-            f"{path}: labels of shape {y.shape} and type {y.dtype}", cure="save whole numbers from 0, one per sample"
+            f"{path}: labels of shape {y.shape} and type {y.dtype}", hint="save whole numbers from 0, one per sample"
         )
     return torch.from_numpy(flat.astype(np.int64))
 
@@ -117,5 +117,5 @@ def names_of(arrays: Arrays, y: Tensor, path: Path) -> list[str]:
         return [str(number) for number in range(needed)]
     names = [str(name) for name in arrays["classes"].reshape(-1)]
     if len(names) < needed:
-        raise UsageError(f"{path}: {len(names)} names in classes for {needed} classes", cure="name every class")
+        raise UsageError(f"{path}: {len(names)} names in classes for {needed} classes", hint="name every class")
     return names

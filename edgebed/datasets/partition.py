@@ -77,7 +77,7 @@ def dirichlet(
             return shares
     raise UsageError(
         f"Dirichlet({alpha:g}) left a device of {devices} with fewer than {min_samples} samples in {TRIES} draws",
-        cure="use a larger alpha, more samples or fewer devices",
+        hint="use a larger alpha, more samples or fewer devices",
     )
 
 
@@ -125,7 +125,7 @@ def by_layers(labels: Labels, sizes: Sequence[int], shares: Sequence[float], see
     if least < LEAST:
         raise UsageError(
             f"{len(labels)} training samples leave a device of the layers {list(sizes)} with {least}",
-            cure="use more samples, or shares that are nearer each other",
+            hint="use more samples, or shares that are nearer each other",
         )
     return [[np.sort(part) for part in layer] for layer in layers]
 
@@ -141,14 +141,14 @@ def by_writer(writers: Labels, devices: int, seed: int) -> list[Indices]:
     names = np.unique(who)
     if len(names) < devices:
         raise UsageError(
-            f"{len(names)} writers for {devices} devices", cure="use more writers and samples, or fewer devices"
+            f"{len(names)} writers for {devices} devices", hint="use more writers and samples, or fewer devices"
         )
     _check(len(who), devices, LEAST)
     dealt = np.array_split(np.random.default_rng(seed).permutation(names), devices)
     shares: list[Indices] = [np.flatnonzero(np.isin(who, some)) for some in dealt]
     if (least := min(map(len, shares))) < LEAST:
         raise UsageError(
-            f"the writers of one device wrote {least} samples", cure="use more samples, or fewer devices than writers"
+            f"the writers of one device wrote {least} samples", hint="use more samples, or fewer devices than writers"
         )
     return shares
 
@@ -166,16 +166,16 @@ def by_counts(labels: Labels, counts: Sequence[Sequence[int]], seed: int) -> lis
     y = np.asarray(labels)
     classes = int(y.max()) + 1
     if wrong := [f"{len(row)} counts for device {place}" for place, row in enumerate(counts, 1) if len(row) != classes]:
-        raise UsageError(f"{wrong[0]} and {classes} classes", cure=f"give {classes} numbers per device, 0 for none")
+        raise UsageError(f"{wrong[0]} and {classes} classes", hint=f"give {classes} numbers per device, 0 for none")
     wanted = np.asarray(counts, dtype=np.int64)
     there = np.bincount(y, minlength=classes)
     if (label := int((wanted.sum(0) - there).argmax())) >= 0 and wanted[:, label].sum() > there[label]:
         raise UsageError(
             f"counts ask for {wanted[:, label].sum()} samples of class {label}, there are {there[label]}",
-            cure="lower the counts of that class, or use more samples",
+            hint="lower the counts of that class, or use more samples",
         )
     if (least := int(wanted.sum(1).min())) < LEAST:
-        raise UsageError(f"counts leave a device with {least} samples", cure=f"give every device {LEAST} at least")
+        raise UsageError(f"counts leave a device with {least} samples", hint=f"give every device {LEAST} at least")
     rng = np.random.default_rng(seed)
     rows = [np.split(rng.permutation(np.flatnonzero(y == k)), np.cumsum(wanted[:, k])) for k in range(classes)]
     return [np.sort(np.concatenate([pieces[device] for pieces in rows])) for device in range(len(wanted))]
@@ -200,14 +200,14 @@ def _counts(samples: Samples, wanted: Partition) -> list[Indices]:
     if len(wanted.counts) != len(samples.devices):
         raise UsageError(
             f"partition.counts has {len(wanted.counts)} rows for {len(samples.devices)} devices",
-            cure="give one row per device, in the fleet's order",
+            hint="give one row per device, in the fleet's order",
         )
     return by_counts(samples.labels, wanted.counts, samples.seed)
 
 
 def _writer(samples: Samples, _: Partition) -> list[Indices]:
     if samples.writers is None:
-        raise UsageError("this data set does not say who wrote a sample", cure="use the data set femnist")
+        raise UsageError("this data set does not say who wrote a sample", hint="use the data set femnist")
     return by_writer(samples.writers, len(samples.devices), samples.seed)
 
 
@@ -226,7 +226,7 @@ def partition(samples: Samples, wanted: Partition) -> list[Indices]:
     """The rows of each device, in the order of `samples.devices`. Raises UsageError for an unknown kind, or for one
     that cannot be had."""
     if wanted.kind not in PARTITIONS:
-        raise UsageError(f"there is no partition {wanted.kind!r}", cure=f"choose one of: {', '.join(PARTITIONS)}")
+        raise UsageError(f"there is no partition {wanted.kind!r}", hint=f"choose one of: {', '.join(PARTITIONS)}")
     return PARTITIONS[wanted.kind](samples, wanted)
 
 
@@ -261,11 +261,11 @@ def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:
     """Into how many pieces each class is cut: one at least, one per device at most, `devices` x `classes` in all; the
     next one always off the class whose pieces are the largest."""
     if classes > len(sizes):
-        raise UsageError(f"{classes} classes per device of {len(sizes)}", cure=f"set classes to {len(sizes)} or fewer")
+        raise UsageError(f"{classes} classes per device of {len(sizes)}", hint=f"set classes to {len(sizes)} or fewer")
     if devices * classes < len(sizes):
         raise UsageError(
             f"{devices} devices with {classes} classes each would leave out some of {len(sizes)} classes",
-            cure=f"set classes to {math.ceil(len(sizes) / devices)} at least, or use more devices",
+            hint=f"set classes to {math.ceil(len(sizes) / devices)} at least, or use more devices",
         )
     most = np.minimum(devices, sizes // math.ceil(LEAST / classes))
     pieces = np.ones(len(sizes), dtype=np.int64)
@@ -277,7 +277,7 @@ def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:
     if pieces.sum() < devices * classes or (pieces > most).any():
         raise UsageError(
             f"the classes are too small for {classes} of them on each of {devices} devices",
-            cure="use more samples, fewer devices or fewer classes",
+            hint="use more samples, fewer devices or fewer classes",
         )
     return pieces
 
@@ -300,8 +300,8 @@ def _holders(pieces: Indices, devices: int, classes: int, rng: np.random.Generat
 
 def _check(samples: int, devices: int, min_samples: int) -> None:
     if devices < 1:
-        raise UsageError("a partition over no devices", cure="name at least one device in the fleet file")
+        raise UsageError("a partition over no devices", hint="name at least one device in the fleet file")
     if samples < devices * min_samples:
         raise UsageError(
-            f"{samples} training samples for {devices} devices", cure=f"each device needs {min_samples} at least"
+            f"{samples} training samples for {devices} devices", hint=f"each device needs {min_samples} at least"
         )

@@ -109,16 +109,16 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
 def check(x: Tensor, y: Tensor, about: About) -> None:
     """Raises UsageError, naming the fault, for data that no agent could train on."""
     if x.ndim != 4 or not x.numel() or x.dtype not in (torch.uint8, torch.float32):
-        raise UsageError(f"samples of shape {tuple(x.shape)}, {x.dtype}", cure="give (N, C, H, W) uint8 or float32")
+        raise UsageError(f"samples of shape {tuple(x.shape)}, {x.dtype}", hint="give (N, C, H, W) uint8 or float32")
     if y.shape != x.shape[:1] or y.dtype != torch.int64:
-        raise UsageError(f"labels of shape {tuple(y.shape)}, {y.dtype}", cure=f"give ({len(x)},) int64")
+        raise UsageError(f"labels of shape {tuple(y.shape)}, {y.dtype}", hint=f"give ({len(x)},) int64")
     if not 1 <= about.classes <= MOST_CLASSES or int(y.min()) < 0 or int(y.max()) >= about.classes:
-        raise UsageError(f"labels {int(y.min())}..{int(y.max())} for {about.classes} classes", cure="count from 0")
+        raise UsageError(f"labels {int(y.min())}..{int(y.max())} for {about.classes} classes", hint="count from 0")
     finite = all(math.isfinite(m) for m in about.mean) and all(math.isfinite(s) and s > 0 for s in about.std)
     if not finite or not len(about.mean) == len(about.std) == x.shape[1]:
         raise UsageError(
             f"mean {about.mean} and std {about.std} for {x.shape[1]} channels",
-            cure="give each channel a finite mean and a std above 0",
+            hint="give each channel a finite mean and a std above 0",
         )
 
 
@@ -140,7 +140,7 @@ def write_shard(
         path.chmod(0o644)  # an agent in a container is another user
     except (OSError, SafetensorError) as error:
         raise UsageError(
-            f"{path} cannot be written: {error}", cure="free some space, or choose another folder"
+            f"{path} cannot be written: {error}", hint="free some space, or choose another folder"
         ) from None
 
 
@@ -164,13 +164,13 @@ def read_shard(path: Path) -> Shard:
             x, y = file.get_tensor("x"), file.get_tensor("y")
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror or error}", cure="give the path of this device's shard file"
+            f"{path}: {error.strerror or error}", hint="give the path of this device's shard file"
         ) from None
     except (SafetensorError, msgspec.DecodeError, KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{path} is damaged or no shard: {error}", cure="write the shard file again") from None
+        raise UsageError(f"{path} is damaged or no shard: {error}", hint="write the shard file again") from None
     if about.version != VERSION:
-        raise UsageError(f"{path} is a shard of version {about.version}", cure="write it with this version of Edgebed")
+        raise UsageError(f"{path} is a shard of version {about.version}", hint="write it with this version of Edgebed")
     try:
         return Shard(x, y, about, sha256)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}", cure="write the shard file again") from None
+        raise UsageError(f"{path}: {error}", hint="write the shard file again") from None

@@ -24,12 +24,12 @@ def place(layers: Sequence[int | list[str]], devices: Sequence[str]) -> list[lis
     wanted = sum(layer if isinstance(layer, int) else len(layer) for layer in layers)
     strange = sorted(set(named) - set(devices))
     if strange:
-        raise UsageError(f"layers name {', '.join(strange)}", cure=f"the fleet has: {', '.join(devices)}")
+        raise UsageError(f"layers name {', '.join(strange)}", hint=f"the fleet has: {', '.join(devices)}")
     if wanted != len(devices) or len(set(named)) < len(named) or not all(found):
         raise UsageError(
             f"the layers {[len(layer) if isinstance(layer, list) else layer for layer in layers]} do not hold each of "
             f"{len(devices)} devices once",
-            cure="give each layer a count or a list of device names, leaves first: layers: [4, 2, 1]",
+            hint="give each layer a count or a list of device names, leaves first: layers: [4, 2, 1]",
         )
     return found
 
@@ -41,6 +41,6 @@ def layer_shares(shares: str | Sequence[float], layers: int) -> tuple[float, ...
     found = LAYER_SHARES[shares] if isinstance(shares, str) else tuple(shares)
     if len(found) != layers:
         raise UsageError(
-            f"shares {shares!r} are for {len(found)} layers, there are {layers}", cure="give one share for each layer"
+            f"shares {shares!r} are for {len(found)} layers, there are {layers}", hint="give one share for each layer"
         )
     return found

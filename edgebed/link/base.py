@@ -20,7 +20,7 @@ class Link(Protocol):
     def connected(self) -> bool: ...
 
     async def open(self) -> None:
-        """Connect for the first time. Raises LinkError with cause and cure when that is not possible."""
+        """Connect for the first time. Raises LinkError with cause and hint when that is not possible."""
 
     async def close(self) -> None: ...
 

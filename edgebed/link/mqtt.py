@@ -89,7 +89,7 @@ class MqttLink:
         return self._connection is not None
 
     async def open(self) -> None:
-        """Connect and wait until the subscriptions made so far hold. Raises LinkError with cause and cure."""
+        """Connect and wait until the subscriptions made so far hold. Raises LinkError with cause and hint."""
         self._closing = False
         await self._connect()
 
@@ -125,11 +125,11 @@ class MqttLink:
             connection.abort()
             raise LinkError(
                 f"the MQTT broker at {self._address} did not answer within {CONNECT_S:.0f} s",
-                cure="check that the port is a broker's and that no firewall stands between",
+                hint="check that the port is a broker's and that no firewall stands between",
             ) from None
         except ConnectionError as error:
             connection.abort()
-            raise LinkError(f"the MQTT broker at {self._address} let go at once: {error}", cure="try again") from None
+            raise LinkError(f"the MQTT broker at {self._address} let go at once: {error}", hint="try again") from None
         except BaseException:
             connection.abort()
             raise
@@ -204,7 +204,7 @@ class _Connection:
         except ConnectionError as error:
             raise LinkError(
                 f"the MQTT broker at {address} refused us: {error}",
-                cure="check user name and password (mqtt://user:password@host:port)",
+                hint="check user name and password (mqtt://user:password@host:port)",
             ) from None
         self._open = True
 
@@ -249,12 +249,12 @@ class _Connection:
             raise
         except socket.gaierror as error:
             raise LinkError(
-                f"the MQTT broker's host {address.host!r} is unknown: {error}", cure="check the broker's host name"
+                f"the MQTT broker's host {address.host!r} is unknown: {error}", hint="check the broker's host name"
             ) from None
         except (OSError, ValueError) as error:
             raise LinkError(
                 f"the MQTT broker at {address} cannot be reached: {error}",
-                cure="check that the broker runs, listens on this address, and that no firewall stands between",
+                hint="check that the broker runs, listens on this address, and that no firewall stands between",
             ) from None
 
     def _abandon(self, dialed: asyncio.Future[Any]) -> None:
@@ -264,7 +264,7 @@ class _Connection:
     def _attach(self, keepalive_s: int) -> None:
         sock = self.client.socket()
         if not isinstance(sock, socket.socket):
-            raise LinkError("the MQTT broker closed the connection at once", cure="check that the port is a broker's")
+            raise LinkError("the MQTT broker closed the connection at once", hint="check that the port is a broker's")
         self._sock = sock
         _tune(sock)
         client = self.client

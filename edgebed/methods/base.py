@@ -17,8 +17,8 @@ from torch import Tensor
 
 from edgebed import methods as _package
 from edgebed.errors import EdgebedError, PluginError, UsageError
-from edgebed.methods.drawing import DRAWS
-from edgebed.methods.evaluation import Score, evaluate
+from edgebed.methods.parts.device_sampling import DRAWS
+from edgebed.methods.parts.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
@@ -122,7 +122,7 @@ def check_hold(assignment: Assignment) -> None:
     if assignment.hold:
         raise UsageError(
             f"device {assignment.device!r} is to keep its uploads until it has computed, and to wait for their replies",
-            cure=f"do not set `hold` with the objective {assignment.objective!r}",
+            hint=f"do not set `hold` with the objective {assignment.objective!r}",
         )
 
 
@@ -204,7 +204,7 @@ def find_half(objective: str) -> DeviceHalf:
     except KeyError:
         raise PluginError(
             f"there is no device half for the objective {objective!r}",
-            cure=f"choose one of: {', '.join(sorted(HALVES))}; or run the same version on device and orchestrator",
+            hint=f"choose one of: {', '.join(sorted(HALVES))}; or run the same version on device and orchestrator",
         ) from None
 
 

@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 
 from edgebed.methods.base import DeviceView, Plan, Schedule
-from edgebed.methods.drawing import draw_share
 from edgebed.methods.fedavg import FedAvg
-from edgebed.methods.merging import Aggregate
+from edgebed.methods.parts.aggregation import Aggregate
+from edgebed.methods.parts.device_sampling import draw_share
 
 
 class DropSlowest(FedAvg):

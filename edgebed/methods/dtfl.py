@@ -1,14 +1,17 @@
 """DTFL: dynamic tiers, local-loss device halves, one server-side copy per device (Mohammadabadi et al. 2024). Pure.
 
-methods.md §1: each device trains its lower stages against the auxiliary head of its cut and streams features; the
-server trains that device's upper stages as they arrive; both are averaged. Tier m of M is one of the M deepest cuts
-(table 11); the scheduler is `edgebed.methods.tiers`.
+Each device trains its lower stages against the auxiliary head of its cut and sends features while it trains. The
+server trains a copy of the upper stages for each device as the features arrive. Both are averaged (methods.md §1).
+Tier m of M is one of the M deepest cuts (table 11). The file follows algorithm 1: the round, then the tier scheduler
+(lines 21-35 and eq. 5, methods.md §1.2), then the estimate of a round's seconds. All seconds are those of the
+orchestrator's clock, so a dilated fleet is planned in dilated seconds throughout.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Annotated, Any
 
 import msgspec
@@ -27,14 +30,17 @@ from edgebed.methods.base import (
     ServerHalf,
     assign,
 )
-from edgebed.methods.halves import UpperHalf
-from edgebed.methods.merging import Aggregate, merge_by_name
-from edgebed.methods.tiers import Choice, History, count_batches, schedule_tiers
+from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
+from edgebed.methods.parts.device_speed import moving_average, work_s
+from edgebed.methods.parts.local_training import UpperHalf, count_batches
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 
 KEPT_SHARE = 0.75
 """Of a device's memory, what the features that it keeps may take: the agent itself takes some 375 MiB with torch."""
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Bytes of payload per byte on the wire in a full TCP segment: what a declared rate is worth before it is measured."""
 
 Tier = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -60,10 +66,10 @@ class Dtfl(Method):
         self.history = History()
         self.cuts = tuple(context.model.cuts_with_head[-self.options.tiers :])
         if not self.cuts:
-            raise UsageError("DTFL needs a model with an auxiliary head", cure="choose another: `edgebed models`")
+            raise UsageError("DTFL needs a model with an auxiliary head", hint="choose another: `edgebed models`")
         if self.options.tier is not None and self.options.tier > len(self.cuts):
             raise UsageError(
-                f"tier {self.options.tier} of a model with {len(self.cuts)} tiers", cure=f"choose 1..{len(self.cuts)}"
+                f"tier {self.options.tier} of a model with {len(self.cuts)} tiers", hint=f"choose 1..{len(self.cuts)}"
             )
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
@@ -120,7 +126,7 @@ class Dtfl(Method):
         cuts = self.cuts if tier is None else self.cuts[tier - 1 : tier]
         missing = [cut for cut in cuts if cut not in self.context.costs]
         if missing:
-            raise RunError(f"cuts {missing} were not profiled", cure="profile every cut before the first plan")
+            raise RunError(f"cuts {missing} were not profiled", hint="profile every cut before the first plan")
         return {cut: self.context.costs[cut] for cut in cuts}
 
     def _check_memory(self, devices: Sequence[DeviceView], batches: Mapping[str, int]) -> None:
@@ -135,7 +141,7 @@ class Dtfl(Method):
                     f"without overlap {device.name} keeps a round's features until it has computed: "
                     f"{batches[device.name]} batches × {most / 1e6:.4g} MB (after stage {cut}) = {needed / 1e6:.4g} "
                     f"MB, more than {KEPT_SHARE:.0%} of its {memory / 1e6:.4g} MB of memory",
-                    cure=f"set memory_mib to {math.ceil(needed / KEPT_SHARE / 2**20)} at least in its profile, or take "
+                    hint=f"set memory_mib to {math.ceil(needed / KEPT_SHARE / 2**20)} at least in its profile, or take "
                     "fewer tiers (deep ones have small features), a smaller codec.dtype, or training.max_batches",
                 )
 
@@ -151,3 +157,163 @@ class Dtfl(Method):
                 for name, tiers in choice.estimates.items()
             },
         }
+
+
+# ---- the tier scheduler: algorithm 1, lines 21-35 ----
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Predicted seconds of one device at one cut for a whole round."""
+
+    cut: int
+    compute_s: float  # T^c
+    communication_s: float  # T^com
+    server_s: float  # T^s, waiting for other devices' server halves included
+    total_s: float  # T_k(m)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What the scheduler decided: a cut per device, T_max, and every estimate it looked at."""
+
+    cuts: dict[str, int]
+    t_max_s: float
+    estimates: dict[str, dict[int, Estimate]]
+
+
+class History(msgspec.Struct):
+    """What was measured so far. Mutable; plain data, so that it can be saved with a checkpoint.
+
+    Compute seconds are kept per batch, so that a changed number of batches does not spoil the estimate **[ours]**.
+    """
+
+    compute_s: dict[str, dict[int, float]] = {}  # device -> cut -> T̄, EMA of seconds per batch
+    last_cut: dict[str, int] = {}  # the cut whose T̄ stands for the device now
+    link_bytes_s: dict[str, float] = {}  # ν
+    server_factor: float = 1.0  # measured seconds of a server step ÷ profiled seconds
+    cpus: dict[str, float] = {}  # in force in the last round planned
+
+    def meet(self, devices: Sequence[DeviceView]) -> None:
+        """Call with the devices of every round that is planned: what they report is judged by their quota."""
+        self.cpus |= {device.name: device.cpus for device in devices}
+
+    def observe(self, outcomes: Sequence[Outcome], costs: Mapping[int, CutCost], ema: float) -> None:
+        """Add a round's measurements; devices that are not among them keep their last estimate.
+
+        The paper takes the round's time less its communication as compute time. The device measures its compute
+        directly here, since the two overlap; turning features into bytes holds the training up and counts; CPU seconds
+        ÷ CPUs count where they are more than the wall seconds (`device_speed.work_s`) **[ours]**.
+        """
+        for outcome in outcomes:
+            device, cut, report = outcome.device, outcome.assignment.stages, outcome.report
+            if report.batches > 0 and report.compute_s > 0:
+                tiers = self.compute_s.setdefault(device, {})
+                seconds = work_s(report, self.cpus.get(device))
+                tiers[cut] = moving_average(tiers.get(cut), seconds / report.batches, ema)
+                self.last_cut[device] = cut
+            if 0 < outcome.link_bytes_s < math.inf:
+                self.link_bytes_s[device] = moving_average(self.link_bytes_s.get(device), outcome.link_bytes_s, ema)
+        factors = [
+            outcome.server_s / (costs[outcome.assignment.stages].server_s * outcome.report.batches)
+            for outcome in outcomes
+            if outcome.server_s > 0 and outcome.report.batches > 0 and costs[outcome.assignment.stages].server_s > 0
+        ]
+        if factors:
+            self.server_factor = moving_average(self.server_factor, median(factors), ema)
+
+    def batch_s(self, device: DeviceView, cost: CutCost, costs: Mapping[int, CutCost]) -> float:
+        """T^c of one batch at `cost.cut`: the last tier's T̄ scaled by the ratio of reference seconds (line 26). A
+        device never seen starts from its declared CPUs."""
+        last = self.last_cut.get(device.name)
+        if last is None:
+            return cost.device_s / device.cpus
+        return cost.device_s / costs[last].device_s * self.compute_s[device.name][last]
+
+    def speed(self, device: DeviceView) -> float:
+        """ν in bytes per second; the declared uplink, less headers, before the first measurement."""
+        return self.link_bytes_s.get(device.name, device.uplink_bit_s / 8 * PAYLOAD_SHARE)
+
+
+def schedule_tiers(
+    devices: Sequence[DeviceView],
+    costs: Mapping[int, CutCost],
+    history: History,
+    batches: Mapping[str, int],
+    *,
+    server_slots: int,
+    overlap: bool,
+) -> Choice:
+    """The cut of each device (lines 30-33): T_max = max_k min_m T_k(m), then the largest m with T_k(m) <= T_max.
+
+    `batches` is Ñ_k by device; `costs` holds the cuts to choose from. The server halves share `server_slots`
+    **[ours]**: a first choice without contention says how much work each device leaves to the server, the second
+    counts the waiting for it.
+    """
+    alone = _choose(devices, costs, history, batches, {}, server_slots, overlap)
+    loads = {name: alone.estimates[name][cut].server_s for name, cut in alone.cuts.items()}
+    return _choose(devices, costs, history, batches, loads, server_slots, overlap)
+
+
+def round_s(
+    compute_s: float, model_s: float, features_s: float, server_s: float, batches: int, *, overlap: bool
+) -> float:
+    """T_k(m) from the round's seconds of compute, of one model transfer, of all features, of the server half.
+
+    Without overlap eq. 5: max{T^c + T^com, T^s + T^com} with T^com = 2 model transfers + features. With overlap the
+    three run as a pipeline over the batches: the slowest sets the pace, the others stand out by one batch, and the
+    model goes down before the first batch and up after the last **[ours]**.
+    """
+    if not overlap:
+        return max(compute_s, server_s) + 2 * model_s + features_s
+    first = 1 / max(1, batches)
+    rest = 1 - first
+    device_s = first * (compute_s + features_s) + rest * max(compute_s, features_s) + model_s
+    upper_s = first * (compute_s + features_s + server_s) + rest * max(compute_s, features_s, server_s)
+    return model_s + max(device_s, upper_s)
+
+
+def _choose(
+    devices: Sequence[DeviceView],
+    costs: Mapping[int, CutCost],
+    history: History,
+    batches: Mapping[str, int],
+    loads: Mapping[str, float],
+    slots: int,
+    overlap: bool,
+) -> Choice:
+    estimates = {}
+    for device in devices:
+        others = [load for name, load in loads.items() if name != device.name]
+        estimates[device.name] = {
+            cut: _estimate(device, cost, costs, history, batches[device.name], others, slots, overlap)
+            for cut, cost in costs.items()
+        }
+    t_max = max((min(e.total_s for e in tiers.values()) for tiers in estimates.values()), default=0.0)
+    cuts = {
+        name: max(cut for cut, estimate in tiers.items() if estimate.total_s <= t_max)
+        for name, tiers in estimates.items()
+    }
+    return Choice(cuts, t_max, estimates)
+
+
+def _estimate(
+    device: DeviceView,
+    cost: CutCost,
+    costs: Mapping[int, CutCost],
+    history: History,
+    batches: int,
+    others: Sequence[float],
+    slots: int,
+    overlap: bool,
+) -> Estimate:
+    speed = history.speed(device)
+    compute_s = history.batch_s(device, cost, costs) * batches
+    model_s, features_s = cost.model_bytes / speed, cost.feature_bytes * batches / speed
+    server_s = contended_s(cost.server_s * history.server_factor * batches, others, slots)
+    total_s = round_s(compute_s, model_s, features_s, server_s, batches, overlap=overlap)
+    return Estimate(cost.cut, compute_s, 2 * model_s + features_s, server_s, total_s)
+
+
+def contended_s(work_s: float, others_s: Sequence[float], slots: int) -> float:
+    """Seconds until `work_s` of server work is done beside the work of other devices on `slots` workers that take
+    turns: while it runs, each other gets at most as much time as it does **[ours]**."""
+    return max(work_s, (work_s + sum(min(work_s, other) for other in others_s)) / slots)

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Context, Contribution, DeviceView, Method, Plan, Schedule, assign
-from edgebed.methods.evaluation import Score
-from edgebed.methods.exits import (
+from edgebed.methods.parts.aggregation import average
+from edgebed.methods.parts.evaluation import Score
+from edgebed.methods.parts.exits import (
     Deployment,
     confidence,
     exit_cuts,
@@ -37,9 +38,8 @@ from edgebed.methods.exits import (
     served_score,
     thresholds,
 )
-from edgebed.methods.merging import average
-from edgebed.methods.nodes import Tree, exit_chances, layered, normalised, rooted, serving_rates
-from edgebed.methods.tiers import count_batches
+from edgebed.methods.parts.inference_tree import Tree, exit_chances, layered, normalised, rooted, serving_rates
+from edgebed.methods.parts.local_training import count_batches
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 
@@ -110,7 +110,7 @@ class EarlyExit(Method):
         if options.rates:
             if len(options.rates) != tree.depth:
                 raise UsageError(
-                    f"rates {options.rates} for {tree.depth} exits", cure="give one rate per exit: rates: [80, 15, 5]"
+                    f"rates {options.rates} for {tree.depth} exits", hint="give one rate per exit: rates: [80, 15, 5]"
                 )
             return normalised(options.rates)
         if options.limits:
@@ -124,7 +124,7 @@ class EarlyExit(Method):
     def deployment(self) -> Deployment:
         """How the exits are to serve."""
         if self.tree is None:
-            raise RunError("the tree has no nodes yet", cure="set up the method with the devices of the fleet")
+            raise RunError("the tree has no nodes yet", hint="set up the method with the devices of the fleet")
         return Deployment(self.tree, self.cuts, tuple(self.rates), self._arrivals(self.tree))
 
     # ---- a round ----
@@ -138,7 +138,7 @@ class EarlyExit(Method):
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         self.tree or self._grow(sorted(view.name for view in devices))
         if strange := {view.name for view in devices} - set(self.chances):
-            raise RunError(f"{', '.join(sorted(strange))} is no node of the tree", cure="name it in `parents`")
+            raise RunError(f"{', '.join(sorted(strange))} is no node of the tree", hint="name it in `parents`")
         if self._pool.round != round:
             self._pool = Pool(round, {view.name: view.samples for view in devices})
         self._planned = {view.name for view in devices}

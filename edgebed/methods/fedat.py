@@ -15,8 +15,8 @@ import msgspec
 
 from edgebed.methods.base import Context, Contribution, DeviceView, Outcome, Plan, Schedule
 from edgebed.methods.fedavg import FedAvg
-from edgebed.methods.merging import Aggregate, average, merge_by_name
-from edgebed.methods.speed import Speeds, split_tiers
+from edgebed.methods.parts.aggregation import Aggregate, average, merge_by_name
+from edgebed.methods.parts.device_speed import Speeds, split_tiers
 from edgebed.models.staged import Weights
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from edgebed.methods.base import Contribution, DeviceView, Method, Plan, Schedule, assign
-from edgebed.methods.drawing import Draw
-from edgebed.methods.merging import Aggregate, merge_by_name
+from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
+from edgebed.methods.parts.device_sampling import Draw
 from edgebed.models.staged import Weights
 
 

@@ -3,8 +3,8 @@
 Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer, and
 cuts the sub-model out; the updates are averaged per coordinate over the devices that had it. Convolutions stay whole,
 as in the experiments of the FedPMT paper (table II), unless `layers` is `all` or the model has no hidden layer of that
-kind **[ours]**. The fraction is such that its cost matches the device (`edgebed.methods.fitting`), as table II matches
-the cost of both methods per device.
+kind **[ours]**. The fraction is such that its cost matches the device (`edgebed.methods.parts.capacity`), as table II
+matches the cost of both methods per device.
 
 Nothing is scaled for what was dropped, neither on the device nor in the full model **[ours]**. A device drops the same
 channels in all batches of a round, as in the paper.
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from edgebed.methods.base import DeviceView, Outcome, Schedule
-from edgebed.methods.drawing import Draw
-from edgebed.methods.fitting import Powers, fit
-from edgebed.methods.merging import Aggregate
-from edgebed.methods.submodels import Share, SubModels
+from edgebed.methods.parts.aggregation import Aggregate
+from edgebed.methods.parts.capacity import Powers, fit
+from edgebed.methods.parts.device_sampling import Draw
+from edgebed.methods.parts.submodels import Share, SubModels
 from edgebed.models.staged import Weights
 from edgebed.models.width import Groups, Keep, random_keep
 from edgebed.wire.messages import Assignment

@@ -33,9 +33,9 @@ from edgebed.methods.base import (
     assign,
     device_half,
 )
-from edgebed.methods.evaluation import Score, evaluate
-from edgebed.methods.halves import DevicePart, Half, checked_loss, checked_upload, make_optimizer
-from edgebed.methods.sharing import checked_half, undone_on_error
+from edgebed.methods.parts.evaluation import Score, evaluate
+from edgebed.methods.parts.local_training import DevicePart, Half, checked_loss, checked_upload, make_optimizer
+from edgebed.methods.parts.shared_half import checked_half, undone_on_error
 from edgebed.models.staged import GIVEN, StagedModel, Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds, shuffled
@@ -94,7 +94,7 @@ class _Teacher:
         if len(rows) != len(logits) or len(self._given["logits"]) != _samples(self._assignment):
             raise UsageError(
                 f"the server's logits are of {len(self._given['logits'])} samples, the shard has others",
-                cure="keep batch_size and max_batches, and the shards, as they were when the run began",
+                hint="keep batch_size and max_batches, and the shards, as they were when the run began",
             )
         known = self._given["known"][rows]
         if not known.any():
@@ -198,7 +198,7 @@ class CommonUpper(ServerHalf):
         if teacher is None or teacher.shape != (len(labels), self.classes):
             raise RunError(
                 f"device {device!r} sent no logits ({len(labels)}, {self.classes})",
-                cure="run the same version of Edgebed and the same model on device and orchestrator",
+                hint="run the same version of Edgebed and the same model on device and orchestrator",
             )
         out: Tensor = self.upper(features.to(self.accelerator))
         loss = functional.cross_entropy(out, labels.to(self.accelerator))
@@ -251,7 +251,7 @@ class FedGKT(Method):
         if self.options.cut not in context.model.cuts_with_head:
             raise UsageError(
                 f"cut {self.options.cut} has no head to classify with",
-                cure=f"choose a cut of: {', '.join(map(str, context.model.cuts_with_head)) or 'another model'}",
+                hint=f"choose a cut of: {', '.join(map(str, context.model.cuts_with_head)) or 'another model'}",
             )
         self.own: dict[str, Weights] = {}  # extractor and head, by device
         self.logits: dict[str, Tensor] = {}  # the server's, by device: (samples of the shard, classes)

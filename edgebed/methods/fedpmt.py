@@ -6,7 +6,7 @@ every mask the classifier. Per layer the server takes the mean over the devices 
 
 Option I (`chooser: server`): the server picks the mask. Option II (`chooser: device`): the server sends all masks and
 what each asks of a device, the device picks by its own CPUs and reports which. Who gets which is not the paper's rule
-but `edgebed.methods.fitting`'s **[ours]**; with `levels` it is the paper's own assignment (§V-B).
+but `edgebed.methods.parts.capacity`'s **[ours]**; with `levels` it is the paper's own assignment (§V-B).
 
 The deadline of a round is `training.deadline_s`, as for every method; give it here as well, and masks are picked to
 keep it.
@@ -33,11 +33,11 @@ from edgebed.methods.base import (
     device_half,
     trained_names,
 )
-from edgebed.methods.drawing import Draw
-from edgebed.methods.fitting import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
-from edgebed.methods.halves import Half, output_half
-from edgebed.methods.merging import Aggregate, merge_by_name
-from edgebed.methods.stage_costs import partial_costs, size_bytes
+from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
+from edgebed.methods.parts.capacity import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
+from edgebed.methods.parts.device_sampling import Draw
+from edgebed.methods.parts.local_training import Half, output_half
+from edgebed.methods.parts.stage_costs import partial_costs, size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -101,7 +101,7 @@ class FedPmt(Method):
         given = self.options.costs
         if given and (len(given) != len(self.masks) or list(given) != sorted(given)):
             raise UsageError(
-                f"costs {list(given)} for {len(self.masks)} widths", cure=f"give {len(self.masks)} increasing costs"
+                f"costs {list(given)} for {len(self.masks)} widths", hint=f"give {len(self.masks)} increasing costs"
             )
         return list(given) or partial_costs(self.context.model, self.masks)
 
@@ -165,7 +165,7 @@ class FedPmt(Method):
         if used not in self.masks:
             raise RunError(
                 f"device {assignment.device!r} trained from stage {used:g}, which is no mask it was offered",
-                cure="run the same version of Edgebed on device and orchestrator",
+                hint="run the same version of Edgebed on device and orchestrator",
             )
         return trained_names(self.context.model, msgspec.structs.replace(assignment, train_from=int(used)))
 
@@ -195,7 +195,7 @@ def masks_of(model: StagedModel, widths: int | None) -> tuple[int, ...]:
     """`train_from` of the |I| masks, the narrowest first: |I| - 1, …, 0. Raises UsageError for more than stages."""
     count = widths or len(model)
     if count > len(model):
-        raise UsageError(f"{count} widths of a model with {len(model)} stages", cure=f"choose 1..{len(model)}")
+        raise UsageError(f"{count} widths of a model with {len(model)} stages", hint=f"choose 1..{len(model)}")
     return tuple(reversed(range(count)))
 
 

@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from edgebed.methods.base import Batch, Context, DeviceView, Outcome, Plan, Schedule, device_half
 from edgebed.methods.fedavg import FedAvg
-from edgebed.methods.halves import DevicePart, Half
-from edgebed.methods.merging import Aggregate
-from edgebed.methods.speed import Speeds, steps_in_time
-from edgebed.methods.tiers import count_batches
+from edgebed.methods.parts.aggregation import Aggregate
+from edgebed.methods.parts.device_speed import Speeds, steps_in_time
+from edgebed.methods.parts.local_training import DevicePart, Half, count_batches
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgebed.methods.base import Context, Contribution
 from edgebed.methods.fedavg import FedAvg
-from edgebed.methods.merging import Aggregate, merge_by_name
+from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.models.staged import Weights
 
 Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]

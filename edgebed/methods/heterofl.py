@@ -2,7 +2,7 @@
 §5). Pure.
 
 A device's width is fixed when it is first met: the widest of a few whose cost its CPUs can bear, beside the rest of the
-fleet (`edgebed.methods.fitting`) **[ours]**; the paper hands its five levels out at random. Every coordinate is
+fleet (`edgebed.methods.parts.capacity`) **[ours]**; the paper hands its five levels out at random. Every coordinate is
 averaged over the devices that had it. With `rolling` the window moves on by one channel each round (FedRolex, Alam et
 al. 2022), so that all channels get trained.
 
@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from edgebed.methods.base import Context, DeviceView, Schedule
-from edgebed.methods.fitting import asked_cpus, largest_within
-from edgebed.methods.merging import Aggregate
-from edgebed.methods.submodels import Share, SubModels
+from edgebed.methods.parts.aggregation import Aggregate
+from edgebed.methods.parts.capacity import asked_cpus, largest_within
+from edgebed.methods.parts.submodels import Share, SubModels
 from edgebed.models.staged import Weights
 from edgebed.models.width import Groups, Keep, kept_size
 from edgebed.wire.messages import Assignment

@@ -38,13 +38,13 @@ from edgebed.methods.base import (
     ServerHalf,
     assign,
 )
-from edgebed.methods.drawing import draw_share
-from edgebed.methods.grouping import group_by_labels
-from edgebed.methods.halves import checked_loss, checked_upload, make_optimizer
-from edgebed.methods.merging import merge_by_name
-from edgebed.methods.sharing import checked_half, without_bad
-from edgebed.methods.stage_costs import cut_costs
-from edgebed.methods.time_table import TimeTable, median_rule
+from edgebed.methods.parts.aggregation import merge_by_name
+from edgebed.methods.parts.device_sampling import draw_share
+from edgebed.methods.parts.label_groups import group_by_labels
+from edgebed.methods.parts.local_training import checked_loss, checked_upload, make_optimizer
+from edgebed.methods.parts.shared_half import checked_half, without_bad
+from edgebed.methods.parts.stage_costs import cut_costs
+from edgebed.methods.parts.time_table import TimeTable, median_rule
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -260,7 +260,7 @@ def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]
     if list(chosen) != sorted(set(chosen)) or not all(1 <= cut < len(model) for cut in chosen):
         raise UsageError(
             f"cuts {list(chosen)} of a model with {len(model)} stages",
-            cure=f"give increasing cuts in 1..{len(model) - 1}",
+            hint=f"give increasing cuts in 1..{len(model) - 1}",
         )
     return chosen
 

@@ -16,8 +16,8 @@ import torch
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Context, Contribution, DeviceView, Method, Plan, Schedule, ServerHalf, assign
-from edgebed.methods.halves import UpperHalf
-from edgebed.methods.merging import Aggregate, merge_by_name
+from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
+from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 
@@ -36,7 +36,7 @@ class SplitFed(Method):
         if self.options.cut >= len(context.model):
             raise UsageError(
                 f"cut {self.options.cut} of a model with {len(context.model)} stages leaves the server none",
-                cure=f"choose a cut in 1..{len(context.model) - 1}",
+                hint=f"choose a cut in 1..{len(context.model) - 1}",
             )
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import msgspec
 
 from edgebed.methods.base import Context, DeviceView, Outcome, Plan, Schedule
-from edgebed.methods.drawing import draw_share
 from edgebed.methods.fedavg import FedAvg
-from edgebed.methods.merging import Aggregate
-from edgebed.methods.speed import Speeds, split_tiers
+from edgebed.methods.parts.aggregation import Aggregate
+from edgebed.methods.parts.device_sampling import draw_share
+from edgebed.methods.parts.device_speed import Speeds, split_tiers
 from edgebed.models.staged import Weights
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -55,7 +55,7 @@ class Cnn(ModelPlugin):
             shape, least = "x".join(map(str, input_shape)), self.smallest_side(lost)
             raise UsageError(
                 f"{self.name} has no pixel of a {shape} picture left after its pools",
-                cure=f"give pictures of {least}x{least} or more, or take cnn-small, fcnn or resnet-tiny",
+                hint=f"give pictures of {least}x{least} or more, or take cnn-small, fcnn or resnet-tiny",
             )
         return rows, columns
 

@@ -40,7 +40,7 @@ class ResNet18(ModelPlugin):
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
         exits, width = self.options.exits, self.options.width
         if list(exits) != sorted(set(exits)):
-            raise UsageError(f"exits {list(exits)} of resnet18", cure="give increasing numbers of blocks, as in [2, 5]")
+            raise UsageError(f"exits {list(exits)} of resnet18", hint="give increasing numbers of blocks, as in [2, 5]")
         outs = [width, *(width * 2 ** (block // 2) for block in range(BLOCKS))]  # channels after stem, block1, ...
         stages: list[tuple[str, nn.Module]] = [
             ("stem", nn.Sequential(convolution(input_shape[0], width, 3), nn.ReLU()))

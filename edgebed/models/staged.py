@@ -66,7 +66,7 @@ class StagedModel(nn.Module):
     def stages(self, start: int, stop: int) -> nn.Sequential:
         """Stages start+1..stop as one module that shares this model's weights, keyed by stage name."""
         if not 0 <= start <= stop <= len(self):
-            raise UsageError(f"stages {start}..{stop} of a model with {len(self)}", cure=f"a cut is 0..{len(self)}")
+            raise UsageError(f"stages {start}..{stop} of a model with {len(self)}", hint=f"a cut is 0..{len(self)}")
         return nn.Sequential(OrderedDict((name, self.get_submodule(name)) for name in self.stage_names[start:stop]))
 
     def lower(self, cut: int) -> nn.Sequential:
@@ -79,7 +79,7 @@ class StagedModel(nn.Module):
 
     def head(self, cut: int) -> nn.Module:
         if cut not in self.cuts_with_head:
-            raise UsageError(f"the model has no head at cut {cut}", cure=f"cuts with a head: {self.cuts_with_head}")
+            raise UsageError(f"the model has no head at cut {cut}", hint=f"cuts with a head: {self.cuts_with_head}")
         return self.get_submodule(head_name(cut))
 
     def forward(self, x: Tensor) -> Tensor:

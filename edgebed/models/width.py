@@ -175,7 +175,7 @@ def kept_sizes(keep: Keep) -> tuple[tuple[str, int], ...]:
 def kept_size(group: Group, fraction: float) -> int:
     """How many channels a fraction is: rounded, at least one."""
     if not 0 < fraction <= 1:
-        raise UsageError(f"a width of {fraction}", cure="a fraction above 0, at most 1")
+        raise UsageError(f"a width of {fraction}", hint="a fraction above 0, at most 1")
     return max(1, round(group.size * fraction))
 
 
@@ -262,11 +262,11 @@ def _indices(groups: Groups, keep: Keep) -> dict[str, _Index]:
     for name, kept in keep.items():
         group = groups.get(name)
         if group is None:
-            raise UsageError(f"the model has no width group {name!r}", cure=f"its groups are: {', '.join(groups)}")
+            raise UsageError(f"the model has no width group {name!r}", hint=f"its groups are: {', '.join(groups)}")
         if not kept or list(kept) != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= group.size:
             raise UsageError(
                 f"width group {name!r} of {group.size} cannot keep {list(kept)[:8]}",
-                cure=f"give increasing indices within 0..{group.size - 1}, at least one",
+                hint=f"give increasing indices within 0..{group.size - 1}, at least one",
             )
         for member in group.members if len(kept) < group.size else ():
             first = torch.tensor(kept).unsqueeze(1) * member.repeat

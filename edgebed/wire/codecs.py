@@ -79,12 +79,12 @@ def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec, *, as_is: Collec
         UsageError: unknown number format, a name that is taken, or a dtype the format cannot write.
     """
     if codec.dtype not in DTYPES:
-        raise UsageError(f"there is no number format {codec.dtype!r}", cure=f"choose one of: {', '.join(DTYPES)}")
+        raise UsageError(f"there is no number format {codec.dtype!r}", hint=f"choose one of: {', '.join(DTYPES)}")
     plain: dict[str, Tensor] = {}
     formats: dict[str, str] = {}
     for name, tensor in tensors.items():
         if name.startswith("#") or name == "__metadata__":
-            raise UsageError(f"a tensor cannot be called {name!r}", cure="choose a name that does not start with '#'")
+            raise UsageError(f"a tensor cannot be called {name!r}", hint="choose a name that does not start with '#'")
         parts = {"": tensor.detach()} if name in as_is else _convert(tensor.detach(), codec.dtype)
         plain |= {f"#{part}:{name}" if part else name: value for part, value in parts.items()}
         if parts[""].dtype != tensor.dtype:
@@ -183,7 +183,7 @@ def _write(tensors: Mapping[str, Tensor], formats: Mapping[str, str]) -> bytearr
     offset = 0
     for name in order:
         if flat[name].dtype not in _TO_NAME:
-            raise UsageError(f"tensor {name!r} has dtype {flat[name].dtype}", cure="convert it to a real number type")
+            raise UsageError(f"tensor {name!r} has dtype {flat[name].dtype}", hint="convert it to a real number type")
         size = flat[name].numel() * flat[name].element_size()
         shape = list(tensors[name].shape)
         dtype = _TO_NAME[flat[name].dtype]

@@ -2,7 +2,7 @@
 
 Two families. *Control* messages are small, go over the control connection and may be lost, repeated or late: each
 carries the state it speaks of, so receiving one twice changes nothing. *Headers* travel as the head of a transfer
-(`edgebed.link.transfer`), which is delivered once and whole or refused.
+(`edgebed.link.endpoint`), which is delivered once and whole or refused.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one device does in one round (methods.md §0). Plain data: an agent executes it and knows no method.
 
     `model` is the plugin spec of the staged model, so the agent can build it. `stages` is the cut: how many leading
-    stages the device holds. `objective` names the device half (`edgebed.methods.halves`): `head`, `output`, ….
-    `seed` fixes the order of the batches. `keep` makes the device's model physically smaller (FedDrop, HeteroFL): the
-    kept indices of each width group (`edgebed.models.width`); a group that is not named has full width. `privacy` and
-    `cpus` are filled in by the device itself. With `arrivals` the device serves instead of training: its batches come
-    when requests arrive.
+    stages the device holds. `objective` names the device half (`edgebed.methods.parts.local_training`): `head`,
+    `output`, …. `seed` fixes the order of the batches. `keep` makes the device's model physically smaller (FedDrop,
+    HeteroFL): the kept indices of each width group (`edgebed.models.width`); a group that is not named has full width.
+    `privacy` and `cpus` are filled in by the device itself. With `arrivals` the device serves instead of training: its
+    batches come when requests arrive.
     """
 
     device: str

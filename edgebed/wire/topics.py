@@ -28,7 +28,7 @@ def check_name(name: str, what: str = "device") -> str:
     if not NAME.fullmatch(name) or name == ORCHESTRATOR:
         raise UsageError(
             f"{name!r} is no name for a {what}",
-            cure="use 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first; 'orchestrator' is taken",
+            hint="use 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first; 'orchestrator' is taken",
         )
     return name
 

@@ -1,4 +1,4 @@
-"""The command line: one command per file; a file's `register(app)` adds it. Errors become message, cure, exit code."""
+"""The command line: one command per file; a file's `register(app)` adds it. Errors become message, hint, exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from edgebed.errors import EdgebedError, FileError
 from orchestrator.cli.console import log
-from orchestrator.cli.signals import ending_alike
+from orchestrator.runs.signals import ending_alike
 
 
 def _version(wanted: bool) -> None:
@@ -69,6 +69,6 @@ def main() -> None:
 
 def _fail(error: EdgebedError) -> NoReturn:
     log.print(f"[bold red]edgebed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-    if error.cure:
-        log.print(f"[bold]Cure:[/] {escape(error.cure)}", highlight=False, soft_wrap=True)
+    if error.hint:
+        log.print(f"[bold]Hint:[/] {escape(error.hint)}", highlight=False, soft_wrap=True)
     sys.exit(error.exit_code)

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from orchestrator import judgement, session
-from orchestrator.calibration import Calibration, calibrate
+from orchestrator.calibration import verdicts
+from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.signals import run_to_end
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.types import Calibrated
+from orchestrator.runs import session
+from orchestrator.runs.signals import run_to_end
 
 
 def register(app: typer.Typer) -> None:
@@ -72,21 +73,21 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, short:
     with Progress(*columns, console=log, transient=True) as progress:
         task = progress.add_task("starting", total=1.0)
 
-        def say(line: str) -> None:
+        def notify(line: str) -> None:
             progress.update(task, description=escape(line))
 
-        async with session.standing_fleet(spec, backend=backend, dilation=dilation, say=say) as standing:
-            plan = judgement.short_plan() if short else judgement.full_plan()
-            say(f"calibrating, about {judgement.estimate_s(plan, list(standing.limits.values())):.0f} s")
+        async with session.standing_fleet(spec, backend=backend, dilation=dilation, notify=notify) as controller:
+            plan = verdicts.short_plan() if short else verdicts.full_plan()
+            notify(f"calibrating, about {verdicts.estimate_s(plan, list(controller.limits.values())):.0f} s")
             result = await calibrate(
-                standing.fleet,
-                standing.limits,
-                standing.prober,
+                controller.fleet,
+                controller.limits,
+                controller.prober,
                 short=short,
                 on_row=lambda row: None,
                 on_item=lambda share: progress.update(task, completed=share),
             )
-            return Outcome(spec.name, str(standing.enforcement), standing.dilation, result)
+            return Outcome(spec.name, str(controller.enforcement), controller.dilation, result)
 
 
 def _table(outcome: Outcome) -> Table:

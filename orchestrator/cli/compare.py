@@ -79,7 +79,7 @@ def _baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
         except UsageError:
             known = ", ".join(sorted(set(methods.values())))
             raise UsageError(
-                f"{baseline!r} is neither a method of these runs nor a run", cure=f"methods: {known}"
+                f"{baseline!r} is neither a method of these runs nor a run", hint=f"methods: {known}"
             ) from None
     kept = {folder.resolve() for folder in own}
     return [folder for folder in folders if folder.resolve() not in kept] + own

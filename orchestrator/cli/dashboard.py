@@ -9,8 +9,8 @@ import typer
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console
 from orchestrator.cli.folders import complete_run, find_runs, runs_folder
+from orchestrator.dashboard.run_list import Wanted
 from orchestrator.dashboard.serve import Place, serve
-from orchestrator.dashboard.shelf import Wanted
 
 
 def register(app: typer.Typer) -> None:
@@ -38,11 +38,11 @@ def command(
     """Show RUNS in a browser, live or finished. Ctrl-C ends it; the runs do not notice."""
     folders = tuple(find_runs(runs or []))
     if not folders and not runs_folder().is_dir():
-        raise UsageError(f"there is no folder of runs {runs_folder()}", cure="name runs, or set EDGEBED_RUNS")
+        raise UsageError(f"there is no folder of runs {runs_folder()}", hint="name runs, or set EDGEBED_RUNS")
     wanted = Wanted(folders) if folders else Wanted(library=runs_folder())
-    serve(wanted, Place(host, port, token), _say)
+    serve(wanted, Place(host, port, token), _notify)
 
 
-def _say(address: str) -> None:
+def _notify(address: str) -> None:
     console.print(f"Page: {address}", soft_wrap=True, highlight=False)
     console.print("Ctrl-C ends it.", highlight=False)

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from edgebed.datasets.base import DATASETS
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.data import count_labels, label_table, share_out
 from orchestrator.experiment import load
 from orchestrator.fleet.profile import fleet_of
+from orchestrator.runs.data import count_labels, label_table, share_out
 
 
 def register(app: typer.Typer) -> None:

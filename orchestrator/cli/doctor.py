@@ -1,4 +1,4 @@
-"""`edgebed doctor`: what this host can hold, and the cure for what it lacks; exit code 0 or 1."""
+"""`edgebed doctor`: what this host can hold, and the hint for what it lacks; exit code 0 or 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import runs_folder
 from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
-from orchestrator.fleet.facts import gather
+from orchestrator.fleet.host_facts import gather
 from orchestrator.fleet.profile import load_fleet
 
 
@@ -34,7 +34,7 @@ def command(
     spec = load_fleet(fleet) if fleet else None
     backend = backend or (spec.backend if spec else "local")
     if backend not in BACKENDS:
-        raise UsageError(f"there is no backend {backend!r}", cure=f"choose one of: {', '.join(BACKENDS)}")
+        raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
     with log.status("looking at this host"):
         facts = gather(runs_folder())
     rows = check(facts, backend, len(spec.devices) if spec else 0)
@@ -65,20 +65,20 @@ def _builtins(
 
 def _table(backend: str, rows: list[Check]) -> Table:
     table = Table(box=SIMPLE_HEAD, title=f"this host, for the backend {backend}")
-    for name in ("", "what", "found", "missing, and the cure"):
+    for name in ("", "what", "found", "missing, and the hint"):
         table.add_column(name)
     for row in rows:
         mark = "[green]ok[/]" if not row.lack else "[bold red]LACK[/]" if row.needed else "[yellow]note[/]"
-        missing = f"{row.lack.rstrip('.')}. Cure: {row.cure}" if row.lack else ""
+        missing = f"{row.lack.rstrip('.')}. Hint: {row.hint}" if row.lack else ""
         table.add_row(mark, row.name, escape(row.found), escape(missing))
     return table
 
 
 def _fleet_table(name: str, fitting: FleetFit) -> Table:
     dilation = "no dilation fits" if fitting.dilation is None else f"dilation {fitting.dilation:.3g}"
-    cure = f" Cure: {fitting.cure}" if fitting.cure else ""
+    hint = f" Hint: {fitting.hint}" if fitting.hint else ""
     said = ". ".join(text for text in (fitting.lack, fitting.warning) if text)
-    table = Table(box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + cure) or None)
+    table = Table(box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + hint) or None)
     table.add_column("device")
     for column in ("CPUs", "up Mbit/s", "down Mbit/s", "memory MiB", "latency ms"):
         table.add_column(column, justify="right")

@@ -13,9 +13,9 @@ from orchestrator.cli.folders import complete_run, find_run
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
-from orchestrator.records.facts import sort
 from orchestrator.records.metrics import exposition
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import sort
 from orchestrator.records.summary import load_summary
 
 
@@ -42,22 +42,22 @@ def command(
     """Write the records of RUN for other tools; several formats at once, if wanted. trace.json is for Perfetto."""
     folder = find_run(run)
     if not any((csv, parquet, tensorboard, prometheus, otlp)):
-        raise UsageError("no format", cure="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
+        raise UsageError("no format", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
     with log.status("reading records"):
         records = read(folder / "records.jsonl")
     if csv is not None:
-        _say(csv, f"{len(write_csv(records, csv))} CSV files")
+        _notify(csv, f"{len(write_csv(records, csv))} CSV files")
     if parquet is not None:
-        _say(parquet, f"{len(write_parquet(records, parquet))} Parquet files")
+        _notify(parquet, f"{len(write_parquet(records, parquet))} Parquet files")
     if tensorboard is not None:
         write_tensorboard(load_summary(folder), tensorboard)
-        _say(tensorboard, "tensorboard --logdir")
+        _notify(tensorboard, "tensorboard --logdir")
     if prometheus is not None:
         prometheus.write_text(exposition([load_summary(folder)]), encoding="utf-8")
-        _say(prometheus, "metrics")
+        _notify(prometheus, "metrics")
     if otlp is not None:
-        _say(otlp, f"{write_spans(sort(records), otlp)} spans")
+        _notify(otlp, f"{write_spans(sort(records), otlp)} spans")
 
 
-def _say(where: Path | str, what: str) -> None:
+def _notify(where: Path | str, what: str) -> None:
     console.print(f"{where}: {what}", soft_wrap=True, highlight=False, markup=False)

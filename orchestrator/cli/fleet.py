@@ -12,11 +12,11 @@ from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
-from orchestrator import holder
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.profile import FleetSpec, load_fleet
-from orchestrator.holder import DeviceState, State
+from orchestrator.runs import daemon
+from orchestrator.runs.daemon import DeviceState, State
 
 Fleet = Annotated[Path, typer.Argument(help="The fleet file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -38,16 +38,16 @@ def up(
 ) -> None:
     """Start every device of FLEET; return once all stand and are limited."""
     spec = load_fleet(fleet)
-    place = holder.Place.of(spec)
+    place = daemon.Place.of(spec)
     if place.alive():
-        raise UsageError(f"the fleet {spec.name} stands already", cure=f"edgebed fleet down {fleet}")
+        raise UsageError(f"the fleet {spec.name} stands already", hint=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
-        pid = holder.spawn(spec, place, holder.Wanted(backend, dilation, broker))
+        pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, broker))
         try:
             _until_ready(place, status)
         except KeyboardInterrupt:
             status.update("interrupted: removing what stands already")
-            holder.end(place)
+            daemon.end(place)
             raise
     state = place.ask()
     log.print(f"{len(state.devices)} devices stand, held by process {pid}; limits: {state.enforcement}")
@@ -56,7 +56,7 @@ def up(
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
 
 
-def _until_ready(place: holder.Place, status: Status) -> None:
+def _until_ready(place: daemon.Place, status: Status) -> None:
     while not place.ready():
         if not place.alive():
             raise _failed(place)
@@ -64,9 +64,9 @@ def _until_ready(place: holder.Place, status: Status) -> None:
         time.sleep(0.1)
 
 
-def _failed(place: holder.Place) -> FleetError:
-    message, _, cure = place.failure().partition("\n")
-    return FleetError(f"the fleet did not come up: {message}", cure=cure or f"see {place.log}")
+def _failed(place: daemon.Place) -> FleetError:
+    message, _, hint = place.failure().partition("\n")
+    return FleetError(f"the fleet did not come up: {message}", hint=hint or f"see {place.log}")
 
 
 def ps(fleet: Fleet, as_json: Json = False) -> None:
@@ -82,14 +82,14 @@ def down(fleet: Fleet) -> None:
     """End the fleet and remove everything it made."""
     spec = load_fleet(fleet)
     with log.status("ending"):
-        holder.end(_place(spec))
+        daemon.end(_place(spec))
     log.print(f"the fleet {spec.name} is gone")
 
 
-def _place(spec: FleetSpec) -> holder.Place:
-    place = holder.Place.of(spec)
+def _place(spec: FleetSpec) -> daemon.Place:
+    place = daemon.Place.of(spec)
     if not place.alive():
-        raise FleetError(f"the fleet {spec.name} does not stand", cure=f"edgebed fleet up {spec.path}")
+        raise FleetError(f"the fleet {spec.name} does not stand", hint=f"edgebed fleet up {spec.path}")
     return place
 
 

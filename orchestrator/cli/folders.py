@@ -63,18 +63,18 @@ def _matches(name: str) -> list[Path]:
     if not known:
         raise UsageError(
             f"there is no run {name!r}, nor any under {runs_folder().resolve()}",
-            cure="give the folder of a run, or set EDGEBED_RUNS to the folder of your runs",
+            hint="give the folder of a run, or set EDGEBED_RUNS to the folder of your runs",
         )
     raise UsageError(
         f"there is no run {name!r} under {runs_folder().resolve()}{nearest(name, known)}",
-        cure=f"`edgebed runs` lists them; the newest: {', '.join(known[:5])}",
+        hint=f"`edgebed runs` lists them; the newest: {', '.join(known[:5])}",
     )
 
 
 def _several(name: str, matches: list[Path]) -> UsageError:
     how = "fit" if is_pattern(name) else "begin with"
     names = ", ".join(folder.name for folder in matches[:5])
-    return UsageError(f"{len(matches)} runs {how} {name!r}", cure=f"give one of: {names}")
+    return UsageError(f"{len(matches)} runs {how} {name!r}", hint=f"give one of: {names}")
 
 
 def _is_run(folder: Path) -> bool:

@@ -18,10 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator import session
 from orchestrator.records import types as t
 from orchestrator.records.comparison import accuracy as as_accuracy
 from orchestrator.records.comparison import size
+from orchestrator.runs import session
 
 PER_SECOND = 2
 MOST_DEVICES = 24

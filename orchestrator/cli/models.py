@@ -14,8 +14,8 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.model_costs import ModelCosts, model_costs
-from orchestrator.yaml_file import parse
+from orchestrator.files.yaml_file import parse
+from orchestrator.training.model_costs import ModelCosts, model_costs
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
     if options and not model:
-        raise UsageError("--set without --model", cure="name the model whose options these are")
+        raise UsageError("--set without --model", hint="name the model whose options these are")
     shape = parse_shape(data_shape, "--data-shape")
     specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
     with log.status("counting"):
@@ -67,7 +67,7 @@ def parse_shape(text: str, option: str) -> tuple[int, ...]:
     """`3x32x32` as numbers. Raises UsageError."""
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise UsageError(f"{option} {text!r} is no shape", cure="give channels, height and width, as in 3x32x32")
+        raise UsageError(f"{option} {text!r} is no shape", hint="give channels, height and width, as in 3x32x32")
     return tuple(int(part) for part in parts)
 
 
@@ -77,7 +77,7 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or key == "name":
-            raise UsageError(f"--set {text!r}", cure="write key=value, as in widths=[8,16,32]")
+            raise UsageError(f"--set {text!r}", hint="write key=value, as in widths=[8,16,32]")
         found[key], _ = parse(value, Path(f"--set {text}"))
     return found
 

@@ -32,7 +32,7 @@ def command(
     """Write summary.json, calibration.json, report.html and trace.json of RUNS again from their records."""
     folders = find_runs(runs)
     if len(folders) > 1 and (pdf or png):
-        raise UsageError(f"one file of figures for {len(folders)} runs", cure="give --pdf and --png with one run")
+        raise UsageError(f"one file of figures for {len(folders)} runs", hint="give --pdf and --png with one run")
     summaries = [_write(folder, pdf, png) for folder in folders]
     if as_json:
         print_json(summaries[0] if len(folders) == 1 else summaries)

@@ -17,9 +17,9 @@ from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import runs_folder
-from orchestrator.cli.reproduced import Measured, measure
+from orchestrator.papers.measure import Measured, measure
+from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.ratios import Cell
-from orchestrator.reproduction import Reproduction, load_reproduction
 
 TABLES = Path(__file__).resolve().parents[2] / "profiles" / "experiments" / "papers"
 
@@ -52,7 +52,7 @@ def command(
     path = find_table(name)
     table = load_reproduction(path)
     if table.kind != "runs" and (real or full or fresh or seeds or rows or columns):
-        raise UsageError(f"{name} takes no option but --json and --backend", cure="leave the others out")
+        raise UsageError(f"{name} takes no option but --json and --backend", hint="leave the others out")
     match table.kind:
         case "tiers":
             tiers.command(backend=backend or "local", as_json=as_json)
@@ -70,7 +70,7 @@ def command(
                 seeds=parse_seeds(seeds),
                 rows=rows,
                 columns=columns,
-                say=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
+                notify=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
             )
             _show(table, found, as_json=as_json)
 
@@ -81,14 +81,14 @@ def find_table(name: str) -> Path:
         if path.is_file():
             return path
     known = [path.stem for path in _tables()]
-    raise UsageError(f"there is no table {name!r}{nearest(name, known)}", cure=f"choose one of: {', '.join(known)}")
+    raise UsageError(f"there is no table {name!r}{nearest(name, known)}", hint=f"choose one of: {', '.join(known)}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text!r}", cure="give whole numbers with commas between them: 1,2,3") from None
+        raise UsageError(f"--seeds {text!r}", hint="give whole numbers with commas between them: 1,2,3") from None
 
 
 def _tables() -> Iterator[Path]:

@@ -14,19 +14,19 @@ from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.typed import nearest
-from orchestrator import session
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.folders import complete_run, find_run, runs_folder
 from orchestrator.cli.live import LiveWatch
-from orchestrator.cli.signals import run_to_end
 from orchestrator.cli.unfinished import tell_unfinished
-from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Experiment, load
-from orchestrator.outputs import try_file, try_folder
+from orchestrator.files.output import try_file, try_folder
 from orchestrator.records.loglines import LogLines
 from orchestrator.records.types import Record
+from orchestrator.runs import session
+from orchestrator.runs.signals import run_to_end
 
 
 def register(app: typer.Typer) -> None:
@@ -84,12 +84,12 @@ def run(
         try_file(log_file)
     try_folder(request.runs)
     place = Place(dashboard_host, dashboard_port, dashboard_token)
-    page = page_beside(runs_folder(), request.experiment.name, place, _say)
+    page = page_beside(runs_folder(), request.experiment.name, place, _notify)
     with page if dashboard else contextlib.nullcontext():
         folders = _carry_out(request, quiet, log_file)
     if dashboard:
         again = " ".join(folder.name for folder in folders)
-        _say(f"The page has ended with the run; to look again: edgebed dashboard {again}")
+        _notify(f"The page has ended with the run; to look again: edgebed dashboard {again}")
     print_comparison(folders, as_json=as_json)
     if not as_json:
         for folder in folders:
@@ -104,11 +104,11 @@ def _request(
         if experiment is not None or method or plan:
             raise UsageError(
                 "--resume takes the experiment, with all its methods, from the run's folder",
-                cure="give --resume RUN, and --set where the run is to be extended",
+                hint="give --resume RUN, and --set where the run is to be extended",
             )
         return session.resume_request(find_run(resume), set_)
     if experiment is None:
-        raise UsageError("no experiment", cure="give an experiment file, such as profiles/experiments/demo.yaml")
+        raise UsageError("no experiment", hint="give an experiment file, such as profiles/experiments/demo.yaml")
     loaded = _only(load(experiment, set_), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)
@@ -126,7 +126,7 @@ def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> 
         raise
 
 
-def _say(line: str) -> None:
+def _notify(line: str) -> None:
     log.print(line, highlight=False, soft_wrap=True)
 
 
@@ -139,7 +139,7 @@ def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experi
         known = [str(m.get("name")) for m in experiment.methods]
         strange = sorted(set(names) - set(known))
         raise UsageError(
-            f"{path} has no method {', '.join(strange)}{nearest(strange[0], known)}", cure=f"it has: {', '.join(known)}"
+            f"{path} has no method {', '.join(strange)}{nearest(strange[0], known)}", hint=f"it has: {', '.join(known)}"
         )
     return msgspec.structs.replace(experiment, methods=chosen)
 

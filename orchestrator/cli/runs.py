@@ -16,7 +16,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.cli.folders import complete_run, is_pattern, runs_folder
-from orchestrator.dashboard.shelf import make_card
+from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.comparison import accuracy, seconds
 from orchestrator.records.recorder import is_being_written
 
@@ -61,7 +61,7 @@ def command(
     folder = runs_folder()
     if not folder.is_dir():
         raise UsageError(
-            f"there is no folder of runs {folder.resolve()}", cure="set EDGEBED_RUNS to the folder of your runs"
+            f"there is no folder of runs {folder.resolve()}", hint="set EDGEBED_RUNS to the folder of your runs"
         )
     with log.status("reading runs"):
         rows = [row for path in sorted(folder.glob("*/records.jsonl")) if (row := read_row(path)) is not None]

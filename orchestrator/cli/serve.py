@@ -12,7 +12,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import complete_run, find_run, runs_folder
-from orchestrator.cli.signals import run_to_end
+from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
 
 
@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Put the exits that RUN trained on a throttled fleet and send requests down its links."""
     if rate is not None and not 0 < rate < 1e6:
-        raise UsageError(f"--rate {rate}", cure="give requests per second, above 0")
+        raise UsageError(f"--rate {rate}", hint="give requests per second, above 0")
     wanted = ServeRequest(
         run=find_run(run),
         runs=runs_folder(),
@@ -51,14 +51,14 @@ def command(
     )
     with log.status("starting") as status:
 
-        def say(line: str) -> None:
+        def notify(line: str) -> None:
             if not quiet:
                 log.print(escape(line), highlight=False, soft_wrap=True)
 
         def watch(answered: int, lost: int) -> None:
             status.update(f"{answered} of {requests} answered" + (f", {lost} lost" if lost else ""))
 
-        folder, summary = run_to_end(serve(wanted, say, watch))
+        folder, summary = run_to_end(serve(wanted, notify, watch))
     if as_json:
         print_json(summary)
         return

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.console import console
-from orchestrator.records.facts import sort
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import sort
 from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.summary import load_summary
 

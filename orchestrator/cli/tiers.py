@@ -13,11 +13,12 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Codec, Optimizer
-from orchestrator import session, tiers
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.signals import run_to_end
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.papers import tiers
+from orchestrator.runs import session
+from orchestrator.runs.signals import run_to_end
 from orchestrator.training.costs import profile_cuts
 
 
@@ -42,7 +43,7 @@ def command(
     net = seeded(lambda: MODELS.create({"name": model}, "--model").build(size, classes), 0)
     cuts = list(range(len(net) - count, len(net)))
     if count < 1 or cuts[0] < 1:
-        raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", cure=f"give 1 to {len(net) - 1}")
+        raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", hint=f"give 1 to {len(net) - 1}")
     measurements = run_to_end(_measure(net, model, cuts, shares, backend, batch, repeats))
     costs = profile_cuts(net, cuts, batch, Codec(), Optimizer(), torch.device("cpu"))
     server = [costs[cut].server_s / costs[cuts[0]].server_s for cut in cuts]
@@ -62,7 +63,7 @@ def _numbers(text: str, separator: str, option: str) -> list[float]:
     except ValueError:
         values = []
     if not values or not all(0 < value < 1e6 for value in values):
-        raise UsageError(f"{option} {text!r}", cure=f"give positive numbers with {separator!r} between them")
+        raise UsageError(f"{option} {text!r}", hint=f"give positive numbers with {separator!r} between them")
     return values
 
 
@@ -81,11 +82,11 @@ async def _measure(
         shard = folder / "shard.safetensors"
         write_idle_shard(shard, samples=batch, input_shape=net.input_shape, classes=net.classes)
         fleet = session.standing_fleet(
-            spec, backend=backend, dilation="off", shards={"tier-device": shard}, say=status.update
+            spec, backend=backend, dilation="off", shards={"tier-device": shard}, notify=status.update
         )
-        async with fleet as standing:
+        async with fleet as controller:
             return await tiers.measure_tiers(
-                standing,
+                controller,
                 net,
                 {"name": model},
                 cuts=cuts,

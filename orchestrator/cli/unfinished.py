@@ -10,23 +10,23 @@ from pathlib import Path
 from orchestrator.cli.console import log
 from orchestrator.cli.folders import runs_folder
 from orchestrator.records.comparison import accuracy
-from orchestrator.request import Request
-from orchestrator.resuming import is_finished
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.request import Request
+from orchestrator.runs.resume import is_finished
 
 
 def tell_unfinished(request: Request, begun: Sequence[Path]) -> None:
     """Print what there is of each method, and how to go on. `begun`: folders of this command's runs, in their order."""
     folders = {**request.begun, **request.finished, **{_place(folder): folder for folder in begun}}
     if not folders:
-        _say("No run had begun: nothing was measured.")
+        _notify("No run had begun: nothing was measured.")
         return
-    _say("\n".join(["What is kept:", *_lines(request, folders)]))
+    _notify("\n".join(["What is kept:", *_lines(request, folders)]))
     going_on = begun[-1] if begun else next(iter(folders.values()))
-    _say(f"To go on: {resume_command(going_on)}")
+    _notify(f"To go on: {resume_command(going_on)}")
 
 
-def _say(text: str) -> None:
+def _notify(text: str) -> None:
     log.print(text, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import EdgebedError
+from orchestrator.dashboard.run_list import Wanted
 from orchestrator.dashboard.serve import Place, serve
-from orchestrator.dashboard.shelf import Wanted
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         serve(wanted, order.place, lambda line: print(line, flush=True), until_eof=True)
     except EdgebedError as error:
-        sys.exit(f"{error}; {error.cure}")
+        sys.exit(f"{error}; {error.hint}")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from orchestrator.dashboard.follow import Follower
 from orchestrator.dashboard.gantt import gantt
-from orchestrator.dashboard.shelf import Shelf
+from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.state import State
+from orchestrator.dashboard.tail import RecordTail
 from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
 from orchestrator.records.comparison import compare
 from orchestrator.records.metrics import exposition
@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 class Run:
     """One followed run. Only one thread at a time is in it."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: RecordTail) -> None:
         self.follower = follower
         self._lock = asyncio.Lock()
         self._live: tuple[tuple[int, int], dict[str, Any] | None] = ((-1, -1), None)
@@ -94,21 +94,21 @@ class Run:
             return None
         row, before = state.rows[index], state.rows[max(0, index - 1)]
         records = self.follower.slice(before.offset, self._end(state, index), GANTT_LIMIT)
-        return gantt(records, state.lives[row.life], row)
+        return gantt(records, state.sessions[row.session], row)
 
     def _end(self, state: State, index: int) -> int | None:
         """Offset up to which records may speak of a round; None: to the end."""
         rows = state.rows
         end_ns = rows[index].start_ns + ((rows[index].seconds or 0.0) * state.dilation + LATE_S) * 1e9
-        late = (r for r in rows[index + 2 :] if r.start_ns > end_ns or r.life != rows[index].life)
+        late = (r for r in rows[index + 2 :] if r.start_ns > end_ns or r.session != rows[index].session)
         after = next(late, None)
         return None if after is None else after.offset
 
 
-class Desk:
+class DashboardAPI:
     """Answers the requests of all pages."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: RunList) -> None:
         self._shelf = shelf
         self._runs: dict[str, Run] = {}
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
@@ -201,9 +201,9 @@ class Desk:
             if run is None:
                 continue
             state = run.follower.state
-            if state.lives:
+            if state.sessions:
                 summaries.append(await run.within(functools.partial(_summary, run.follower)))
-                curves.append({"id": name, "method": state.life.started.method, "points": curve(state)})
+                curves.append({"id": name, "method": state.session.started.method, "points": curve(state)})
         table = compare(summaries)
         return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
 
@@ -213,25 +213,25 @@ class Desk:
         found: dict[str, dict[str, Any]] = {}
         for name in asked or [card["id"] for card in (await self.cards())[:SCRAPED]]:
             run = await self.fresh(name)
-            if run is not None and run.follower.state.lives:
+            if run is not None and run.follower.state.sessions:
                 known = await run.within(functools.partial(_measures, run.follower))
                 found.setdefault(known["run"], known)  # two folders may hold copies of one run
         text = await asyncio.to_thread(exposition, list(found.values()))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _summary(follower: Follower) -> dict[str, Any]:
+def _summary(follower: RecordTail) -> dict[str, Any]:
     """From the state, with what only `summary.json` has where that is newer than the records."""
     whole = _whole(follower)
     return summary(follower.state) | {k: v for k, v in whole.items() if not isinstance(v, list | dict)}
 
 
-def _measures(follower: Follower) -> dict[str, Any]:
+def _measures(follower: RecordTail) -> dict[str, Any]:
     """What is known of a run for a scrape; all of it once the run is over."""
     return measures(follower.state) | _whole(follower)
 
 
-def _whole(follower: Follower) -> dict[str, Any]:
+def _whole(follower: RecordTail) -> dict[str, Any]:
     """`summary.json` where it is newer than the records."""
     file = follower.path.with_name("summary.json")
     try:
@@ -242,7 +242,7 @@ def _whole(follower: Follower) -> dict[str, Any]:
     return {}
 
 
-def _changes(follower: Follower, cursor: Cursor) -> bytes | None:
+def _changes(follower: RecordTail, cursor: Cursor) -> bytes | None:
     found = changes(follower.state, cursor)
     return None if found is None else _encode(found)
 
@@ -255,8 +255,8 @@ def _json(value: Any) -> Response:
     return Response(_encode(value), 404 if value is None else 200, media_type="application/json")
 
 
-def make_app(desk: Desk) -> Starlette:
-    """The page as an ASGI application; `guard.Guard` goes around it."""
+def make_app(desk: DashboardAPI) -> Starlette:
+    """The page as an ASGI application; `guard.Auth` goes around it."""
 
     async def index(request: Request) -> Response:
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html; charset=utf-8")

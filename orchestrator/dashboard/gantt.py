@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.dashboard.state import Life, Row
+from orchestrator.dashboard.state import Row, SessionState
 from orchestrator.records import types as t
-from orchestrator.records.facts import RoundFacts, RunFacts, Stretch, sort
-from orchestrator.records.placing import FOREVER
+from orchestrator.records.clock_alignment import FOREVER
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import Segment, timelines
 
@@ -22,15 +22,15 @@ FINEST = 600
 Bars = list[tuple[str, float, float, str]]
 
 
-def gantt(records: Iterable[t.Record], life: Life, row: Row) -> dict[str, Any] | None:
+def gantt(records: Iterable[t.Record], state: SessionState, row: Row) -> dict[str, Any] | None:
     """The Gantt of a round from records that hold it; None where they do not. Seconds from its start, divided by the
     dilation."""
-    stretch = _stretch(records, life)
-    if row.number not in stretch.rounds:
+    session = _session(records, state)
+    if row.number not in session.rounds:
         return None
-    facts, dilation = stretch.rounds[row.number], life.started.dilation
-    live = facts.finished is None and not life.finished
-    (timeline,) = timelines(RunFacts([stretch]), {row.number})
+    facts, dilation = session.rounds[row.number], state.started.dilation
+    live = facts.finished is None and not state.finished
+    (timeline,) = timelines(RunFacts([session]), {row.number})
     end_ns = facts.end_ns if live or facts.finished is None else _last_ns(facts)
     scale = 1e9 * dilation
 
@@ -71,7 +71,7 @@ def _scaled(value: float | None, dilation: float) -> float | None:
     return None if value is None else value / dilation
 
 
-def _stretch(records: Iterable[t.Record], life: Life) -> Stretch:
+def _session(records: Iterable[t.Record], state: SessionState) -> Session:
     """A stretch of these records alone; who was there, and the clocks, come from the whole life."""
     mine: list[t.Record] = []
     for record in records:
@@ -80,11 +80,11 @@ def _stretch(records: Iterable[t.Record], life: Life) -> Stretch:
                 break
             continue
         mine.append(record)
-    (stretch,) = sort([life.started, *mine]).stretches
-    for name, device in stretch.devices.items():
-        device.presence = life.presence.get(name, [])
-        device.clocks = life.clocks.get(name, {})
-    return stretch
+    (session,) = sort([state.started, *mine]).sessions
+    for name, device in session.devices.items():
+        device.presence = state.presence.get(name, [])
+        device.clocks = state.clocks.get(name, {})
+    return session
 
 
 def _last_ns(facts: RoundFacts) -> int:

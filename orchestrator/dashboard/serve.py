@@ -15,9 +15,9 @@ import msgspec
 import uvicorn
 
 from edgebed.errors import UsageError
-from orchestrator.dashboard.app import Desk, make_app
-from orchestrator.dashboard.guard import Guard
-from orchestrator.dashboard.shelf import Shelf, Wanted
+from orchestrator.dashboard.app import DashboardAPI, make_app
+from orchestrator.dashboard.auth import Auth
+from orchestrator.dashboard.run_list import RunList, Wanted
 
 NICENESS = 19
 """The devices of a run may share this host, and must not notice the page."""
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     token: str = ""
 
 
-def serve(wanted: Wanted, place: Place, say: Callable[[str], None], *, until_eof: bool = False) -> None:
+def serve(wanted: Wanted, place: Place, notify: Callable[[str], None], *, until_eof: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; `until_eof`: or until standard input ends, as it does when a run is over.
 
     Args:
@@ -45,8 +45,8 @@ def serve(wanted: Wanted, place: Place, say: Callable[[str], None], *, until_eof
     sock = _open(place.host, place.port)
     port = sock.getsockname()[1]
     token = place.token or secrets.token_urlsafe(16)
-    say(address(place.host, port, token))
-    asyncio.run(_serve(Shelf(wanted), sock, place.host, port, token, until_eof))
+    notify(address(place.host, port, token))
+    asyncio.run(_serve(RunList(wanted), sock, place.host, port, token, until_eof))
 
 
 def _stand_back() -> None:
@@ -67,14 +67,14 @@ def _open(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        cure = "--port 0 takes a free one; --host must be an address of this host"
-        raise UsageError(f"cannot serve on {host}:{port}: {error.strerror or error}", cure=cure) from None
+        hint = "--port 0 takes a free one; --host must be an address of this host"
+        raise UsageError(f"cannot serve on {host}:{port}: {error.strerror or error}", hint=hint) from None
 
 
-async def _serve(shelf: Shelf, sock: socket.socket, host: str, port: int, token: str, until_eof: bool) -> None:
-    desk = Desk(shelf)
+async def _serve(shelf: RunList, sock: socket.socket, host: str, port: int, token: str, until_eof: bool) -> None:
+    desk = DashboardAPI(shelf)
     config = uvicorn.Config(
-        Guard(make_app(desk), host, port, token),
+        Auth(make_app(desk), host, port, token),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -91,7 +91,7 @@ async def _serve(shelf: Shelf, sock: socket.socket, host: str, port: int, token:
 class _Server(uvicorn.Server):
     """Ends the streams of open pages when it is told to end: it would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+    def __init__(self, config: uvicorn.Config, desk: DashboardAPI) -> None:
         super().__init__(config)
         self._desk = desk
 

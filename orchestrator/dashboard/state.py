@@ -11,13 +11,13 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.records import types as t
-from orchestrator.records.facts import Clock
+from orchestrator.records.run_index import Clock
 
-VERSION = 4
+VERSION = 5
 """Of the structs below: a state of another version is folded again."""
 
 
-class Life(msgspec.Struct):
+class SessionState(msgspec.Struct):
     """One life of the orchestrator: a resumed run has several, each with a clock of its own."""
 
     started: t.RunStarted
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, array_like=True):
 
     number: int
     offset: int
-    life: int  # which stretch
+    session: int  # which stretch
     start_ns: int
     axis_s: float
     drawn: int
@@ -130,7 +130,7 @@ class State(msgspec.Struct):
     rev: int = 0
     epoch: int = 0
     elapsed_s: float = 0.0
-    lives: list[Life] = []
+    sessions: list[SessionState] = []
     rows: list[Row] = []
     devices: dict[str, Device] = {}
     marks: list[Mark] = []
@@ -143,12 +143,12 @@ class State(msgspec.Struct):
     last_ns: int = 0
 
     @property
-    def life(self) -> Life:
-        return self.lives[-1]
+    def session(self) -> SessionState:
+        return self.sessions[-1]
 
     @property
     def dilation(self) -> float:
-        return self.life.started.dilation
+        return self.session.started.dilation
 
     @property
     def current(self) -> Row | None:

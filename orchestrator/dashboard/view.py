@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.dashboard.fold import OWN_WORK
+from orchestrator.dashboard.reducer import OWN_WORK
 from orchestrator.dashboard.state import Device, Mark, Row, State
 
 UNSETTLED = 128
@@ -21,15 +21,15 @@ class Cursor(msgspec.Struct):
     rev: int = -1
     rows: int = 0
     marks: int = 0
-    lives: int = 0
+    sessions: int = 0
     calibration: int = 0
 
 
 def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
     """What a page lacks; None where nothing. `cursor` moves on. Rows and marks come with the index of the first."""
-    if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.lives:
+    if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.sessions:
         return None
-    whole = state.epoch != cursor.epoch or len(state.lives) != cursor.lives
+    whole = state.epoch != cursor.epoch or len(state.sessions) != cursor.sessions
     if whole:
         cursor.rows = cursor.marks = 0
         cursor.rev = -1
@@ -45,7 +45,7 @@ def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
     }
     if whole or len(state.calibration) != cursor.calibration:
         result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
-    cursor.epoch, cursor.rev, cursor.lives = state.epoch, state.rev, len(state.lives)
+    cursor.epoch, cursor.rev, cursor.sessions = state.epoch, state.rev, len(state.sessions)
     cursor.rows, cursor.marks, cursor.calibration = len(state.rows), len(state.marks), len(state.calibration)
     return result
 
@@ -61,9 +61,9 @@ def _first_changed(state: State, cursor: Cursor) -> int:
 
 def head(state: State) -> dict[str, Any]:
     """What must always be in sight."""
-    started = state.lives[-1].started
+    started = state.sessions[-1].started
     judged = [row for row in state.calibration if row.judged]
-    kinds = [life.started.enforcement for life in state.lives]
+    kinds = [session.started.enforcement for session in state.sessions]
     return {
         "run": started.run,
         "experiment": started.experiment,
@@ -72,13 +72,13 @@ def head(state: State) -> dict[str, Any]:
         "seed": started.seed,
         "backend": started.backend,
         "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
-        "dilation": max(life.started.dilation for life in state.lives),
-        "calibrated": all(life.started.calibrated for life in state.lives),
+        "dilation": max(session.started.dilation for session in state.sessions),
+        "calibrated": all(session.started.calibrated for session in state.sessions),
         "checks": len(judged),
         "checks_failed": sum(not row.passed for row in judged),
-        "started": state.lives[0].started.wall,
-        "resumed": len(state.lives) - 1,
-        "ended": state.life.finished,
+        "started": state.sessions[0].started.wall,
+        "resumed": len(state.sessions) - 1,
+        "ended": state.session.finished,
         "target": started.target_accuracy,
         "elapsed_s": state.elapsed_s,
         "bytes_up": state.bytes_up,
@@ -109,7 +109,7 @@ def _mark(mark: Mark) -> list[Any]:
 
 
 def _device(state: State, device: Device) -> dict[str, Any]:
-    present = state.life.present(device.name)
+    present = state.session.present(device.name)
     last = _last(device.actual_s)
     return {
         "name": device.name,
@@ -138,7 +138,7 @@ def _device(state: State, device: Device) -> dict[str, Any]:
 
 def doing(state: State, name: str) -> str:
     """What a device that is present does in the round in progress."""
-    going = [] if state.life.finished else [opened for opened in state.open.values() if not opened.finished]
+    going = [] if state.session.finished else [opened for opened in state.open.values() if not opened.finished]
     if not going:
         return "present"
     account = next((opened.devices[name] for opened in reversed(going) if name in opened.devices), None)
@@ -172,7 +172,7 @@ def summary(state: State) -> dict[str, Any]:
     seconds = sorted(row.seconds for row in done if row.seconds is not None)
     gaps = [row.gap_s for row in done if row.gap_s is not None]
     known = [row for row in done if row.accuracy is not None]
-    top, target = head(state), state.life.started.target_accuracy
+    top, target = head(state), state.session.started.target_accuracy
     reached = next((row for row in known if (row.accuracy or 0.0) >= target), None)
     return top | {
         "ended": top["ended"] or "not yet, or killed",

@@ -13,5 +13,5 @@ def load(module: str, wanted: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        cure = "pip install 'edgebed[export]'"
-        raise UsageError(f"{wanted} needs {module.partition('.')[0]}: {error}", cure=cure) from None
+        hint = "pip install 'edgebed[export]'"
+        raise UsageError(f"{wanted} needs {module.partition('.')[0]}: {error}", hint=hint) from None

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgebed.errors import UsageError
 from orchestrator.export.extras import load
-from orchestrator.records.facts import RunFacts, Stretch
+from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.timeline import RoundTimeline, timelines
 
 AT_ONCE = 512
@@ -57,12 +57,12 @@ class _Spans:
         tracer = provider.get_tracer("edgebed")
         set_span = load("opentelemetry.trace", "OpenTelemetry").set_span_in_context
         parents: dict[int, tuple[Any, Callable[[int], int]]] = {}
-        for stretch in run.stretches:
-            clock = _clock(stretch)
-            span = tracer.start_span(f"run {stretch.started.run}", start_time=clock(stretch.started.at_ns))
-            parents[id(stretch)] = set_span(span), clock
-            self._end(span, clock(max(stretch.end_ns, stretch.started.at_ns)))
-        owner = {id(facts): stretch for stretch, facts in run.rounds()}
+        for session in run.sessions:
+            clock = _clock(session)
+            span = tracer.start_span(f"run {session.started.run}", start_time=clock(session.started.at_ns))
+            parents[id(session)] = set_span(span), clock
+            self._end(span, clock(max(session.end_ns, session.started.at_ns)))
+        owner = {id(facts): session for session, facts in run.rounds()}
         for timeline in timelines(run):
             context, clock = parents[id(owner[id(timeline.facts)])]
             self._round(timeline, _Maker(tracer, set_span, clock, self._end), context)
@@ -98,7 +98,7 @@ class _Spans:
         if spans and self._exporter.export(spans).name != "SUCCESS":
             raise UsageError(
                 f"{self._target} did not take the spans",
-                cure="give the address of a collector: http://host:4318/v1/traces",
+                hint="give the address of a collector: http://host:4318/v1/traces",
             )
 
 
@@ -116,8 +116,8 @@ class _Maker:
         return self._set_span(span)
 
 
-def _clock(stretch: Stretch) -> Callable[[int], int]:
+def _clock(session: Session) -> Callable[[int], int]:
     """The orchestrator's monotonic ns -> ns since 1970, from the start of the stretch on divided by its dilation."""
-    began, dilation = stretch.started.at_ns, stretch.started.dilation
-    epoch = int(datetime.fromisoformat(stretch.started.wall).timestamp()) * 1_000_000_000
+    began, dilation = session.started.at_ns, session.started.dilation
+    epoch = int(datetime.fromisoformat(session.started.wall).timestamp()) * 1_000_000_000
     return lambda at_ns: epoch + int((at_ns - began) / dilation)

@@ -15,7 +15,9 @@ from orchestrator.fleet.shell import missing_tools
 BACKENDS = ("docker", "local", "software")
 
 
-def open_backend(spec: FleetSpec, backend: str, fleet_id: str, say: Callable[[str], None] = lambda line: None) -> Fleet:
+def open_backend(
+    spec: FleetSpec, backend: str, fleet_id: str, notify: Callable[[str], None] = lambda line: None
+) -> Fleet:
     """The fleet, not yet prepared.
 
     Args:
@@ -30,16 +32,16 @@ def open_backend(spec: FleetSpec, backend: str, fleet_id: str, say: Callable[[st
             import docker.errors  # noqa: F401  # `import docker` alone finds any folder of that name
         except ImportError:
             raise FleetError(
-                "the docker SDK is not installed", cure="pip install 'edgebed[orchestrator]', or --backend local"
+                "the docker SDK is not installed", hint="pip install 'edgebed[orchestrator]', or --backend local"
             ) from None
         from orchestrator.fleet.containers import DockerFleet
 
-        return DockerFleet(spec, fleet_id, say=say)
+        return DockerFleet(spec, fleet_id, notify=notify)
     if backend not in BACKENDS:
-        raise UsageError(f"there is no backend {backend!r}", cure=f"choose one of: {', '.join(BACKENDS)}")
+        raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
     why = "software was asked for" if backend == "software" else kernel_obstacle()
     if why:
-        say(f"limits are held by the agents themselves (software): {why}")
+        notify(f"limits are held by the agents themselves (software): {why}")
         _refuse_latency(spec)
     return LocalFleet(spec, fleet_id, kernel=not why)
 
@@ -61,5 +63,5 @@ def _refuse_latency(spec: FleetSpec) -> None:
     for device in spec.devices:
         if device.profile.limits.latency_ms:
             raise FleetError(
-                f"{device.name}: the software throttle has no latency", cure="take latency_ms out, or run as root"
+                f"{device.name}: the software throttle has no latency", hint="take latency_ms out, or run as root"
             )

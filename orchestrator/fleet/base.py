@@ -37,6 +37,14 @@ class Access(msgspec.Struct, frozen=True):
     password: str
 
 
+class BrokerAccess(Protocol):
+    """The broker, as the fleet knows it: how a device reaches it."""
+
+    def access(self, host: str) -> Access:
+        """Address and user for a device that calls this host `host`."""
+        ...
+
+
 class Held(msgspec.Struct, frozen=True):
     """Limits of one device as the kernel reports them, and what the device has used since its start.
 
@@ -76,7 +84,7 @@ class Fleet(Protocol):
         """The address at which `device` reaches the host, once prepared."""
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
-        """Start one agent per device without limits. Raises FleetError with cause and cure."""
+        """Start one agent per device without limits. Raises FleetError with cause and hint."""
 
     async def limit(self, device: str, limits: Limits) -> Held:
         """Set limits, read them back, return what holds. Raises LimitError where the two differ by over 1 %."""

@@ -42,7 +42,7 @@ def version_of(mount: Path = MOUNT) -> int:
         return 2
     if (mount / "cpu").is_dir() and (mount / "memory").is_dir():
         return 1
-    raise LimitError(f"no cgroups at {mount}", cure="mount them, or use the software throttle")
+    raise LimitError(f"no cgroups at {mount}", hint="mount them, or use the software throttle")
 
 
 class Cgroup:
@@ -64,7 +64,7 @@ class Cgroup:
         try:
             membership = Path(f"/proc/{pid}/cgroup").read_text()
         except OSError:
-            raise LimitError(f"process {pid} has ended", cure="see its log") from None
+            raise LimitError(f"process {pid} has ended", hint="see its log") from None
         version = version_of(mount)
         return cls(parse_membership(membership, version, mount), version)
 
@@ -75,7 +75,7 @@ class Cgroup:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise LimitError(
-                    f"cannot make the cgroup {path}: {error.strerror}", cure="run as root; cgroups must be writable"
+                    f"cannot make the cgroup {path}: {error.strerror}", hint="run as root; cgroups must be writable"
                 ) from None
         if self.version == 2:
             path = self.paths["cpu"]
@@ -95,7 +95,7 @@ class Cgroup:
             child.paths["cpu"].mkdir(exist_ok=True)
         except OSError as error:
             raise LimitError(
-                f"cannot make the cgroup {child.paths['cpu']}: {error.strerror}", cure="run as root"
+                f"cannot make the cgroup {child.paths['cpu']}: {error.strerror}", hint="run as root"
             ) from None
         for _ in range(MOVES):
             if not (pids := self.pids()):
@@ -103,7 +103,7 @@ class Cgroup:
                 return child
             for pid in pids:
                 _join(child, pid)
-        raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", cure="start the device again")
+        raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", hint="start the device again")
 
     def favour(self) -> None:
         """Let all devices together go before other programs of the host, up to their quotas. Only ever done to the
@@ -169,7 +169,7 @@ def _join(cgroup: Cgroup, pid: int) -> None:
         except ProcessLookupError:  # it has ended meanwhile
             return
         except OSError as error:
-            raise LimitError(f"{name} does not take process {pid}: {error.strerror}", cure="run as root") from None
+            raise LimitError(f"{name} does not take process {pid}: {error.strerror}", hint="run as root") from None
 
 
 def parse_membership(text: str, version: int, mount: Path) -> dict[str, Path]:
@@ -181,5 +181,5 @@ def parse_membership(text: str, version: int, mount: Path) -> dict[str, Path]:
     found = {name: mount / name / row[2].lstrip("/") for row in rows for name in row[1].split(",") if name}
     lacking = [c for c in CGROUP_FILES[1] if c not in found]
     if lacking:
-        raise LimitError(f"the kernel has no cgroup controller {', '.join(lacking)}", cure="enable it")
+        raise LimitError(f"the kernel has no cgroup controller {', '.join(lacking)}", hint="enable it")
     return {c: found[c] for c in CGROUP_FILES[1]}

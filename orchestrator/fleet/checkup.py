@@ -1,4 +1,4 @@
-"""What a host can hold, judged from facts about it (`facts.py` gathers them): each lack with its cure. Pure."""
+"""What a host can hold, judged from facts about it (`host_facts.py` gathers them): each lack with its hint. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True):
     name: str
     found: str
     lack: str = ""
-    cure: str = ""
+    hint: str = ""
     needed: bool = True
 
 
@@ -85,7 +85,7 @@ def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
         "clock ticks",
         "unknown" if facts.hz is None else f"{facts.hz} Hz",
         lack="a device may run over a small quota by a tick" if coarse else "",
-        cure="a kernel with CONFIG_HZ=250 or more" if coarse else "",
+        hint="a kernel with CONFIG_HZ=250 or more" if coarse else "",
         needed=False,
     )
     jumpy = facts.clocksource in ("jiffies", "refined-jiffies")
@@ -93,21 +93,21 @@ def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
         "clock",
         facts.clocksource or "unknown",
         lack="it ticks too coarsely to time phases" if jumpy else "",
-        cure="see dmesg for why the kernel gave up tsc or kvm-clock" if jumpy else "",
+        hint="see dmesg for why the kernel gave up tsc or kvm-clock" if jumpy else "",
     )
     for_local = backend == "local"
     yield Check(
         "root",
         "yes" if facts.root else "no",
         lack="" if facts.root else "the kernel cannot be told to limit: the agents would throttle themselves",
-        cure="" if facts.root else "run as root, or choose --backend software",
+        hint="" if facts.root else "run as root, or choose --backend software",
         needed=for_local,
     )
     yield Check(
         "cgroups",
         f"version {facts.cgroup}{' under systemd' if facts.systemd else ''}" if facts.cgroup else "none",
         lack="" if facts.cgroup else "no CPU quota can be set",
-        cure="" if facts.cgroup else "mount them (/sys/fs/cgroup), or choose --backend software",
+        hint="" if facts.cgroup else "mount them (/sys/fs/cgroup), or choose --backend software",
         needed=for_local,
     )
 
@@ -138,9 +138,9 @@ def _links(facts: Facts, backend: str) -> Iterator[Check]:
     )
 
 
-def _module(name: str, why_not: str, how: str, cure: str, needed: bool) -> Check:
+def _module(name: str, why_not: str, how: str, hint: str, needed: bool) -> Check:
     found = how if how == "not known" else f"no ({how})" if why_not else f"yes ({how})"
-    return Check(name, found, why_not, why_not and cure, needed)
+    return Check(name, found, why_not, why_not and hint, needed)
 
 
 _LINKS = {
@@ -171,12 +171,12 @@ ROUNDS_CURE = "run as root on the engine's host, or set native.cgroupdriver=cgro
 def _broker(facts: Facts, devices: int) -> Check:
     if facts.mosquitto:
         return Check("broker", f"Mosquitto {facts.mosquitto}")
-    cure = "apt-get install mosquitto"
+    hint = "apt-get install mosquitto"
     if not facts.embedded:
-        return Check("broker", "none", "agents have nobody to talk to", f"{cure}, or pip install amqtt")
+        return Check("broker", "none", "agents have nobody to talk to", f"{hint}, or pip install amqtt")
     if devices > EMBEDDED_HOLDS:
         return Check(
-            "broker", "embedded", f"it is not for more than {EMBEDDED_HOLDS} devices; here are {devices}", cure
+            "broker", "embedded", f"it is not for more than {EMBEDDED_HOLDS} devices; here are {devices}", hint
         )
     return Check("broker", f"embedded (for up to {EMBEDDED_HOLDS} devices)", needed=False)
 
@@ -218,7 +218,7 @@ class FleetFit(msgspec.Struct, frozen=True):
     dilation: float | None
     devices: tuple[DeviceFit, ...]
     lack: str = ""
-    cure: str = ""
+    hint: str = ""
     warning: str = ""
 
     @property
@@ -228,17 +228,17 @@ class FleetFit(msgspec.Struct, frozen=True):
 
 def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
     """Which devices of a fleet this host can hold, and the dilation they would get."""
-    lack = cure = ""
+    lack = hint = ""
     try:
         dilation: float | None = dilation_of(spec, "auto", facts.cores)
     except CapacityError as error:
-        dilation, lack, cure = None, str(error), error.cure
+        dilation, lack, hint = None, str(error), error.hint
     devices = [(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices]
     return FleetFit(
         dilation,
         tuple(DeviceFit(name, limits, _why_not(limits, facts, backend)) for name, limits in devices),
         lack,
-        cure,
+        hint,
         _crowded([limits for _, limits in devices], facts, backend),
     )
 

@@ -58,11 +58,11 @@ class DockerFleet:
         spec: FleetSpec,
         fleet_id: str,
         *,
-        say: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
         shaper: links.Shaper | None = None,
     ) -> None:
         self._client = connect()
-        self._fleet_id, self._say, self._shaper = fleet_id, say, shaper
+        self._fleet_id, self._notify, self._shaper = fleet_id, notify, shaper
         self._names = [device.name for device in spec.devices]
         self._labels = {FLEET: fleet_id, owner.OWNER: str(owner.this_process())}
         self._networks: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class DockerFleet:
     def _make(self) -> None:
         with engine_errors("the networks could not be made"):
             leftovers.collect()
-            self._image = ensure_image(self._client, self._say, self._making.go_on)
+            self._image = ensure_image(self._client, self._notify, self._making.go_on)
             self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
             self._systemd = self._client.info().get("CgroupDriver") == "systemd"
             subnets = free_subnets(DOCKER_POOL, 29, self._taken())
@@ -120,7 +120,7 @@ class DockerFleet:
             except docker.errors.APIError as error:
                 if "overlaps" not in str(error):  # else another fleet took this subnet meanwhile: the next one
                     raise
-        raise FleetError("no subnet is free", cure="docker network prune")
+        raise FleetError("no subnet is free", hint="docker network prune")
 
     def host_of(self, device: str) -> str:
         return str(self._subnets[device][1])
@@ -244,7 +244,7 @@ class DockerFleet:
         except docker.errors.APIError as error:
             raise LimitError(
                 f"{device}: the engine refuses its limits: {error.explanation or error}",
-                cure="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
+                hint="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
             ) from None
 
     async def held(self, device: str) -> Held:
@@ -287,7 +287,7 @@ class DockerFleet:
     def _container(self, device: str) -> Any:
         container = self._containers.get(device)
         if container is None:
-            raise FleetError(f"{device} has no container", cure="start or restart it first")
+            raise FleetError(f"{device} has no container", hint="start or restart it first")
         with engine_errors(f"the container of {device} is gone"):
             container.reload()
         return container

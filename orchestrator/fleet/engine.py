@@ -23,7 +23,7 @@ def connect(timeout_s: int = 1800) -> Any:
         client.ping()
     except docker.errors.DockerException as error:
         raise FleetError(
-            f"no Docker engine answers: {error}", cure="start Docker, set DOCKER_HOST, or use --backend local"
+            f"no Docker engine answers: {error}", hint="start Docker, set DOCKER_HOST, or use --backend local"
         ) from None
     return client
 
@@ -68,4 +68,4 @@ def engine_errors(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        raise FleetError(f"{what}: {error.explanation or error}", cure="see the engine's log") from None
+        raise FleetError(f"{what}: {error.explanation or error}", hint="see the engine's log") from None

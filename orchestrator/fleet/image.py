@@ -33,7 +33,7 @@ def content() -> dict[str, bytes]:
     except FileNotFoundError as error:
         raise FleetError(
             f"the agent's image cannot be built: {error.filename} is missing",
-            cure="install Edgebed from a checkout (pip install -e .), or use --backend local",
+            hint="install Edgebed from a checkout (pip install -e .), or use --backend local",
         ) from None
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
@@ -65,7 +65,7 @@ def context(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def ensure_image(client: Any, say: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
+def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
     """The tag of the agent's image, built now if this engine has none. Minutes the first time, for torch is large.
 
     Args:
@@ -81,7 +81,7 @@ def ensure_image(client: Any, say: Callable[[str], None], go_on: Callable[[], No
         client.images.get(tag)
         return tag
     except docker.errors.ImageNotFound:
-        say(f"building the agent's image {tag} (minutes the first time)")
+        notify(f"building the agent's image {tag} (minutes the first time)")
     lines: list[str] = []
     stream = client.api.build(
         fileobj=io.BytesIO(context(files)),
@@ -98,11 +98,11 @@ def ensure_image(client: Any, say: Callable[[str], None], go_on: Callable[[], No
         if line:
             lines.append(line)
         if line.startswith("Step "):
-            say(f"image: {line}")
+            notify(f"image: {line}")
         if "error" in event:
             raise FleetError(
                 f"the agent's image could not be built: {event['error']} Last lines: {' | '.join(lines[-5:])}",
-                cure="the build needs a network that reaches Debian's and Python's package indexes, or an image "
+                hint="the build needs a network that reaches Debian's and Python's package indexes, or an image "
                 "built elsewhere (docker save / docker load)",
             )
     return tag

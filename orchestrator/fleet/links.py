@@ -127,7 +127,7 @@ class HelperShaper:
             said = stderr.decode(errors="replace") if isinstance(stderr, bytes) else str(error)
             raise LimitError(
                 f"the helper could not shape {container.name}: {' '.join(said.split())[:500]}",
-                cure="the engine's kernel needs tbf and ifb (modprobe ifb); latency_ms needs netem; or run as root "
+                hint="the engine's kernel needs tbf and ifb (modprobe ifb); latency_ms needs netem; or run as root "
                 "on the engine's host",
             ) from None
         return str(output.decode())
@@ -163,7 +163,7 @@ def is_ours(container: Any) -> bool:
 def _pid(container: Any) -> int:
     pid = int(container.attrs["State"]["Pid"])
     if not pid:
-        raise LimitError(f"{container.name} is not running", cure="it ended by itself: see its log")
+        raise LimitError(f"{container.name} is not running", hint="it ended by itself: see its log")
     return pid
 
 
@@ -174,4 +174,4 @@ def _host_end(pid: int) -> str:
     for link in json.loads(run(["ip", "-j", "link", "show"])):
         if link["ifindex"] == index:
             return str(link["ifname"])
-    raise LimitError(f"no interface of this host is joined to process {pid}", cure="is the engine on this host?")
+    raise LimitError(f"no interface of this host is joined to process {pid}", hint="is the engine on this host?")

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psutil
 
 from edgebed.errors import FleetError, LimitError, WireError
-from edgebed.wire.forks import Exited, Fork, Forked, Message, Ready, decode, encode
+from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.fleet import leftovers, netns, temporary
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
@@ -58,7 +58,7 @@ class LocalFleet:
         self._limits: dict[str, Limits] = {}
         self._forks: dict[str, Fork] = {}
         self._pids: dict[str, int] = {}
-        self._zygote: asyncio.subprocess.Process | None = None
+        self._fork_server: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
@@ -103,7 +103,7 @@ class LocalFleet:
             if not may_mount() and (closed := closed_to_others([sys.prefix, sys.base_prefix, __file__])):
                 raise FleetError(
                     f"agents are users of their own and may not enter {closed}, where Python or Edgebed lies",
-                    cure="install both where every user may read them, or give this container CAP_SYS_ADMIN",
+                    hint="install both where every user may read them, or give this container CAP_SYS_ADMIN",
                 )
             self._users = Users(len(self._names), leftovers.STATE)
 
@@ -142,7 +142,7 @@ class LocalFleet:
         except OSError as error:
             raise FleetError(
                 f"the shard of {name}, {shard}, cannot be given to its user {uid}: {error.strerror}",
-                cure="set TMPDIR to a folder of a local file system",
+                hint="set TMPDIR to a folder of a local file system",
             ) from None
         return uid
 
@@ -173,8 +173,8 @@ class LocalFleet:
         await self._making.end()
         if self._writer is not None:
             self._writer.close()
-        if self._zygote is not None:
-            await self._end_zygote(self._zygote)
+        if self._fork_server is not None:
+            await self._end_zygote(self._fork_server)
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -184,13 +184,13 @@ class LocalFleet:
             if held is not None:
                 await asyncio.to_thread(held.close)
 
-    async def _end_zygote(self, zygote: asyncio.subprocess.Process) -> None:
+    async def _end_zygote(self, fork_server: asyncio.subprocess.Process) -> None:
         try:
             async with asyncio.timeout(5.0):
-                await zygote.wait()
+                await fork_server.wait()
         except TimeoutError:
-            zygote.kill()
-            await zygote.wait()
+            fork_server.kill()
+            await fork_server.wait()
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None:
         self._exit = callback
@@ -201,7 +201,7 @@ class LocalFleet:
         if self._kernel:
             await asyncio.to_thread(self._set, device, limits)
         elif limits.latency_ms:
-            raise LimitError(f"{device}: the software throttle has no latency", cure="take latency_ms out, or be root")
+            raise LimitError(f"{device}: the software throttle has no latency", hint="take latency_ms out, or be root")
         self._limits[device] = limits
         return confirm(limits, await self.held(device))
 
@@ -267,17 +267,17 @@ class LocalFleet:
             read_back=False,
         )
 
-    # ---- the zygote ----
+    # ---- the fork server ----
 
     async def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair()
-        log = (self._folder / "zygote.log").open("ab")
+        log = (self._folder / "fork-server.log").open("ab")
         # No accelerator and no BLAS threads: either would forbid the fork, and a device has no accelerator.
         quiet = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
         env = {name: value for name, value in os.environ.items() if name.startswith(KNOWN_TO_AGENTS)} | quiet
         with theirs, log:
-            self._zygote = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "edge_agent.zygote", str(theirs.fileno())),
+            self._fork_server = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "edge_agent.fork_server", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -287,11 +287,11 @@ class LocalFleet:
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._listener = asyncio.create_task(self._listen(reader))
-        await self._until(lambda: self._ready, "the agents' zygote did not start")
+        await self._until(lambda: self._ready, "the agents' fork server did not start")
 
     def _send(self, message: Message) -> None:
         if self._writer is None or self._writer.is_closing():
-            raise FleetError("the agents' zygote has ended", cure="start the fleet again")
+            raise FleetError("the agents' fork server has ended", hint="start the fleet again")
         self._writer.write(encode(message))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -310,7 +310,7 @@ class LocalFleet:
         if self._writer is not None:
             self._writer.close()
         for device, pid in list(self._pids.items()):
-            self._heard(Exited(device, pid, "its process ended with the zygote that forked it"))
+            self._heard(Exited(device, pid, "its process ended with the fork server that forked it"))
 
     def _heard(self, message: Message) -> None:
         match message:
@@ -345,8 +345,8 @@ class LocalFleet:
                 await self._changed.wait_for(settled)
         if not condition():
             raise FleetError(
-                f"{otherwise}; it last said: {last_line(self._folder / 'zygote.log') or 'nothing'}",
-                cure="run `python -m edge_agent --help` with this Python: the agent's packages must load",
+                f"{otherwise}; it last said: {last_line(self._folder / 'fork_server.log') or 'nothing'}",
+                hint="run `python -m edge_agent --help` with this Python: the agent's packages must load",
             )
 
 

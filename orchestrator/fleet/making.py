@@ -32,7 +32,7 @@ class Making:
     def go_on(self) -> None:
         """For the threads to call before everything they make. Raises FleetError once the fleet is being closed."""
         if self._ending.is_set():
-            raise FleetError("the fleet is being closed", cure="open another one")
+            raise FleetError("the fleet is being closed", hint="open another one")
 
     async def end(self) -> None:
         """Have the threads stop at their next `go_on`; returns once none is at work."""

@@ -14,7 +14,7 @@ from edgebed.errors import CapacityError, UsageError
 from edgebed.typed import nearest, shown
 from edgebed.wire.topics import check_name
 from orchestrator.experiment import convert
-from orchestrator.yaml_file import Document, load_yaml
+from orchestrator.files.yaml_file import Document, load_yaml
 
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles" / "devices"
 MOST_DEVICES = 1000
@@ -100,23 +100,23 @@ def load_fleet(path: Path) -> FleetSpec:
     """Read a fleet file and the profiles that it names.
 
     Raises:
-        UsageError: no such file or profile, an unknown key, a wrong unit, an impossible value; with file, place, cure.
+        UsageError: no such file or profile, an unknown key, a wrong unit, an impossible value; with file, place, hint.
     """
     path = path.resolve()
     document = load_yaml(path)
     if "methods" in document and "devices" not in document:
         raise UsageError(
             f"{path} is an experiment, where a fleet file is wanted",
-            cure=f"give the file that it names: {document.get('fleet')}",
+            hint=f"give the file that it names: {document.get('fleet')}",
         )
     file = convert(document, _FleetFile, path, WORDS)
     devices = tuple(_devices(file.devices, path, document.where))
     if len(devices) > MOST_DEVICES:
-        raise UsageError(f"{path}: {len(devices)} devices", cure=f"at most {MOST_DEVICES} stand on one host")
+        raise UsageError(f"{path}: {len(devices)} devices", hint=f"at most {MOST_DEVICES} stand on one host")
     twice = [name for name, count in Counter(d.name for d in devices).items() if count > 1]
     if twice:
         raise UsageError(
-            f"{path}: two devices are called {twice[0]!r}", cure="give the entries of `devices` other names"
+            f"{path}: two devices are called {twice[0]!r}", hint="give the entries of `devices` other names"
         )
     name = _named(file.name, "fleet", document.where("name"))
     return FleetSpec(name, file.backend, file.reserve_cpus, devices, path)
@@ -129,7 +129,7 @@ def fleet_of(experiment: Path, named: str) -> FleetSpec:
         there = sorted(each.stem for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise UsageError(
             f"{experiment}: fleet: there is no file {path.resolve()}{nearest(path.stem, there)}",
-            cure="write the path of a fleet file, relative to the experiment file or absolute",
+            hint="write the path of a fleet file, relative to the experiment file or absolute",
         )
     return load_fleet(path)
 
@@ -146,7 +146,7 @@ def _named(name: str, what: str, where: str) -> str:
     try:
         return check_name(name, what)
     except UsageError as error:
-        raise UsageError(f"{where}: {error}", cure=error.cure) from None
+        raise UsageError(f"{where}: {error}", hint=error.hint) from None
 
 
 def _devices(entries: list[_Entry], path: Path, where: Callable[[str], str]) -> list[DeviceSpec]:
@@ -185,7 +185,7 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
     said = f"looked for {candidates[0]}" if len(candidates) == 1 else f"known profiles: {', '.join(known)}"
     raise UsageError(
         f"{where or near}: there is no device profile {shown(name)}{nearest(name, known)}",
-        cure=f"{said}; give a known name, or the path of a .yaml file",
+        hint=f"{said}; give a known name, or the path of a .yaml file",
     )
 
 
@@ -223,7 +223,7 @@ def needed_dilation(spec: FleetSpec, cores: float) -> float:
     if room <= 0:
         raise CapacityError(
             f"{spec.path}: reserve_cpus {spec.reserve_cpus:g} leaves nothing of this host's {cores:g} cores",
-            cure=f"set reserve_cpus below {cores:g}",
+            hint=f"set reserve_cpus below {cores:g}",
         )
     return max(1.0, sum(d.profile.limits.cpus for d in spec.devices) / room)
 
@@ -246,14 +246,14 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float) -> float:
         raise CapacityError(
             f"the fleet {spec.name} wants {total:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
             f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
-            cure=f"take dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
+            hint=f"take dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
     least = min(spec.devices, key=lambda d: d.profile.limits.cpus)
     if least.profile.limits.cpus / factor < LEAST_CPUS:
         raise CapacityError(
             f"{least.name} would get {least.profile.limits.cpus / factor:.4f} CPUs at dilation {factor:.3g}; "
             f"the kernel holds no quota below {LEAST_CPUS:g}",
-            cure="take fewer large devices beside the smallest, or a host with more cores",
+            hint="take fewer large devices beside the smallest, or a host with more cores",
         )
     return factor
 
@@ -264,7 +264,7 @@ def _number(setting: str | float) -> float:
     except ValueError:
         factor = 0.0
     if not 1 <= factor < 1e6:
-        raise UsageError(f"dilation {setting!r}", cure="give auto, off, or a factor of at least 1")
+        raise UsageError(f"dilation {setting!r}", hint="give auto, off, or a factor of at least 1")
     return factor
 
 

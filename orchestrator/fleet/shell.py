@@ -1,4 +1,4 @@
-"""Runs the programs that set limits (ip, tc, nsenter) and turns their failures into causes and cures."""
+"""Runs the programs that set limits (ip, tc, nsenter) and turns their failures into causes and hints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> str:
     """Standard output of a program. Raises LimitError with its own words where it fails."""
     program = which(argv[0])
     if program is None:
-        raise LimitError(f"{argv[0]} is not installed", cure="apt-get install iproute2 util-linux")
+        raise LimitError(f"{argv[0]} is not installed", hint="apt-get install iproute2 util-linux")
     try:
         done = subprocess.run(
             [program, *argv[1:]],
@@ -38,14 +38,14 @@ def run(argv: Sequence[str]) -> str:
             start_new_session=True,  # a Ctrl-C, or a terminal that goes, must not end the clean-up's own programs
         )
     except subprocess.TimeoutExpired:
-        raise LimitError(f"`{' '.join(argv)}` hangs", cure="see the kernel's log (dmesg)") from None
+        raise LimitError(f"`{' '.join(argv)}` hangs", hint="see the kernel's log (dmesg)") from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
-        raise LimitError(f"`{' '.join(argv)}` failed: {said}", cure=_cure(argv, said))
+        raise LimitError(f"`{' '.join(argv)}` failed: {said}", hint=_hint(argv, said))
     return done.stdout
 
 
-def _cure(argv: Sequence[str], said: str) -> str:
+def _hint(argv: Sequence[str], said: str) -> str:
     if "netem" in argv:
         return "this kernel has no netem (CONFIG_NET_SCH_NETEM): take latency_ms out of the profile, or load sch_netem"
     if "not permitted" in said or "Permission" in said:
@@ -67,7 +67,7 @@ def write(path: Path, value: str) -> None:
     except OSError as error:
         raise LimitError(
             f"{path} does not take {value!r}: {error.strerror}",
-            cure="run as root on a host with this cgroup controller",
+            hint="run as root on a host with this cgroup controller",
         ) from None
 
 

@@ -19,7 +19,7 @@ def free_subnets(pool: IPv4Network, prefix: int, taken: Iterable[IPv4Network]) -
     for subnet in pool.subnets(new_prefix=prefix):
         if not any(subnet.overlaps(net) for net in taken):
             yield subnet
-    raise FleetError(f"no subnet of {pool} is free", cure="remove unused networks (docker network prune), or routes")
+    raise FleetError(f"no subnet of {pool} is free", hint="remove unused networks (docker network prune), or routes")
 
 
 def host_networks() -> list[IPv4Network]:

@@ -97,7 +97,7 @@ def parse_qdisc(output: str) -> Shaped:
         latency_ms = sum(float(delay.get("delay", 0.0)) for delay in delays) * 1e3
         kinds = ", ".join(str(q.get("kind", "?")) for q in qdiscs) or "none"
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LimitError(f"tc printed something unknown: {output[:200]!r}", cure="install iproute2 >= 5.0") from None
+        raise LimitError(f"tc printed something unknown: {output[:200]!r}", hint="install iproute2 >= 5.0") from None
     text = kinds if tbf is None else f"tbf rate {rate} bit/s burst {tbf.get('burst')} B; {drops} drops"
     text = f"{text}; netem delay {latency_ms:g} ms" if delays else text
     return Shaped(rate, total, drops, text, latency_ms, json.dumps(qdiscs, separators=(",", ":")))
@@ -110,7 +110,7 @@ def quota_us(cpus: float) -> int:
     """CFS quota of every PERIOD_US. Raises LimitError below the kernel's least."""
     quota = round(cpus * PERIOD_US)
     if quota < 1000:
-        raise LimitError(f"a quota of {cpus:g} CPUs cannot be held", cure=f"give at least {LEAST_CPUS:g}")
+        raise LimitError(f"a quota of {cpus:g} CPUs cannot be held", hint=f"give at least {LEAST_CPUS:g}")
     return quota
 
 
@@ -196,7 +196,7 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
         memory = None if limit == "max" or int(limit) >= 2**60 else int(limit) // 2**20
     except (KeyError, ValueError) as error:
         raise LimitError(
-            f"the cgroup's files cannot be read: {error!r}", cure="enable the cpu and memory controllers"
+            f"the cgroup's files cannot be read: {error!r}", hint="enable the cpu and memory controllers"
         ) from None
     dump = "; ".join(f"{name}: {' '.join(text.split())}" for name, text in sorted(files.items()))
     return Group(cpus, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20, dump)
@@ -223,7 +223,7 @@ def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any])
 def confirm(limits: Limits, held: Held) -> Held:
     """`held` itself. Raises LimitError where the kernel does not hold what was set."""
     if wrong := mismatches(limits, held):
-        raise LimitError(f"{held.device}: {'; '.join(wrong)}", cure=ROUNDED if _rounded(limits, held) else DISTURBED)
+        raise LimitError(f"{held.device}: {'; '.join(wrong)}", hint=ROUNDED if _rounded(limits, held) else DISTURBED)
     return held
 
 

@@ -50,7 +50,7 @@ class Users:
             self.close()
             raise FleetError(
                 f"{count} agents need a user each, and the {blocks * BLOCK} numbers for them are taken",
-                cure="end another fleet of this host",
+                hint="end another fleet of this host",
             )
 
     def _take(self, path: Path) -> bool:

@@ -28,7 +28,7 @@ def quantity(name: str, summary: Summary, target: float | None) -> float | None:
     try:
         measure = QUANTITIES[name]
     except KeyError:
-        raise UsageError(f"there is no quantity {name!r}", cure=f"choose one of: {', '.join(QUANTITIES)}") from None
+        raise UsageError(f"there is no quantity {name!r}", hint=f"choose one of: {', '.join(QUANTITIES)}") from None
     return measure(summary, summary["target_accuracy"] if target is None else target)
 
 

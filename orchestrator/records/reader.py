@@ -24,7 +24,7 @@ def read(path: Path) -> list[Record]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", cure="give the folder of a run; it holds records.jsonl") from None
+        raise UsageError(f"{path}: {error.strerror}", hint="give the folder of a run; it holds records.jsonl") from None
     whole, _, last = data.rpartition(b"\n")
     try:
         records: list[Record] = _decoder.decode_lines(whole)
@@ -68,7 +68,7 @@ def _line(path: Path, number: int, line: bytes) -> list[Record]:
     if record is None:
         raise UsageError(
             f"{path}:{number}: this line is no record: {line[:80]!r}",
-            cure="the file was damaged or written by another version: remove that line, and everything after it if "
+            hint="the file was damaged or written by another version: remove that line, and everything after it if "
             "the run is to be resumed; or read it with the version that wrote it (CHANGELOG.md)",
         )
     return [record]

@@ -43,7 +43,7 @@ class Recorder:
             self._file.seek(0, os.SEEK_END)
         except BlockingIOError:
             self._file.close()
-            raise RunError(f"{path}: another orchestrator is writing", cure="wait for it, or end it") from None
+            raise RunError(f"{path}: another orchestrator is writing", hint="wait for it, or end it") from None
         except OSError as error:
             raise FileError.of(error, path) from None
 

@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from orchestrator.records.facts import RunFacts
+from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import timelines
 
 SIMULATED = "simulated"

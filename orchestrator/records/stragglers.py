@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from orchestrator.records.facts import RoundFacts
+from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline import RoundTimeline
 
 CAUSES = ("cpu", "uplink", "downlink", "server")

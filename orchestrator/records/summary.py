@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.records.facts import RoundFacts, RunFacts, Stretch, sort
-from orchestrator.records.inforce import Limits
+from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record
@@ -48,7 +48,7 @@ def summarise_facts(run: RunFacts) -> dict[str, Any]:
 
 
 def _head(run: RunFacts) -> dict[str, Any]:
-    started, last = run.started, run.stretches[-1]
+    started, last = run.started, run.sessions[-1]
     return {
         "run": started.run,
         "experiment": started.experiment,
@@ -59,12 +59,12 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "costs": started.host.get("costs", ""),
         "dilation": run.dilation,
         "calibrated": run.calibrated,
-        "started": run.stretches[0].started.wall,
-        "resumed": len(run.stretches) - 1,
+        "started": run.sessions[0].started.wall,
+        "resumed": len(run.sessions) - 1,
         "ended": last.finished.why if last.finished is not None else "not yet, or killed",
         "target_accuracy": started.target_accuracy,
         "test_accuracy": last.tested.accuracy if last.tested is not None else None,
-        "profiles": {info.name: info.profile for stretch in run.stretches for info in stretch.started.devices},
+        "profiles": {info.name: info.profile for session in run.sessions for info in session.started.devices},
     }
 
 
@@ -73,26 +73,26 @@ class _Axis:
     profiles."""
 
     def __init__(self, run: RunFacts) -> None:
-        self._stretches = {id(facts): stretch for stretch, facts in run.rounds()}
-        self._limits = {id(stretch): Limits(stretch) for stretch in run.stretches}
-        self._stretch: Stretch | None = None
+        self._sessions = {id(facts): session for session, facts in run.rounds()}
+        self._limits = {id(session): Limits(session) for session in run.sessions}
+        self._session: Session | None = None
         self._before_s = self._end_s = 0.0
 
     def profile(self, device: str | None, facts: RoundFacts) -> str | None:
         """Of a device at the start of a round."""
-        row = self._limits[id(self._stretches[id(facts)])].at(device, facts.start_ns) if device else None
+        row = self._limits[id(self._sessions[id(facts)])].at(device, facts.start_ns) if device else None
         return row.profile if row is not None else None
 
     def at_end_of(self, facts: RoundFacts) -> float:
         """At the end of a finished round; rounds come in the order of their starts."""
         assert facts.finished is not None
-        stretch = self._stretches[id(facts)]
-        if stretch is not self._stretch:
-            self._stretch, self._before_s = stretch, self._end_s
+        session = self._sessions[id(facts)]
+        if session is not self._session:
+            self._session, self._before_s = session, self._end_s
         if facts.ends is None:
             self._end_s += facts.finished.seconds / facts.dilation
             return self._end_s
-        at = self._before_s + (facts.finished.at_ns - stretch.begin_ns) / 1e9 / facts.dilation
+        at = self._before_s + (facts.finished.at_ns - session.begin_ns) / 1e9 / facts.dilation
         self._end_s = max(self._end_s, at)
         return at
 
@@ -104,7 +104,7 @@ class Summing:
         self._head = _head(run)
         self._axis, self._whatif = _Axis(run), WhatIf(run)
         self._target = run.started.target_accuracy
-        self._devices = list(dict.fromkeys(name for stretch in run.stretches for name in stretch.devices))
+        self._devices = list(dict.fromkeys(name for session in run.sessions for name in session.devices))
         self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
         self._by_device: dict[str, dict[str, list[Any]]] = {
             name: {device: [] for device in self._devices} for name in PER_ASSIGNMENT
@@ -117,7 +117,7 @@ class Summing:
         )
         self._left_out: dict[str, int] = {}
         self._extra: list[dict[str, float]] = []
-        self._faults = sum(len(stretch.events) for stretch in run.stretches)
+        self._faults = sum(len(session.events) for session in run.sessions)
         self._throttled = {device: _throttled_share(run, device) for device in self._devices}
 
     def add(self, timeline: RoundTimeline) -> None:
@@ -286,7 +286,7 @@ def _throttled_share(run: RunFacts, device: str) -> float | None:
     Only the sum over many phases means anything, for the kernel credits a stop when it ends, which may be in the next
     phase. It also adds up the CPUs it stopped, so several threads may be stopped for longer than they worked: cut at 1.
     """
-    facts = [stretch.devices[device] for stretch in run.stretches if device in stretch.devices]
+    facts = [session.devices[device] for session in run.sessions if device in session.devices]
     phases = [phase for one in facts for _, phase in one.phases if phase.name in OWN_WORK]
     length = sum(phase.end_ns - phase.start_ns for phase in phases)
     stopped = sum(phase.throttled_ns for phase in phases)
@@ -320,7 +320,7 @@ def write_summary(folder: Path, run: RunFacts | None = None, summary: dict[str, 
     run = sort(read(folder / "records.jsonl")) if run is None else run
     summary = summarise_facts(run) if summary is None else summary
     _write(folder / "summary.json", summary)
-    _write(folder / "calibration.json", run.stretches[-1].calibration)
+    _write(folder / "calibration.json", run.sessions[-1].calibration)
     return summary
 
 
@@ -335,7 +335,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     except (OSError, msgspec.DecodeError):
         pass  # none yet, or a torn one: the records say the same
     if not records.is_file():
-        raise UsageError(f"{folder} holds no run", cure="give the folder of a run: it holds records.jsonl")
+        raise UsageError(f"{folder} holds no run", hint="give the folder of a run: it holds records.jsonl")
     return summarise(read(records))
 
 

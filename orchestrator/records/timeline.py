@@ -29,8 +29,8 @@ from collections.abc import Container, Iterator
 
 import msgspec
 
-from orchestrator.records.facts import RoundFacts, RunFacts
-from orchestrator.records.placing import FOREVER, Placed, place
+from orchestrator.records.clock_alignment import FOREVER, Placed, place
+from orchestrator.records.run_index import RoundFacts, RunFacts
 
 WAITING = (
     "dispatch",
@@ -117,10 +117,10 @@ class RoundTimeline(msgspec.Struct, frozen=True):
 def timelines(run: RunFacts, only: Container[int] | None = None) -> Iterator[RoundTimeline]:
     """The rounds that count, in order; linear in the number of records. `only`: numbers of the rounds wanted."""
     current, accounts = None, dict[str, _Account]()
-    for stretch, facts in run.rounds():
-        if stretch is not current:
-            current = stretch
-            accounts = {name: _Account(name, place(d)) for name, d in stretch.devices.items()}
+    for session, facts in run.rounds():
+        if session is not current:
+            current = session
+            accounts = {name: _Account(name, place(d)) for name, d in session.devices.items()}
         if only is not None and facts.number not in only:
             continue
         barrier = _barrier(facts)

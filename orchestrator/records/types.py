@@ -71,7 +71,7 @@ class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
     error: float  # measured / requested - 1
     judged: bool
     passed: bool
-    cause: str = ""  # of a failure, and its cure
+    cause: str = ""  # of a failure, and its hint
 
 
 class CutProfiled(msgspec.Struct, frozen=True, tag="cut_profiled"):

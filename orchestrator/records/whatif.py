@@ -26,8 +26,8 @@ from operator import attrgetter
 
 import msgspec
 
-from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
-from orchestrator.records.inforce import Limits
+from orchestrator.records.limits_in_force import Limits
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline import RoundTimeline, Segment
 from orchestrator.records.types import ServerStep
 
@@ -218,8 +218,8 @@ class WhatIf:
     """
 
     def __init__(self, run: RunFacts) -> None:
-        self._stretches: dict[int, Stretch] = {id(facts): stretch for stretch, facts in run.rounds()}
-        self._limits: dict[int, Limits] = {id(stretch): Limits(stretch) for stretch in run.stretches}
+        self._sessions: dict[int, Session] = {id(facts): session for session, facts in run.rounds()}
+        self._limits: dict[int, Limits] = {id(session): Limits(session) for session in run.sessions}
         self._steps: Steps = {}
         self._saved: dict[tuple[str, str], float] = {}
         self.slowest: dict[str, int] = {}
@@ -249,7 +249,7 @@ class WhatIf:
                 self._add(what, whose, facts, known[group])
 
     def _slowest(self, facts: RoundFacts, ends: dict[str, int]) -> set[str]:
-        limits = self._limits[id(self._stretches[id(facts)])]
+        limits = self._limits[id(self._sessions[id(facts)])]
         rates = {d: row.link_bit_s for d in ends if (row := limits.at(d, facts.start_ns)) is not None}
         least = min(rates.values(), default=0.0)
         return {device for device, rate in rates.items() if rate == least}

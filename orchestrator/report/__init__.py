@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgebed.errors import FileError
-from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.summary import Summing, load_summary, write_summary
 from orchestrator.records.timeline import timelines
 from orchestrator.report import charts
@@ -29,7 +29,7 @@ def write_results(folder: Path) -> charts.Summary:
         return summary
 
 
-def write_what_fits(folder: Path, say: Callable[[str], None]) -> None:
+def write_what_fits(folder: Path, notify: Callable[[str], None]) -> None:
     """Summary, report and trace of a run; where there is no room for all of them the summary alone. Says what is
     missing; raises no OSError."""
     try:
@@ -41,7 +41,7 @@ def write_what_fits(folder: Path, say: Callable[[str], None]) -> None:
         for part in folder.glob("*.part"):
             part.unlink()
         write_summary(folder)
-    say(f"the report could not be written: {failure}; `edgebed report {folder.name}` writes it once there is room")
+    notify(f"the report could not be written: {failure}; `edgebed report {folder.name}` writes it once there is room")
 
 
 def write_report(folder: Path) -> None:
@@ -101,7 +101,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> None:
 
 def _chosen(run: RunFacts) -> dict[int, str]:
     """Numbers and labels of the rounds whose Gantt the page offers."""
-    phases = sum(len(device.phases) for stretch in run.stretches for device in stretch.devices.values())
+    phases = sum(len(device.phases) for session in run.sessions for device in session.devices.values())
     finished = [facts for _, facts in run.rounds() if facts.finished is not None]
     seconds = [facts.finished.seconds / facts.dilation for facts in finished if facts.finished is not None]
     chosen = charts.choose(seconds, MOST_SEGMENTS // max(1, phases // max(1, len(finished))))

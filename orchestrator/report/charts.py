@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from orchestrator.records.facts import RunFacts
 from orchestrator.records.groups import Group
-from orchestrator.records.inforce import changes
+from orchestrator.records.limits_in_force import changes
+from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report.palette import RUNS, colour, ordered
 
@@ -135,11 +135,11 @@ def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
 def marks(run: RunFacts) -> list[tuple[int, str]]:
     """Round numbers (from 1) with what happened in them: changed profiles, devices left and back, faults."""
     found = []
-    for stretch in run.stretches:
-        starts = sorted((facts.start_ns, facts.number) for facts in stretch.rounds.values())
+    for session in run.sessions:
+        starts = sorted((facts.start_ns, facts.number) for facts in session.rounds.values())
         times = [start for start, _ in starts]
-        happened = [(c.at_ns, f"{c.device}: {c.before} → {c.after.profile}", 1) for c in changes(stretch)]
-        happened += [(e.at_ns, f"{e.device or 'orchestrator'}: {e.__struct_config__.tag}", 0) for e in stretch.events]
+        happened = [(c.at_ns, f"{c.device}: {c.before} → {c.after.profile}", 1) for c in changes(session)]
+        happened += [(e.at_ns, f"{e.device or 'orchestrator'}: {e.__struct_config__.tag}", 0) for e in session.events]
         for at, what, ahead in happened:
             index = bisect_right(times, at) - 1 + ahead  # a profile is put on before the round that it is for
             if starts:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from orchestrator.records.facts import DeviceFacts, RoundFacts, Stretch
-from orchestrator.records.placing import place
+from orchestrator.records.clock_alignment import place
+from orchestrator.records.run_index import DeviceFacts, RoundFacts, Session
 from orchestrator.report.events import Counter
 
 STEP = 0.02
@@ -33,13 +33,13 @@ class Scale(msgspec.Struct, frozen=True):
         return self.start_us + round((at_ns - self.start_ns) / 1e3 / self.dilation)
 
 
-def cpu_counters(stretch: Stretch, rounds: list[RoundFacts], pids: dict[str, int], scale: Scale) -> Iterator[Counter]:
+def cpu_counters(session: Session, rounds: list[RoundFacts], pids: dict[str, int], scale: Scale) -> Iterator[Counter]:
     """CPU time ÷ (length × quota) of every phase in `rounds`; ÷ length where no quota was ever set."""
     spans = sorted((facts.start_ns, facts.end_ns) for facts in rounds)
     quotas: dict[str, list[tuple[int, float]]] = {}
-    for row in stretch.limits:
+    for row in session.limits:
         quotas.setdefault(row.device, []).append((row.at_ns, row.cpus))
-    for name, device in stretch.devices.items():
+    for name, device in session.devices.items():
         yield from _cpu(device, spans, quotas.get(name, []), pids[name], scale)
 
 

@@ -14,8 +14,8 @@ from plotly.offline import get_plotlyjs
 
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import RESIDUAL_LIMIT, compare, percent, seconds, size
-from orchestrator.records.facts import RunFacts
 from orchestrator.records.groups import group, profiles
+from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import charts, tables
 from orchestrator.report.charts import Figure, Summary
@@ -85,7 +85,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         lost=tables.first(tables.lost_rows(summary)),
         savings=tables.first(tables.saving_rows(summary)),
         changed=tables.first(changed),
-        calibration=tables.first([tables.calibration_row(row) for row in run.stretches[-1].calibration]),
+        calibration=tables.first([tables.calibration_row(row) for row in run.sessions[-1].calibration]),
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
         devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
@@ -93,7 +93,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         lanes=run.has_lanes,
         throttled=tables.first(tables.throttled_rows(summary)),
         events=tables.first(tables.event_rows(run)),
-        cut_costs=run.stretches[-1].cuts,
+        cut_costs=run.sessions[-1].cuts,
     )
 
 

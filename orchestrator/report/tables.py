@@ -6,9 +6,9 @@ from typing import Any
 
 from orchestrator.records import types as t
 from orchestrator.records.comparison import accuracy, percent, seconds, size
-from orchestrator.records.facts import RunFacts, Stretch
 from orchestrator.records.groups import ProfileRow
-from orchestrator.records.inforce import changes
+from orchestrator.records.limits_in_force import changes
+from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.summary import OWN_WORK
 
@@ -67,8 +67,8 @@ def calibration_row(row: t.Calibrated) -> dict[str, Any]:
 
 
 def limits_rows(run: RunFacts) -> dict[str, Any]:
-    self_held = run.stretches[-1].started.enforcement == "software"
-    return first([_limits_row(row, self_held) for row in run.stretches[-1].limits])
+    self_held = run.sessions[-1].started.enforcement == "software"
+    return first([_limits_row(row, self_held) for row in run.sessions[-1].limits])
 
 
 def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def throttled_rows(summary: Summary) -> list[list[str]]:
 def event_rows(run: RunFacts) -> list[list[str]]:
     """What went otherwise than planned, in the order of time; seconds count from the start of the orchestrator."""
     rows = []
-    for stretch in run.stretches:
-        for event in stretch.events:
-            at = f"{(event.at_ns - stretch.started.at_ns) / 1e9 / stretch.started.dilation:.1f} s"
+    for session in run.sessions:
+        for event in session.events:
+            at = f"{(event.at_ns - session.started.at_ns) / 1e9 / session.started.dilation:.1f} s"
             rows.append([at, event.device or "orchestrator", *_event(event)])
     return rows
 
@@ -140,16 +140,16 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
-def _since(stretch: Stretch, at_ns: int) -> float:
+def _since(session: Session, at_ns: int) -> float:
     """Seconds since the orchestrator started, divided by the dilation."""
-    return (at_ns - stretch.started.at_ns) / 1e9 / stretch.started.dilation
+    return (at_ns - session.started.at_ns) / 1e9 / session.started.dilation
 
 
 def change_rows(run: RunFacts) -> list[list[str]]:
     """Every change of a profile: when, on which device, from what to what, from which round on."""
     return [
         [
-            f"{_since(stretch, change.at_ns):.1f} s",
+            f"{_since(session, change.at_ns):.1f} s",
             "–" if change.round is None else str(change.round + 1),
             change.device,
             change.before,
@@ -157,8 +157,8 @@ def change_rows(run: RunFacts) -> list[list[str]]:
             f"{change.after.cpus:.3g} CPUs, {quantity(change.after.uplink_bit_s, 'bit/s')} up, "
             f"{quantity(change.after.downlink_bit_s, 'bit/s')} down",
         ]
-        for stretch in run.stretches
-        for change in changes(stretch)
+        for session in run.sessions
+        for change in changes(session)
     ]
 
 
@@ -251,15 +251,15 @@ def names(devices: list[str], most: int = 4) -> str:
 
 def readouts(run: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
     """What the kernel said when limits were read back last, by device."""
-    last: dict[str, t.LimitsSet] = {row.device: row for row in run.stretches[-1].limits}
+    last: dict[str, t.LimitsSet] = {row.device: row for row in run.sessions[-1].limits}
     return [(f"{row.device}: {row.profile} ({row.why})", list(row.details.items())) for row in last.values()]
 
 
 def host_rows(run: RunFacts) -> list[list[str]]:
     """The host and its software; stretches that differ are told apart."""
     rows: dict[str, list[str]] = {}
-    for stretch in run.stretches:
-        for key, value in stretch.started.host.items():
+    for session in run.sessions:
+        for key, value in session.started.host.items():
             known = rows.setdefault(key, [])
             if value and value not in known:
                 known.append(value)

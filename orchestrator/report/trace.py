@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from orchestrator.records.facts import RoundFacts, RunFacts, Stretch
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline import DeviceTimeline, RoundTimeline, timelines
 from orchestrator.report.counters import Scale, cpu_counters, link_counters, queue_counter
 from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
@@ -79,8 +79,8 @@ def trace_events(run: RunFacts) -> Iterator[Event]:
 
 
 def _estimate(run: RunFacts) -> int:
-    phases = sum(len(device.phases) for stretch in run.stretches for device in stretch.devices.values())
-    steps = sum(len(facts.steps) for stretch in run.stretches for facts in stretch.rounds.values())
+    phases = sum(len(device.phases) for session in run.sessions for device in session.devices.values())
+    steps = sum(len(facts.steps) for session in run.sessions for facts in session.rounds.values())
     return 2 * phases + 6 * steps
 
 
@@ -106,9 +106,9 @@ class _Tracks:
 
     def __init__(self, run: RunFacts, chosen: set[int]) -> None:
         self._run, self._chosen = run, chosen
-        self._scales = _scales(run.stretches)
-        self._stretch_of = {id(facts): id(stretch) for stretch, facts in run.rounds()}
-        names = dict.fromkeys(name for stretch in run.stretches for name in stretch.devices)
+        self._scales = _scales(run.sessions)
+        self._session_of = {id(facts): id(session) for session, facts in run.rounds()}
+        names = dict.fromkeys(name for session in run.sessions for name in session.devices)
         self._pids = {name: ORCHESTRATOR + 1 + index for index, name in enumerate(names)}
         self._lanes: dict[int, _Lanes] = {pid: _Lanes() for pid in (ORCHESTRATOR, *self._pids.values())}
         lanes = dict.fromkeys(facts.lane for _, facts in run.rounds())
@@ -124,7 +124,7 @@ class _Tracks:
 
     def round(self, timeline: RoundTimeline) -> Iterator[Event]:
         facts = timeline.facts
-        self._scale = self._scales[self._stretch_of[id(facts)]]
+        self._scale = self._scales[self._session_of[id(facts)]]
         tid = self._rounds[facts.lane]
         label = f"round {facts.number + 1}"
         yield self._slice(label, "round", facts.start_ns, facts.end_ns, ORCHESTRATOR, tid, _about(facts))
@@ -138,9 +138,9 @@ class _Tracks:
 
     def rest(self) -> Iterator[Event]:
         """Counters that need no rounds."""
-        for stretch in self._run.stretches:
-            windows = [f for f in stretch.rounds.values() if f.number in self._chosen and id(f) in self._stretch_of]
-            yield from cpu_counters(stretch, windows, self._pids, self._scales[id(stretch)])
+        for session in self._run.sessions:
+            windows = [f for f in session.rounds.values() if f.number in self._chosen and id(f) in self._session_of]
+            yield from cpu_counters(session, windows, self._pids, self._scales[id(session)])
 
     def _device(self, label: str, pid: int, device: DeviceTimeline) -> Iterator[Event]:
         """The task, and every segment of the window; those of the task lie inside it."""
@@ -197,14 +197,14 @@ def _about(facts: RoundFacts) -> dict[str, Any]:
     return about
 
 
-def _scales(stretches: list[Stretch]) -> dict[int, Scale]:
+def _scales(sessions: list[Session]) -> dict[int, Scale]:
     """Put stretches, each with a clock and a dilation of its own, one after the other from zero."""
     scales, now_us = {}, 0
-    for stretch in stretches:
-        scales[id(stretch)] = scale = Scale(
-            min(stretch.started.at_ns, stretch.begin_ns), now_us, stretch.started.dilation
+    for session in sessions:
+        scales[id(session)] = scale = Scale(
+            min(session.started.at_ns, session.begin_ns), now_us, session.started.dilation
         )
-        now_us = scale.us(stretch.end_ns) + 1
+        now_us = scale.us(session.end_ns) + 1
     return scales
 
 

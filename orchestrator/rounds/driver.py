@@ -21,7 +21,7 @@ from edgebed.errors import (
     short,
     trace_of,
 )
-from edgebed.link.transfer import Inbound
+from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -171,7 +171,7 @@ class RoundDriver:
             self._put(m.Dropped(peer, "refused", why))
             raise TransferRefused(why)
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         """A whole transfer; returning acknowledges it, so waiting here holds the device's link back."""
         work = self._work.get(inbound.peer)
         header = inbound.header
@@ -245,7 +245,7 @@ class RoundDriver:
         self._record(TaskDelivered(sent.done_ns, self._round, device, work.task.id, sent.bytes))
         self._put(m.Delivered(device))
 
-    async def _serve(self, device: str, work: Work, header: Upload, inbound: Inbound) -> None:
+    async def _serve(self, device: str, work: Work, header: Upload, inbound: ReceivedTransfer) -> None:
         """One upload through its server half; the reply, if there is one, goes back."""
         try:
             # One decoded upload per device: decoded they are several times as large. The turn comes before any other
@@ -277,7 +277,7 @@ class RoundDriver:
             sent = await self._port.send(device, reply, body)
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
-    async def _complete(self, device: str, work: Work, header: Update, inbound: Inbound) -> None:
+    async def _complete(self, device: str, work: Work, header: Update, inbound: ReceivedTransfer) -> None:
         """Check the update, wait for the server half, and make the contribution."""
         try:
             most = most_bytes(self._method, self._weights, work, header.report)

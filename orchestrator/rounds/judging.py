@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import Method
-from edgebed.methods.merging import fault, impossible, moved, not_finite
+from edgebed.methods.parts.aggregation import fault, impossible, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Failure, Report, Update, Upload
 from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from edgebed.link.transfer import CHUNK_BYTES
+from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
 from edgebed.models.staged import Weights
 from orchestrator.experiment import Environment, Training
@@ -24,8 +24,8 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.abreast import Abreast
 from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.interruption import uninterrupted
 from orchestrator.rounds.replay import Replay
@@ -43,7 +43,7 @@ class Devices(Protocol):
 
 
 class Rounds(Protocol):
-    """Carries rounds out: a `RoundDriver`, or `Lanes` for a method that has several rounds going on at once."""
+    """Carries rounds out: a `RoundDriver`, or `RoundRouter` for a method that has several rounds going on at once."""
 
     async def run(
         self,
@@ -121,7 +121,7 @@ class Loop:
             ready = await self.prepare(progress)
             lanes = self.method.lanes(ready)
             if len(lanes) > 1:
-                weights = await Abreast(self, weights, progress).run(list(lanes))
+                weights = await ConcurrentRounds(self, weights, progress).run(list(lanes))
                 break
             ((lane, present),) = lanes.items()
             weights, result = await self._round(self.begin(lane, present, progress), weights, progress)

@@ -14,7 +14,7 @@ import msgspec
 
 from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import DeviceView, Plan
-from orchestrator.outputs import keep
+from orchestrator.files.output import keep
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RoundStarted
 
@@ -28,14 +28,14 @@ class Replay:
     def check(self, rounds: int, methods: int) -> None:
         """Raises UsageError where the plan is not one for so many rounds of one method, one after the other."""
         if methods != 1:
-            raise UsageError(f"a recorded plan is one method's, not that of {methods}", cure="choose one with --method")
+            raise UsageError(f"a recorded plan is one method's, not that of {methods}", hint="choose one with --method")
         if any(record.lane for record in self._rounds.values()):
-            raise UsageError("a plan whose rounds overlap cannot be repeated", cure="take a synchronous method's run")
+            raise UsageError("a plan whose rounds overlap cannot be repeated", hint="take a synchronous method's run")
         missing = [number for number in range(rounds) if number not in self._rounds]
         if missing:
             raise UsageError(
                 f"the recorded plan has no round {missing[0] + 1}, and {rounds} are wanted",
-                cure=f"--set training.rounds={missing[0] or 1}, or the plan of a longer run",
+                hint=f"--set training.rounds={missing[0] or 1}, or the plan of a longer run",
             )
 
     def begin(self, number: int, present: Sequence[DeviceView]) -> tuple[list[DeviceView], Plan]:
@@ -45,7 +45,7 @@ class Replay:
         away = [name for name in recorded.devices if name not in here]
         if away:
             raise RunError(
-                f"round {number + 1} is to be repeated with {', '.join(away)}, away now", cure="start the run again"
+                f"round {number + 1} is to be repeated with {', '.join(away)}, away now", hint="start the run again"
             )
         plan = Plan(recorded.assignments, recorded.predicted_s, recorded.notes)
         return [here[name] for name in recorded.devices], plan

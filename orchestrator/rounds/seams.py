@@ -1,11 +1,10 @@
-"""What a round driver needs of the parts around it, and what they need of a driver."""
+"""What a round driver needs of the parts around it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from edgebed.link.inbox import Inbound
-from edgebed.link.transfer import Sent
+from edgebed.link.endpoint import Sent
 from edgebed.methods.base import ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Control, Header
@@ -35,18 +34,8 @@ class Trainer(Protocol):
 
 
 class Sender(Protocol):
-    """What the driver needs of `link.transfer.Port`."""
+    """What the driver needs of `link.endpoint.TransferEndpoint`."""
 
     async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent: ...
     def control(self, peer: str, message: Control) -> None: ...
     def forget(self, peer: str) -> None: ...
-
-
-class Driver(Protocol):
-    """What a standing fleet tells whoever sends it tasks."""
-
-    def admit(self, peer: str, header: Header, size: int) -> None: ...
-    async def deliver(self, inbound: Inbound) -> None: ...
-    def progress(self, device: str) -> None: ...
-    def heard(self, device: str, moved: bool, task: str, phase: str) -> None: ...
-    def lost(self, device: str, why: str) -> None: ...

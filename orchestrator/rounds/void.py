@@ -34,7 +34,7 @@ class VoidRounds:
             raise RunError(
                 f"{self._count} rounds in a row ended without a quorum of {quorum}; missing in the last one: "
                 f"{named(missing)}",
-                cure=cure(self._training, missing),
+                hint=hint(self._training, missing),
             )
 
 
@@ -65,7 +65,7 @@ class VoidByDevice:
         """For a run in which no device is left to work."""
         return RunError(
             f"no device is left to work: the last {VOID_ROUNDS} rounds of each were void: {named(self.left_out)}",
-            cure=cure(self._training, self.left_out),
+            hint=hint(self._training, self.left_out),
         )
 
 
@@ -75,7 +75,7 @@ def named(missing: Mapping[str, str], most: int = 5) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "") or "nobody"
 
 
-def cure(training: Training, missing: Mapping[str, str]) -> str:
+def hint(training: Training, missing: Mapping[str, str]) -> str:
     """What to do about devices that did not contribute, by why they did not and what the experiment asks for."""
     late = bool(missing) and all(why.startswith("late") for why in missing.values())
     if late and training.deadline_s is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgebed.link.inbox import Inbound
+from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
 from edgebed.wire.messages import Task, Update, Upload
 from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
@@ -61,11 +61,11 @@ def outcome(device: str, work: Work, header: Update, server_s: float) -> Outcome
     )
 
 
-def upload_record(round: int, inbound: Inbound, header: Upload) -> UploadReceived:
+def upload_record(round: int, inbound: ReceivedTransfer, header: Upload) -> UploadReceived:
     return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes)
 
 
-def update_record(round: int, inbound: Inbound, header: Update) -> UpdateReceived:
+def update_record(round: int, inbound: ReceivedTransfer, header: Update) -> UpdateReceived:
     return UpdateReceived(
         inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, header.report
     )

@@ -19,7 +19,7 @@ from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.shard import normalise, single_rows, write_idle_shard, write_shard
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Stream, assignment_seed
-from edgebed.methods.exits import (
+from edgebed.methods.parts.exits import (
     Deployable,
     Deployment,
     confidence,
@@ -27,17 +27,17 @@ from edgebed.methods.exits import (
     serving_weights,
     thresholds,
 )
-from edgebed.methods.nodes import normalised
-from edgebed.methods.serving import LOT, OBJECTIVE
+from edgebed.methods.parts.inference_tree import normalised
+from edgebed.methods.parts.serving import LOT, OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
-from orchestrator.data import data_root, validation_of
 from orchestrator.experiment import Experiment, convert
+from orchestrator.files.yaml_file import load_yaml
 from orchestrator.rounds.bounds import upload_bytes
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.data import data_root, validation_of
+from orchestrator.runs.folder import RunFolder
 from orchestrator.serving.router import Post
-from orchestrator.yaml_file import load_yaml
 
 SLOTS = 64
 """Forwarded requests that a node holds for its uplink; beyond that it stands still, and so do those it could answer."""
@@ -86,11 +86,11 @@ def load_trained(folder: Path) -> Trained:
     method = METHODS.create(experiment.methods[0], f"{files.experiment}: methods[0]")
     if not isinstance(method, Deployable):
         raise UsageError(
-            f"{folder.name} trained no exits: its method is {method.name}", cure="serve a run of early-exit"
+            f"{folder.name} trained no exits: its method is {method.name}", hint="serve a run of early-exit"
         )
     saved = files.restore()
     if saved is None or not saved.progress.method:
-        raise UsageError(f"{folder.name} has no finished round", cure="let it run, or go on with --resume")
+        raise UsageError(f"{folder.name} has no finished round", hint="let it run, or go on with --resume")
     seed = experiment.training.seed
     data = DATASETS.create(experiment.data, f"{files.experiment}: data").load(data_root(), seed)
     plugin = MODELS.create(experiment.model, f"{files.experiment}: model")
@@ -131,7 +131,7 @@ def rows_by_leaf(trained: Trained) -> dict[str, Tensor]:
     leaves = list(trained.deployment.arrivals)
     if len(trained.pool) < len(leaves):
         raise UsageError(
-            f"{len(trained.pool)} test samples for {len(leaves)} leaves", cure="take a data set with more test samples"
+            f"{len(trained.pool)} test samples for {len(leaves)} leaves", hint="take a data set with more test samples"
         )
     return {leaf: trained.pool[number :: len(leaves)] for number, leaf in enumerate(leaves)}
 
@@ -242,7 +242,7 @@ def shared_out(total: int, rates: Mapping[str, float]) -> dict[str, int]:
         UsageError: there are fewer requests than leaves.
     """
     if total < len(rates):
-        raise UsageError(f"{total} requests for {len(rates)} leaves", cure=f"give --requests {len(rates)} or more")
+        raise UsageError(f"{total} requests for {len(rates)} leaves", hint=f"give --requests {len(rates)} or more")
     exact = {name: share * total for name, share in zip(rates, normalised(list(rates.values())), strict=True)}
     counts = {name: max(1, int(value)) for name, value in exact.items()}
     order = sorted(exact, key=lambda name: exact[name] - counts[name], reverse=True)

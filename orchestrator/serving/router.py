@@ -1,8 +1,8 @@
 """Carries requests up the tree: what a node forwards goes to its parent, answers are counted, lost nodes are named.
 
-Stands in the round driver's place (`rounds.driver.Driver`). The devices' half is `edgebed.methods.serving`: every node
-has one task for the whole time. A node above the leaves is sent features as answers to its uploads; as many ahead of
-its answers as keep its link busy, the rest wait here.
+Stands in the round driver's place (`rounds.driver.Driver`). The devices' half is `edgebed.methods.parts.serving`: every
+node has one task for the whole time. A node above the leaves is sent features as answers to its uploads; as many ahead
+of its answers as keep its link busy, the rest wait here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from torch import Tensor
 
 from edgebed.errors import EdgebedError, TransferError, TransferRefused, short
-from edgebed.link.transfer import Inbound, Port
+from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
@@ -103,7 +103,7 @@ class Router:
 
     def __init__(
         self,
-        port: Port,
+        port: TransferEndpoint,
         record: Callable[[Record], None],
         posts: Mapping[str, Post],
         labels: Sequence[int],
@@ -201,7 +201,7 @@ class Router:
             case _:
                 raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         node = self._nodes.get(inbound.peer)
         if node is None or node.lost:
             return
@@ -224,7 +224,7 @@ class Router:
             case _:
                 pass
 
-    def _uploaded(self, node: _Node, inbound: Inbound) -> None:
+    def _uploaded(self, node: _Node, inbound: ReceivedTransfer) -> None:
         try:
             tensors = decode_tensors(inbound.body, max_bytes=node.post.most_bytes)
             self._take(node, inbound, tensors)
@@ -234,7 +234,7 @@ class Router:
         node.ready.set()
         self._pump(node)
 
-    def _take(self, node: _Node, inbound: Inbound, tensors: Weights) -> None:
+    def _take(self, node: _Node, inbound: ReceivedTransfer, tensors: Weights) -> None:
         if "features" in tensors:
             self._onward(node, inbound, int(tensors["request"]), tensors["times"][0])
         elif "prediction" in tensors:
@@ -243,7 +243,7 @@ class Router:
             ):
                 self._answer(node, request, prediction, times)
 
-    def _onward(self, node: _Node, inbound: Inbound, request: int, times: Tensor) -> None:
+    def _onward(self, node: _Node, inbound: ReceivedTransfer, request: int, times: Tensor) -> None:
         """A request that the node passes on: to its parent's queue."""
         if request not in self._open:
             return

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator import session
+from orchestrator.files.output import try_folder
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.fleet.temporary import OwnedFolder
-from orchestrator.outputs import try_folder
-from orchestrator.records.facts import sort
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.served import summarise_serving
+from orchestrator.records.run_index import sort
+from orchestrator.records.serving_summary import summarise_serving
 from orchestrator.records.types import (
     ClockOffset,
     Evaluated,
@@ -30,10 +30,11 @@ from orchestrator.records.types import (
     Served,
 )
 from orchestrator.report import write_results
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs import session
+from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.request import Notify
 from orchestrator.serving import deploy
 from orchestrator.serving.router import Router
-from orchestrator.standing import Standing
 
 Watching = Callable[[int, int], None]
 
@@ -59,7 +60,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
 
 
 async def serve(
-    request: ServeRequest, say: session.Say, watch: Watching = lambda answered, lost: None
+    request: ServeRequest, notify: Notify, watch: Watching = lambda answered, lost: None
 ) -> tuple[Path, dict[str, Any]]:
     """Serve, and write what came of it.
 
@@ -82,10 +83,10 @@ async def serve(
             broker_url=request.broker_url,
             shards=deploy.write_requests(trained, folder),
             heartbeat_s=experiment.training.heartbeat_s,
-            say=say,
-        ) as standing:
-            calibration = await session.calibrate_fleet(standing, request.allow_uncalibrated, say)
-            return await serve_on(request, trained, standing, calibration.passed, watch)
+            notify=notify,
+        ) as controller:
+            calibration = await session.calibrate_fleet(controller, request.allow_uncalibrated, notify)
+            return await serve_on(request, trained, controller, calibration.passed, watch)
 
 
 def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
@@ -94,33 +95,33 @@ def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
         raise UsageError(
             f"the tree of {trained.run} has the nodes {', '.join(sorted(nodes))}, the fleet {spec.name} the devices "
             f"{', '.join(sorted(devices))}",
-            cure="give --fleet a file whose devices have the names of the nodes",
+            hint="give --fleet a file whose devices have the names of the nodes",
         )
 
 
 async def serve_on(
-    request: ServeRequest, trained: deploy.Trained, standing: Standing, calibrated: bool, watch: Watching
+    request: ServeRequest, trained: deploy.Trained, controller: FleetController, calibrated: bool, watch: Watching
 ) -> tuple[Path, dict[str, Any]]:
     """The same on a fleet that stands already, with the requests of `deploy.write_requests` as its shards."""
-    service = deploy.prepare(trained, request.requests, request.rate, standing.dilation)
+    service = deploy.prepare(trained, request.requests, request.rate, controller.dilation)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     files = RunFolder(request.runs / f"{trained.experiment.name}-serve-{stamp}-{uuid.uuid4().hex[:4]}")
     try_folder(files.path)
     recorder = Recorder(files.records)
     started_ns = time.monotonic_ns()
-    recorder.record(_run_started(files.path.name, trained, standing, calibrated))
-    for record in standing.facts():
+    recorder.record(_run_started(files.path.name, trained, controller, calibrated))
+    for record in controller.facts():
         recorder.record(record)
-    recorder.record(_round_started(trained, service, standing))
+    recorder.record(_round_started(trained, service, controller))
     router = Router(
-        standing.port,
+        controller.port,
         recorder.record,
-        deploy.posts(service, trained, files.path.name, _offsets(standing)),
+        deploy.posts(service, trained, files.path.name, _offsets(controller)),
         service.labels,
         liveness_s=trained.experiment.training.liveness_s,
         watch=watch,
     )
-    standing.attach(recorder.record, router)
+    controller.attach(recorder.record, router)
     why = "interrupted"
     try:
         why = await recorder.guard(router.run())
@@ -130,9 +131,9 @@ async def serve_on(
     finally:
         _conclude(recorder, files, started_ns, why)
         try:
-            await standing.roster.flush()
+            await controller.membership.flush()
         finally:
-            standing.attach(None, None)
+            controller.attach(None, None)
             recorder.close()
             summary = _write(files.path)
     return files.path, summary
@@ -159,13 +160,13 @@ def _write(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _offsets(standing: Standing) -> dict[str, int]:
+def _offsets(controller: FleetController) -> dict[str, int]:
     """Every device's clock minus ours, as measured last."""
-    found = {fact.device: fact.offset_ns for fact in standing.facts() if isinstance(fact, ClockOffset)}
-    return {name: found.get(name, 0) for name in standing.names}
+    found = {fact.device: fact.offset_ns for fact in controller.facts() if isinstance(fact, ClockOffset)}
+    return {name: found.get(name, 0) for name in controller.names}
 
 
-def _run_started(run: str, trained: deploy.Trained, standing: Standing, calibrated: bool) -> RunStarted:
+def _run_started(run: str, trained: deploy.Trained, controller: FleetController, calibrated: bool) -> RunStarted:
     return RunStarted(
         at_ns=time.monotonic_ns(),
         wall=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -173,21 +174,21 @@ def _run_started(run: str, trained: deploy.Trained, standing: Standing, calibrat
         experiment=trained.experiment.name,
         method="serve",
         seed=trained.experiment.training.seed,
-        backend=standing.fleet.backend,
-        enforcement=str(standing.enforcement),
-        dilation=standing.dilation,
+        backend=controller.fleet.backend,
+        enforcement=str(controller.enforcement),
+        dilation=controller.dilation,
         calibrated=calibrated,
         resumed_from=0,
         target_accuracy=1.0,
         host=session.host_facts(),
-        devices=standing.infos(),
+        devices=controller.infos(),
     )
 
 
-def _round_started(trained: deploy.Trained, service: deploy.Service, standing: Standing) -> RoundStarted:
+def _round_started(trained: deploy.Trained, service: deploy.Service, controller: FleetController) -> RoundStarted:
     tree, deployment = trained.deployment.tree, trained.deployment
     arrivals = {
-        node: each.arrivals.rate * standing.dilation
+        node: each.arrivals.rate * controller.dilation
         for node, each in service.assignments.items()
         if each.arrivals is not None and each.arrivals.count
     }

@@ -19,11 +19,11 @@ from torch.nn import functional
 from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
-from edgebed.methods.halves import make_optimizer
+from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Privacy
 from edgebed.wire.order import batch_bounds
-from orchestrator.simulation.halves import Moment, batches_of
+from orchestrator.simulation.halves import Step, batches_of
 
 ALIKE = ("head", "output")
 """Objectives that can be stacked: what they do is known here, they wait for no reply and read no options."""
@@ -60,12 +60,12 @@ class Row:
     """One device's part of what was trained together, handed out moment by moment."""
 
     def __init__(self) -> None:
-        self._moments: deque[Moment | DivergedError] = deque()
+        self._moments: deque[Step | DivergedError] = deque()
 
-    def add(self, moment: Moment | DivergedError) -> None:
+    def add(self, moment: Step | DivergedError) -> None:
         self._moments.append(moment)
 
-    def next(self, reply: Weights | None) -> Moment:
+    def next(self, reply: Weights | None) -> Step:
         moment = self._moments.popleft()
         if isinstance(moment, DivergedError):
             raise moment
@@ -91,7 +91,7 @@ class _Half(nn.Module):
         return z, functional.cross_entropy(logits, y)
 
 
-class Together:
+class BatchedTrainer:
     """Trains some devices of one kind from their weights to their ends.
 
     Args:
@@ -168,11 +168,11 @@ class Together:
                 continue
             if features is not None:
                 tensors = {"features": features[index], "labels": batch[index][1]}
-                row.add(Moment((count,), out=Outgoing(tensors, samples=count)))
+                row.add(Step((count,), out=Outgoing(tensors, samples=count)))
             if not math.isfinite(losses[index]):
                 where = f"batch {self._steps} on device {self._assignments[index].device!r}"
                 text = f"training diverged: the loss of {where} is {float(losses[index])}"
-                row.add(DivergedError(text, cure="lower optimizer.lr"))
+                row.add(DivergedError(text, hint="lower optimizer.lr"))
                 self._gone.add(index)
         self._loss += losses * count
         self._samples += count
@@ -186,4 +186,4 @@ class Together:
             weights = {name: whole[name][index].clone() for name in self._names}
             loss = float(self._loss[index]) / max(1, self._samples)
             if index not in self._gone:
-                row.add(Moment(drawn, end=Trained(weights, loss=loss, batches=self._steps)))
+                row.add(Step(drawn, end=Trained(weights, loss=loss, batches=self._steps)))

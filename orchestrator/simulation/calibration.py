@@ -15,8 +15,8 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
 from orchestrator.experiment import convert
+from orchestrator.files.yaml_file import load_yaml, write_yaml
 from orchestrator.simulation.reference import BatchLaw, SizeLaw, objective_of
-from orchestrator.yaml_file import load_yaml, write_yaml
 
 VERSION = 2
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def load_calibration(path: Path) -> Calibration:
     """Raises UsageError where there is none, or of another version."""
     data = load_yaml(path)
     if data.get("version") != VERSION:
-        raise UsageError(f"{path}: a calibration of version {data.get('version')}", cure="calibrate again")
+        raise UsageError(f"{path}: a calibration of version {data.get('version')}", hint="calibrate again")
     cuts = data.get("cuts", {})
     if isinstance(cuts, dict) and all(cut.isdecimal() for cut in cuts):
         data["cuts"] = {int(cut): cost for cut, cost in cuts.items()}

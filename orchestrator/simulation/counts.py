@@ -12,15 +12,15 @@ from edgebed.models.operations import Convolution, cnn_operations, fcnn_operatio
 from edgebed.models.staged import StagedModel
 from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.messages import Assignment
-from orchestrator.model_costs import ModelCosts, built_costs
+from orchestrator.training.model_costs import ModelCosts, built_costs
 
 COUNTED = 2
 """Samples of the batch that is counted: batch norm needs more than one."""
 
 
 class Flops:
-    """FLOPs per sample: multiply-adds count two (`orchestrator.model_costs`). Of a narrow model they are counted on
-    the narrow model, once for each set of sizes."""
+    """FLOPs per sample: multiply-adds count two (`orchestrator.training.model_costs`). Of a narrow model they are
+    counted on the narrow model, once for each set of sizes."""
 
     def __init__(self, model: StagedModel) -> None:
         self._model = model
@@ -65,7 +65,7 @@ class Operations:
             with torch.no_grad():
                 x = stage.eval()(x)
         if not self._widths:
-            raise UsageError("FedPMT's operations count needs fully connected layers", cure=_CURE)
+            raise UsageError("FedPMT's operations count needs fully connected layers", hint=_CURE)
 
     def check(self, assignment: Assignment) -> None:
         """Raises UsageError for the halves of a model that is cut: the paper counts whole ones, and no heads."""
@@ -73,7 +73,7 @@ class Operations:
             raise UsageError(
                 f"FedPMT's operations are of whole models on the device, not of {assignment.stages} of "
                 f"{len(self._model)} stages with objective {assignment.objective!r}",
-                cure="take simulation.cost: flops for methods that cut the model",
+                hint="take simulation.cost: flops for methods that cut the model",
             )
 
     def batch(self, assignment: Assignment, samples: int) -> tuple[float, float]:
@@ -101,7 +101,7 @@ class Operations:
     def _add(self, name: str, stage: nn.Module, x: torch.Tensor) -> None:
         layers = [m for m in stage.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         if len(layers) != 1:
-            raise UsageError(f"stage {name} has {len(layers)} layers with weights, FedPMT's count one", cure=_CURE)
+            raise UsageError(f"stage {name} has {len(layers)} layers with weights, FedPMT's count one", hint=_CURE)
         layer = layers[0]
         if isinstance(layer, nn.Linear):
             self._widths += [layer.out_features] if self._widths else [layer.in_features, layer.out_features]

@@ -11,15 +11,15 @@ import msgspec
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
-from edgebed.link.inbox import Inbound
+from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Trained, real_work
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Failure, Header, Phase, Reply, Report, Task, Update, Upload
 from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.driving import Cancelled, Driving, Meter, Outbox, raw_bytes
 from orchestrator.simulation.halves import Start
 from orchestrator.simulation.link import Arrival, Pipe, wire_bytes
 from orchestrator.simulation.phases import OWN_WORK, Phases
+from orchestrator.simulation.task_executor import Cancelled, SimulatedUploadQueue, TaskExecutor, TaskMetrics, raw_bytes
 
 LOSSLESS = Codec()
 
@@ -28,7 +28,7 @@ class Receiver(Protocol):
     """What a device's transfers meet: the round driver, through the fleet."""
 
     def admit(self, peer: str, header: Header, size: int) -> None: ...
-    async def deliver(self, inbound: Inbound) -> None: ...
+    async def deliver(self, inbound: ReceivedTransfer) -> None: ...
     def progress(self, device: str) -> None: ...
 
 
@@ -100,7 +100,7 @@ class SimulatedDevice:
             return
         (task, body, arrival), self._next = self._next, None
         self._task = task
-        self.spawn(self._work(task, body, Meter(arrival)))
+        self.spawn(self._work(task, body, TaskMetrics(arrival)))
 
     def _answer(self, reply: Reply, body: memoryview) -> None:
         if self._task is not None and reply.task == self._task.id:
@@ -135,7 +135,7 @@ class SimulatedDevice:
 
     # ---- one task ----
 
-    async def _work(self, task: Task, body: memoryview, meter: Meter) -> None:
+    async def _work(self, task: Task, body: memoryview, meter: TaskMetrics) -> None:
         try:
             await self._train(task, body, meter)
         except Cancelled:
@@ -150,7 +150,7 @@ class SimulatedDevice:
         self._report(self.phases.take())
         self._begin()
 
-    async def _train(self, task: Task, body: memoryview, meter: Meter) -> None:
+    async def _train(self, task: Task, body: memoryview, meter: TaskMetrics) -> None:
         who = self.who()
         assignment = msgspec.structs.replace(task.assignment, cpus=who.limits.cpus, privacy=self._shard.privacy)
         doing = self._doing = real_work(assignment)
@@ -159,8 +159,8 @@ class SimulatedDevice:
         self._built.add(self.name)
         await self.use(task, self.costs.decode_s(who, doing, len(body), first))
         half = self._start(self.name, assignment, decode_tensors(body))
-        outbox = Outbox(self, meter, doing.hold)
-        trained = await Driving(self, task, doing, half, outbox, meter).run()
+        outbox = SimulatedUploadQueue(self, meter, doing.hold)
+        trained = await TaskExecutor(self, task, doing, half, outbox, meter).run()
         self.phases.enter("encode")
         update = encode_tensors(trained.weights, LOSSLESS)
         await self.use(task, self.costs.encode_s(who, doing, raw_bytes(trained.weights), LOSSLESS))
@@ -170,7 +170,7 @@ class SimulatedDevice:
         report = self._made(trained, meter)
         await self.send(Update(self.name, task.id, report), update)
 
-    def _made(self, trained: Trained, meter: Meter) -> Report:
+    def _made(self, trained: Trained, meter: TaskMetrics) -> Report:
         return Report(
             samples=self._shard.samples,
             batches=trained.batches,
@@ -225,7 +225,7 @@ class SimulatedDevice:
         async with self._delivering:  # one after the other, in the order they were sent
             view = memoryview(body)
             await self._receiver.deliver(
-                Inbound(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
+                ReceivedTransfer(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
             )
         await asyncio.sleep(self.costs.uplink(self.who()).ack_s)
         await self._cpu.use(hear_s, urgent=True)

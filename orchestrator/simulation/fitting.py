@@ -12,7 +12,7 @@ from edgebed.methods.base import CutCost, real_work
 from edgebed.wire.messages import Assignment, Codec, Phase
 from edgebed.wire.order import batch_bounds
 from orchestrator.fleet.profile import Limits
-from orchestrator.records.facts import Clock, RoundFacts, RunFacts, Stretch
+from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
 from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
 from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
 from orchestrator.simulation.reference import Reference, SizeLaw, server_key, work_key
@@ -46,10 +46,10 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
     """Raises UsageError where the runs hold nothing to calibrate from, or are simulations themselves."""
     for run in runs:
         if run.enforcement == "simulated":
-            raise UsageError(f"{run.started.run} is a simulation", cure="calibrate from runs on a real fleet")
+            raise UsageError(f"{run.started.run} is a simulation", hint="calibrate from runs on a real fleet")
     seen = [work for run in runs for work in _seen(run)]
     if not seen:
-        raise UsageError("the runs hold no finished work", cure="calibrate from runs of three rounds at least")
+        raise UsageError("the runs hold no finished work", hint="calibrate from runs of three rounds at least")
     profiles = sorted({work.profile for work in seen})
     steps, group = _server_factors(runs, reference)
     return Calibration(
@@ -61,7 +61,7 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
         server_group=group,
         orchestrator=_orchestrator(runs),
         receive=_line([point for work in seen for point in work.received]),
-        cuts={c.cut: _cut_cost(c) for run in runs for stretch in run.stretches for c in stretch.cuts},
+        cuts={c.cut: _cut_cost(c) for run in runs for session in run.sessions for c in session.cuts},
         device=dict(reference.device_laws),
         server=dict(reference.server_laws),
         encode=dict(reference.encode_laws),
@@ -73,17 +73,17 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
 
 def _seen(run: RunFacts) -> Iterable[Seen]:
     begun: set[tuple[str, str]] = set()
-    for stretch, facts in run.rounds():
-        phases = _phases_by_task(stretch)
+    for session, facts in run.rounds():
+        phases = _phases_by_task(session)
         for device in sorted(facts.done):
-            work = _one(stretch, facts, device, phases, begun)
+            work = _one(session, facts, device, phases, begun)
             if work is not None:
                 yield work
 
 
-def _phases_by_task(stretch: Stretch) -> dict[str, list[Phase]]:
+def _phases_by_task(session: Session) -> dict[str, list[Phase]]:
     found: dict[str, list[Phase]] = {}
-    for device in stretch.devices.values():
+    for device in session.devices.values():
         for _, phase in device.phases:
             if phase.task:
                 found.setdefault(phase.task, []).append(phase)
@@ -91,18 +91,18 @@ def _phases_by_task(stretch: Stretch) -> dict[str, list[Phase]]:
 
 
 def _one(
-    stretch: Stretch,
+    session: Session,
     facts: RoundFacts,
     device: str,
     by_task: dict[str, list[Phase]],
     begun: set[tuple[str, str]],
 ) -> Seen | None:
     sent, delivered, update = facts.sent.get(device), facts.delivered.get(device), facts.updates.get(device)
-    limits = _limits_at(stretch, device, facts.start_ns)
+    limits = _limits_at(session, device, facts.start_ns)
     if sent is None or delivered is None or update is None or limits is None:
         return None
     phases, report = by_task.get(sent.task, []), update.report
-    incarnation = next((i for i, p in reversed(stretch.devices[device].phases) if p.task == sent.task), "")
+    incarnation = next((i for i, p in reversed(session.devices[device].phases) if p.task == sent.task), "")
     first = (device, incarnation) not in begun
     begun.add((device, incarnation))
     planned = facts.started.assignments[device]
@@ -124,14 +124,14 @@ def _one(
         upload_bytes=sum(upload.bytes for upload in uploads),
         update_bytes=update.bytes,
         sent_bytes=sent.bytes,
-        down_s=_down_s(stretch, device, sent, delivered, phases),
-        up_s=_up_s(stretch, device, update, phases, max((u.at_ns for u in uploads), default=0)),
+        down_s=_down_s(session, device, sent, delivered, phases),
+        up_s=_up_s(session, device, update, phases, max((u.at_ns for u in uploads), default=0)),
         received=_received(facts, device, update),
     )
 
 
-def _limits_at(stretch: Stretch, device: str, at_ns: int) -> LimitsSet | None:
-    known = [each for each in stretch.limits if each.device == device and each.at_ns <= at_ns]
+def _limits_at(session: Session, device: str, at_ns: int) -> LimitsSet | None:
+    known = [each for each in session.limits if each.device == device and each.at_ns <= at_ns]
     return known[-1] if known else None
 
 
@@ -141,16 +141,16 @@ def _batches(assignment: Assignment, samples: int, count: int) -> tuple[int, ...
     return tuple(sizes[i % len(sizes)] for i in range(count))
 
 
-def _down_s(stretch: Stretch, device: str, sent: TaskSent, delivered: TaskDelivered, phases: Sequence[Phase]) -> float:
+def _down_s(session: Session, device: str, sent: TaskSent, delivered: TaskDelivered, phases: Sequence[Phase]) -> float:
     """Until the device began to decode: the acknowledgement may find the orchestrator busy."""
-    clock = _clock(stretch, device)
+    clock = _clock(session, device)
     begun = [p.start_ns for p in phases if p.name == "decode"]
     arrived = clock.to_orchestrator(min(begun)) if clock is not None and begun else delivered.at_ns
     return max(0, min(arrived, delivered.at_ns) - sent.at_ns) / 1e9
 
 
-def _clock(stretch: Stretch, device: str) -> Clock | None:
-    return next(reversed(stretch.devices[device].clocks.values()), None)
+def _clock(session: Session, device: str) -> Clock | None:
+    return next(reversed(session.devices[device].clocks.values()), None)
 
 
 def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
@@ -171,10 +171,10 @@ def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tu
 
 
 def _up_s(
-    stretch: Stretch, device: str, update: UpdateReceived, phases: Sequence[Phase], last_upload_ns: int
+    session: Session, device: str, update: UpdateReceived, phases: Sequence[Phase], last_upload_ns: int
 ) -> float | None:
     """From the update's start on the device until it had come; None where an upload was still on its way."""
-    clock = _clock(stretch, device)
+    clock = _clock(session, device)
     tails = [p.start_ns for p in phases if p.name == "upload_tail"]
     if clock is None or not tails:
         return None
@@ -252,8 +252,8 @@ def _link(points: Sequence[tuple[int, float, int]]) -> LinkFit:
     if not scaled:
         return LinkFit(0.0, STRETCH)
     line = _line(scaled)
-    stretch = min(max(line.byte_s, STRETCH), 3.0)
-    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
+    session = min(max(line.byte_s, STRETCH), 3.0)
+    return LinkFit(max(0.0, median(seconds - session * x for x, seconds in scaled)), session)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:

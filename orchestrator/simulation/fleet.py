@@ -8,11 +8,12 @@ from typing import Any
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import TransferError, TransferRefused
-from edgebed.link.inbox import Inbound
-from edgebed.link.transfer import Sent
+from edgebed.link.endpoint import Sent
+from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
 from orchestrator.experiment import Environment, SimulatedFault
+from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.environment import candidates, profiles_at
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import (
@@ -25,7 +26,6 @@ from orchestrator.records.types import (
     Record,
 )
 from orchestrator.rounds.clock import now_ns
-from orchestrator.rounds.seams import Driver
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
@@ -132,7 +132,8 @@ class SimulatedFleet:
     # ---- the driver's port ----
 
     async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent:
-        """As `Port.send`: returns when the device has it. Raises TransferError when the device is forgotten."""
+        """As `TransferEndpoint.send`: returns when the device has it. Raises TransferError when the device is
+        forgotten."""
         begun = now_ns()
         if isinstance(header, Task):
             self._halves.expect(header.assignment, body)
@@ -167,7 +168,7 @@ class SimulatedFleet:
             raise TransferRefused("no run is going on")
         self.driver.admit(peer, header, size)
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         if self.driver is not None:
             await self.driver.deliver(inbound)
 
@@ -201,7 +202,7 @@ class SimulatedFleet:
         )
 
     async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
-        """As `Standing.reprofile`."""
+        """As `FleetController.reprofile`."""
         drawn_from = candidates(self._spec, environment, self._resolve)
         for name, profile in profiles_at(self._spec, drawn_from, environment, seed, round).items():
             if self.profiles[name] != profile:

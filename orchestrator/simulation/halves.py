@@ -16,7 +16,7 @@ from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment
 
 
-class Moment(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True):
     """What a half does until it wants something: the sizes of the batches it drew, then an upload or its end."""
 
     drawn: tuple[int, ...]
@@ -27,7 +27,7 @@ class Moment(msgspec.Struct, frozen=True):
 class Execution(Protocol):
     """A half at work. `next` gets the reply to the last upload, where it waits for one."""
 
-    def next(self, reply: Weights | None) -> Moment: ...
+    def next(self, reply: Weights | None) -> Step: ...
 
 
 def batches_of(shard: Shard, assignment: Assignment) -> Iterator[Batch]:
@@ -47,13 +47,13 @@ class Unbatched:
         own.load(weights)
         self._half = find_half(assignment.objective)(own, assignment, self._counted(batches_of(shard, assignment)))
 
-    def next(self, reply: Weights | None) -> Moment:
+    def next(self, reply: Weights | None) -> Step:
         self._drawn.clear()
         try:
             out = self._half.send(reply)
         except StopIteration as stop:
-            return Moment(tuple(self._drawn), end=stop.value)
-        return Moment(tuple(self._drawn), out=out)
+            return Step(tuple(self._drawn), end=stop.value)
+        return Step(tuple(self._drawn), out=out)
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for x, y in batches:

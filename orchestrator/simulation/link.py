@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from edgebed.link.transfer import CHUNK_BYTES
+from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.wire.frames import chunk_count
 from edgebed.wire.messages import Header, encode
 

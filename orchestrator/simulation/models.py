@@ -31,7 +31,7 @@ def cost_model(
     """
     if calibration is None and wanted.cost == "calibrated":
         if wanted.calibration is None:
-            raise UsageError("cost: calibrated without a calibration", cure="give --calibrate-from RUN, or name a file")
+            raise UsageError("cost: calibrated without a calibration", hint="give --calibrate-from RUN, or name a file")
         calibration = load_calibration((near.parent / wanted.calibration).resolve())
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}

@@ -13,7 +13,7 @@ from edgebed.errors import in_words
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
-from orchestrator.simulation.batched import Row, Together, fits, kind_of
+from orchestrator.simulation.batched import BatchedTrainer, Row, fits, kind_of
 from orchestrator.simulation.halves import Execution, Unbatched
 
 Body = bytes | bytearray
@@ -36,10 +36,10 @@ class HalfPool:
         accelerator: torch.device,
         *,
         batched: bool,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._model, self._shards, self._accelerator = model, shards, accelerator
-        self._batched, self._say = batched, say
+        self._batched, self._notify = batched, notify
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
         self._rows: dict[str, tuple[Assignment, Row]] = {}
         self._alone: set[bytes] = set()  # kinds that torch cannot stack
@@ -91,7 +91,7 @@ class HalfPool:
         except Exception as error:  # what torch cannot stack; an error of one half then fails that half alone
             self._alone.add(kind)
             why = in_words(error)
-            self._say(f"halves of {assignment.objective} at cut {assignment.stages} train one by one: {why}")
+            self._notify(f"halves of {assignment.objective} at cut {assignment.stages} train one by one: {why}")
             return
         for (name, (own, _)), row in zip(chosen.items(), rows, strict=True):
             self._rows[name] = (own, row)
@@ -101,7 +101,7 @@ class HalfPool:
         for _, body in chosen.values():
             if id(body) not in decoded:  # devices of one cut share a body
                 decoded[id(body)] = decode_tensors(body)
-        return Together(
+        return BatchedTrainer(
             copy.deepcopy(self._model),
             [assignment for assignment, _ in chosen.values()],
             [self._shards[name] for name in chosen],

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from edgebed.methods.base import Batch, ServerHalf, find_half
-from edgebed.methods.halves import UpperHalf
+from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import encode_tensors

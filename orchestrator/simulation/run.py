@@ -14,18 +14,18 @@ import torch
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
-from orchestrator.data import prepare_data
-from orchestrator.feasible import check_fleet, check_methods
+from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of
 from orchestrator.fleet.temporary import OwnedFolder
-from orchestrator.outputs import try_file, try_folder
-from orchestrator.simulation.play import Play
-from orchestrator.simulation.stage import SimulationRequest, Stage, Watch
+from orchestrator.runs.data import prepare_data
+from orchestrator.runs.feasibility import check_fleet, check_methods
+from orchestrator.simulation.context import SimulationContext, SimulationRequest, Watch
+from orchestrator.simulation.simulated_run import SimulatedRun
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
 
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
-    """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and cure."""
+    """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     experiment = request.experiment
     spec = _sized(fleet_of(request.path, experiment.fleet), request.devices)
     check_fleet(experiment, spec, request.path)
@@ -35,20 +35,20 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     if request.save_calibration is not None:
         try_file(request.save_calibration)
         if not request.calibrate_from:
-            raise UsageError("--save-calibration without --calibrate-from", cure="name the real run to calibrate from")
+            raise UsageError("--save-calibration without --calibrate-from", hint="name the real run to calibrate from")
     torch.set_num_threads(1)  # halves are small, and their bits must not depend on the host
     profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:
         prepared = prepare_data(experiment, list(profiles), folder, profiles, request.path)
         shards = {name: read_shard(path) for name, path in prepared.shards.items()}
     check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
-    stage = Stage(request, spec, prepared, shards, watch)
+    stage = SimulationContext(request, spec, prepared, shards, watch)
     pairs = zip(methods, experiment.methods, strict=True)
     return [run_virtual(partial(_play, stage, method, options)) for method, options in pairs]
 
 
-async def _play(stage: Stage, method: Method, options: dict[str, Any], loop: VirtualLoop) -> Path:
-    return await Play(stage, method, options, loop).run()
+async def _play(stage: SimulationContext, method: Method, options: dict[str, Any], loop: VirtualLoop) -> Path:
+    return await SimulatedRun(stage, method, options, loop).run()
 
 
 def _sized(spec: FleetSpec, devices: int | None) -> FleetSpec:

@@ -37,7 +37,7 @@ class _Jumping(selectors.BaseSelector):
         if timeout is None:
             raise RunError(
                 "the simulation stands still: nothing is ready and no timer is set",
-                cure="report it with the experiment file: something waits for what nobody will do",
+                hint="report it with the experiment file: something waits for what nobody will do",
             )
         self._skip(timeout)
         return ready

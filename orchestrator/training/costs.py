@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from edgebed.methods.base import Batch, CutCost
-from edgebed.methods.halves import UpperHalf, head_half
+from edgebed.methods.parts.local_training import UpperHalf, head_half
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer

@@ -19,7 +19,7 @@ import torch
 
 from edgebed.errors import DivergedError, EdgebedError, RunError
 from edgebed.methods.base import Replies, ServerHalf
-from edgebed.methods.merging import not_finite
+from edgebed.methods.parts.aggregation import not_finite
 from edgebed.models.staged import Weights
 
 NICENESS = 10
@@ -181,7 +181,7 @@ class _Lane:
         seat = self._seats.get(device)
         if why and seat is not None:
             text = f"training diverged: in upload {batch} of device {device!r} {why}"
-            self._refuse(device, DivergedError(text, cure=_LOWER))
+            self._refuse(device, DivergedError(text, hint=_LOWER))
         if device in self._errors:
             raise self._errors[device]
         if seat is None or seat.complete or batch < seat.next or batch in seat.uploads:
@@ -272,7 +272,7 @@ class _Lane:
         weights = await asyncio.get_running_loop().run_in_executor(self._pool, self.half.weights)
         if why := not_finite(weights):
             devices = ", ".join(self.half.devices)
-            raise DivergedError(f"training diverged: in the server half of {devices} {why}", cure=_LOWER)
+            raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=_LOWER)
         return weights
 
 
@@ -284,4 +284,4 @@ def _named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:
     if isinstance(error, EdgebedError):
         return error
     text = f"the server half of {', '.join(devices)} failed: {type(error).__name__}: {error}"
-    return RunError(text, cure="see the method's server half; the other devices go on")
+    return RunError(text, hint="see the method's server half; the other devices go on")

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
-from edgebed.link.transfer import Inbound, Port
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Control, Ping, Pong
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.broker import Broker, open_broker
+from orchestrator.broker.open_broker import Broker, open_broker
 from tests.benchmarks._peer import TOPICS
 
 ROOT = Path(__file__).parents[2]
@@ -51,14 +51,14 @@ class Near:
     def __init__(self, broker: Broker, port_options: dict[str, Any]) -> None:
         address = Address("127.0.0.1", broker.port, broker.username, broker.password)
         self.links = [MqttLink(address, f"bench-orchestrator-{kind}") for kind in ("control", "data")]
-        self.port = Port(
+        self.port = TransferEndpoint(
             ORCHESTRATOR, TOPICS, *self.links, deliver=self.deliver, on_control=self.on_control, **port_options
         )
         self.received = 0
         self.trips_ms: list[float] = []
         self._pong = asyncio.Event()
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         decode_tensors(inbound.body)
         self.received += 1
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
-from edgebed.link.transfer import Inbound, Port
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Codec, Control, Ping, Pong, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
@@ -42,7 +42,7 @@ def memory_mb(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
-class Peer:
+class ProbeServer:
     """A device that answers pings and can upload batches."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Peer:
         self.control = MqttLink(address, "bench-dev-control")
         self.data = MqttLink(address, "bench-dev-data", keepalive_s=0, paced=options.get("paced", True))
         self.received = 0
-        self.port = Port(
+        self.port = TransferEndpoint(
             "dev", TOPICS, self.control, self.data, deliver=self.deliver, on_control=self.on_control,
             **options.get("port", {}),
         )  # fmt: skip
@@ -60,7 +60,7 @@ class Peer:
         await self.control.open()
         await self.data.open()
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         decode_tensors(inbound.body)
         self.received += 1
 
@@ -95,7 +95,7 @@ def raw_send(host: str, port: int, size: int) -> dict[str, float]:
         return {"seconds": time.perf_counter() - begin}
 
 
-async def obey(peer: Peer | None, command: dict[str, Any]) -> dict[str, float]:
+async def obey(peer: ProbeServer | None, command: dict[str, Any]) -> dict[str, float]:
     do = command.pop("do")
     if do == "raw":
         return await asyncio.to_thread(raw_send, **command)
@@ -117,10 +117,10 @@ async def main() -> None:
             loop.call_soon_threadsafe(lines.put_nowait, line)
         os._exit(0)  # the benchmark is over
 
-    peer: Peer | None = None
+    peer: ProbeServer | None = None
     options = json.loads(sys.argv[1])
     if options:
-        peer = Peer(options)
+        peer = ProbeServer(options)
         await peer.open()
     print(json.dumps({"ready": True}), flush=True)
     threading.Thread(target=read, daemon=True).start()

@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator import session
-from orchestrator.data import prepare_data
 from orchestrator.experiment import Experiment, load
 from orchestrator.fleet.profile import load_fleet
-from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.quantities import quantity
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.sim_error import SimError, sim_error
 from orchestrator.records.summary import load_summary
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import figure, skip
 
@@ -103,14 +103,14 @@ async def _play(parts: dict[Path, Experiment], path: Path) -> None:
             shards=data.shards,
             heartbeat_s=one.training.heartbeat_s,
         )
-        async with opening as standing:
-            calibration = await session.calibrate_fleet(standing, False, session.quiet)
+        async with opening as controller:
+            calibration = await session.calibrate_fleet(controller, False, session.quiet)
             watch = session.Watch(session.quiet)
             for method in missing:
                 for folder, experiment in parts.items():
                     folder.mkdir(parents=True, exist_ok=True)
                     request = session.Request(_with(experiment, [method]), path, folder, backend=backend)
-                    await session.run_methods(request, standing, data, calibration, watch)
+                    await session.run_methods(request, controller, data, calibration, watch)
 
 
 def _known(folder: Path) -> dict[str, Path]:

@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 import psutil
 
-from orchestrator import session
-from orchestrator.calibration import Calibration
-from orchestrator.dashboard.beside import page_beside
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.dashboard.serve import Place
-from orchestrator.data import prepare_data
+from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, skip
 
 BLOCK, BLOCKS, DEVICES = 5, 60, 5
@@ -103,9 +103,9 @@ async def one_run(folder: Path, kind: str) -> list[list[float]]:
     with page_beside(folder / "runs", "cost", Place(), said.append), viewer(kind) as process:
         watch = Looker(said[0].removeprefix("Live page: "), process)
         (server,) = set(psutil.Process().children()) - children - {psutil.Process(process.pid)}
-        async with session.standing_fleet(spec, shards=prepared.shards) as standing:
+        async with session.standing_fleet(spec, shards=prepared.shards) as controller:
             before, start = server.cpu_times(), time.monotonic()
-            await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+            await session.run_methods(request, controller, prepared, Calibration((), True), watch)
             used = sum(server.cpu_times()[:2]) - sum(before[:2])
             figure(f"CPUs that the page's server used, open half the time ({kind})", used / (time.monotonic() - start))
     return watch.blocks

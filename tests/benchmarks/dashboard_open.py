@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from orchestrator.dashboard.beside import page_beside
-from orchestrator.dashboard.follow import Follower, refresh
 from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.subprocess_server import page_beside
+from orchestrator.dashboard.tail import RecordTail, refresh
 from tests.benchmarks._figures import figure, progress, skip
 from tests.synthetic import Speed, Synthetic
 
@@ -122,7 +122,7 @@ def main() -> None:
         figure("without an index, all records folded once, s", time.perf_counter() - start)
         figure("the index, MB", (folder / "view.msgpack").stat().st_size / 1e6)
         start = time.perf_counter()
-        assert len(Follower(folder).state.rows) == ROUNDS
+        assert len(RecordTail(folder).state.rows) == ROUNDS
         figure("the index read, s", time.perf_counter() - start)
         with server(Path(name)) as address:
             figure("whole snapshot at a client, server just started, s", with_client(address, "long"), most=LIMIT_S)

@@ -12,7 +12,7 @@ from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.messages import PhasesSeen, Presence, Status, decode_control, encode
 from edgebed.wire.topics import ORCHESTRATOR, Topics
-from orchestrator.broker import Broker, open_broker
+from orchestrator.broker.open_broker import Broker, open_broker
 from tests.benchmarks._figures import figure
 
 SIZES = (140, 200)

@@ -8,9 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator import session
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceOut, Record, RoundFinished, RoundStarted
+from orchestrator.runs import session
 from tests.benchmarks._figures import figure, progress
 from tests.benchmarks._peer import memory_mb, reset_peak
 from tests.hostile.agent import ATTACKS
@@ -22,7 +22,7 @@ MOST_STALL_S = 1.0
 MOST_GROWTH_MB = 64.0
 
 
-class Meter(session.Watch):
+class TaskMetrics(session.Watch):
     """By round: how much the peak grew over what was held at its start, and the longest wait for the event loop."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Meter(session.Watch):
 
 
 async def measure(folder: Path) -> None:
-    meter = Meter()
+    meter = TaskMetrics()
     watching = asyncio.create_task(meter.watch())
     try:
         async with attacked(folder, NAMES, meter) as work:

@@ -21,11 +21,11 @@ from typing import Any
 
 import msgspec
 
-from orchestrator import session
-from orchestrator.data import prepare_data
 from orchestrator.experiment import Experiment, load
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.summary import load_summary
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, percentile, skip
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
@@ -58,10 +58,10 @@ async def _play(folder: Path) -> Path:
             shards=data.shards,
             heartbeat_s=experiment.training.heartbeat_s,
         )
-        async with opening as standing:
-            calibration = await session.calibrate_fleet(standing, False, session.quiet)
+        async with opening as controller:
+            calibration = await session.calibrate_fleet(controller, False, session.quiet)
             request = session.Request(experiment, path, folder, backend=backend)
-            runs = await session.run_methods(request, standing, data, calibration, session.Watch(session.quiet))
+            runs = await session.run_methods(request, controller, data, calibration, session.Watch(session.quiet))
     return runs[0]
 
 

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from edgebed.methods.base import Batch
-from edgebed.methods.halves import head_half
+from edgebed.methods.parts.local_training import head_half
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Assignment, Privacy
 from tests.benchmarks._figures import figure

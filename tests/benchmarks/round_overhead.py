@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import session
-from orchestrator.calibration import Calibration
-from orchestrator.data import prepare_data
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.profile import load_fleet
-from orchestrator.records.facts import sort
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import sort
 from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, percentile, skip
 
 ROUNDS, DEVICES = 40, 5
@@ -43,9 +43,9 @@ async def one_run(folder: Path) -> list[RoundTimeline]:
     spec = load_fleet(folder / "fleet.yaml")
     prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
     request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
-    async with session.standing_fleet(spec, shards=prepared.shards) as standing:
+    async with session.standing_fleet(spec, shards=prepared.shards) as controller:
         watch = session.Watch(session.quiet)
-        (run,) = await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+        (run,) = await session.run_methods(request, controller, prepared, Calibration((), True), watch)
     return list(timelines(sort(read(run / "records.jsonl"))))
 
 

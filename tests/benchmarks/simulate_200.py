@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.experiment import Experiment, Simulation, Training
-from orchestrator.session import Watch, quiet
+from orchestrator.runs.session import Watch, quiet
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import figure
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from orchestrator import session
 from orchestrator.experiment import Experiment, load
-from orchestrator.records.facts import RunFacts, sort
 from orchestrator.records.reader import read
+from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.sim_error import SIMULATED, sim_error
+from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import figure, skip
 

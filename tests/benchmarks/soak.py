@@ -17,16 +17,16 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from orchestrator import session
-from orchestrator.calibration import Calibration
-from orchestrator.data import prepare_data
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.loop import Progress
-from orchestrator.standing import Standing
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, skip
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1000"))
@@ -44,9 +44,9 @@ FLEET = "name: soak\nbackend: local\ndevices: [{profile: third.yaml, count: 3, n
 class Soak(session.Watch):
     """Kills a device every few rounds, and looks at the memory of the orchestrator and of the agent that stays."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, controller: FleetController) -> None:
         super().__init__(session.quiet)
-        self._standing, self._victims = standing, itertools.cycle(["dev-2", "dev-3"])
+        self._controller, self._victims = controller, itertools.cycle(["dev-2", "dev-3"])
         self.kills = 0
         self.memory: dict[int, tuple[float, float]] = {}  # round -> MB of orchestrator and agent
 
@@ -61,7 +61,7 @@ class Soak(session.Watch):
 
     def _pid(self, device: str) -> int:
         """0 while the device is away."""
-        known = self._standing.roster.devices[device]
+        known = self._controller.membership.devices[device]
         return int(known.presence.host["pid"]) if known.online and known.presence is not None else 0
 
 
@@ -83,9 +83,9 @@ async def soak(folder: Path) -> tuple[Soak, Path]:
     spec = load_fleet(folder / "fleet.yaml")
     prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
     request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
-    async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as standing:
-        watch = Soak(standing)
-        (run,) = await session.run_methods(request, standing, prepared, Calibration((), True), watch)
+    async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
+        watch = Soak(controller)
+        (run,) = await session.run_methods(request, controller, prepared, Calibration((), True), watch)
     return watch, run
 
 

@@ -17,7 +17,7 @@ from edgebed.methods.base import DeviceView, Method, Plan, Schedule, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.frames import Chunk, unpack
 from edgebed.wire.messages import Assignment
-from orchestrator.broker import open_broker
+from orchestrator.broker.open_broker import open_broker
 from tests.component._fleet import Fleet, fleet, method
 
 SLOW = "dev-3"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from orchestrator.calibration import Calibration, calibrate
+from orchestrator.calibration.calibrate import Calibration, calibrate
+from orchestrator.calibration.verdicts import is_slow
 from orchestrator.cli import build
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.profile import FleetSpec, load_fleet
-from orchestrator.judgement import is_slow
-from orchestrator.standing import Standing
 
 
 def small_fleet(folder: Path, *cpus: float) -> FleetSpec:
@@ -35,9 +35,11 @@ SHARED_HOST_TRIES = 3
 """A host that others use can be too slow for minutes. It can make a device slow, never fast: only that is repeated."""
 
 
-async def short_calibration(standing: Standing) -> Calibration:
+async def short_calibration(controller: FleetController) -> Calibration:
     for _ in range(SHARED_HOST_TRIES):
-        found = await calibrate(standing.fleet, standing.limits, standing.prober, short=True, on_row=lambda row: None)
+        found = await calibrate(
+            controller.fleet, controller.limits, controller.prober, short=True, on_row=lambda row: None
+        )
         failed = [row for row in found.rows if row.judged and not row.passed]
         if not failed or not all(is_slow(row) for row in failed):
             break
@@ -83,10 +85,10 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
     assert not any(cause.startswith("uplink") for cause in faults["d1"] + faults["d2"])
 
 
-def pid_of(standing: Standing, device: str) -> int:
+def pid_of(controller: FleetController, device: str) -> int:
     """The process of a local device's agent, as the host numbers it."""
-    assert isinstance(standing.fleet, LocalFleet)
-    return standing.fleet._pids[device]
+    assert isinstance(controller.fleet, LocalFleet)
+    return controller.fleet._pids[device]
 
 
 def process_status(pid: int) -> dict[str, str]:

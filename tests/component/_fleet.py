@@ -16,12 +16,12 @@ import msgspec
 import torch
 
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
-from edge_agent.software import SoftwareThrottle
+from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import Result, Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.link.base import Link
+from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink
-from edgebed.link.transfer import Port
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -29,16 +29,16 @@ from edgebed.wire.messages import Assignment, Codec, Task
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
-from orchestrator.roster import Roster
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.rounds.replay import Replay
+from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
-from orchestrator.run_folder import Saved
-from orchestrator.standing import Standing
+from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
 from tests.hostile.agent import Hostile
 
@@ -142,8 +142,8 @@ class Hooked:
 class Fleet:
     """What a test may look at and touch."""
 
-    def __init__(self, standing: Standing, hub: MemoryHub, connect: Connect, port: Port) -> None:
-        self.standing, self.hub, self.connect, self.port = standing, hub, connect, port
+    def __init__(self, controller: FleetController, hub: MemoryHub, connect: Connect, port: TransferEndpoint) -> None:
+        self.controller, self.hub, self.connect, self.port = controller, hub, connect, port
         self.trainers: dict[str, Hooked] = {}
         self.agents: dict[str, Agent] = {}
         self.data: dict[str, Any] = {}  # links, by device
@@ -195,15 +195,15 @@ class Fleet:
 
         def make() -> RoundDriver:
             trainers.append(ServerTrainer(CPU, slots=slots))
-            return RoundDriver(self.port, trainers[-1], self.record, self.standing.lost, settings)
+            return RoundDriver(self.port, trainers[-1], self.record, self.controller.lost, settings)
 
-        driver = Lanes(make)
-        self.standing.attach(self.record, driver)
+        driver = RoundRouter(make)
+        self.controller.attach(self.record, driver)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
             method=begun,
             driver=driver,
-            devices=self.standing,
+            devices=self.controller,
             training=wanted,
             environment=environment,
             accelerator=CPU,
@@ -216,9 +216,9 @@ class Fleet:
         try:
             async with asyncio.timeout(120):
                 await loop.run(saved.weights, saved.progress)
-            await self.standing.roster.flush()
+            await self.controller.membership.flush()
         finally:
-            self.standing.attach(None, None)
+            self.controller.attach(None, None)
             for trainer in trainers:
                 await trainer.close()
         return self.saved[-1]
@@ -244,25 +244,27 @@ async def fleet(
     connect = connect or (lambda name, will: MemoryLink(hub, will=will))
     specs = tuple(DeviceSpec(name, (profiles or {}).get(name, WIDE)) for name in devices)
     spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml")
-    standing = Standing(FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name])
+    controller = FleetController(
+        FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name]
+    )
     control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
-    port = Port(
+    port = TransferEndpoint(
         ORCHESTRATOR,
         Topics(FLEET),
         control,
         data,
-        deliver=standing.deliver,
-        admit=standing.admit,
-        on_control=lambda peer, message: standing.roster.on_control(peer, message),
-        on_progress=standing.progress,
-        known=standing.knows,
-        on_dropped=standing.dropped,
+        deliver=controller.deliver,
+        admit=controller.admit,
+        on_control=lambda peer, message: controller.membership.on_control(peer, message),
+        on_progress=controller.progress,
+        known=controller.knows,
+        on_dropped=controller.dropped,
         chunk_bytes=8192,
     )
-    standing.port, standing.control = port, control
-    standing.roster = Roster(devices, port.control, standing.record)
-    standing.roster.listen(standing.on_device)
-    made = Fleet(standing, hub, connect, port)
+    controller.port, controller.control = port, control
+    controller.membership = Membership(devices, port.control, controller.record)
+    controller.membership.listen(controller.on_device)
+    made = Fleet(controller, hub, connect, port)
     port.start()
     await control.open()
     await data.open()
@@ -274,14 +276,14 @@ async def fleet(
         agent = _hostile(made, settings) if name == hostile else make_agent(made, settings)
         agents.append(asyncio.create_task(agent.run()))
     try:
-        await standing.roster.wait_joined(60)
+        await controller.membership.wait_joined(60)
         for name in devices:
-            await standing.put_on_limits(name, "start")
+            await controller.put_on_limits(name, "start")
         yield made
     finally:
         for hooked in made.trainers.values():
             hooked.gate.set()
-        await standing.close()
+        await controller.close()
         await asyncio.wait_for(asyncio.gather(*agents), 60)
         await port.close()
         await data.close()

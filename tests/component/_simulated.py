@@ -17,8 +17,8 @@ from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.rounds.clock import now_ns
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.lanes import Lanes
 from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
@@ -127,7 +127,7 @@ async def _play(
         write_noise_shard(folder / f"{name}.safetensors", samples)
     shards = {name: read_shard(folder / f"{name}.safetensors") for name in devices}
     whole = model()
-    pool = HalfPool(whole, shards, CPU, batched=batched, say=lambda text: None)
+    pool = HalfPool(whole, shards, CPU, batched=batched, notify=lambda text: None)
     fleet = SimulatedFleet(
         FleetSpec("simulated", "local", 0.5, specs, folder / "fleet.yaml"),
         shards,
@@ -149,7 +149,7 @@ async def _play(
 
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, assignments)
-    fleet.driver = driver = Lanes(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    fleet.driver = driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
     loop.charge = lambda call, args: costs.orchestrator_s(call.__name__, 0)
     record(_started(fleet))
     fleet.announce()

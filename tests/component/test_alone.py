@@ -9,7 +9,7 @@ import pytest
 
 from edge_agent.__main__ import settings_from
 from edge_agent.agent import Agent, Settings
-from edge_agent.software import SoftwareThrottle
+from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.errors import LinkError
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import PhasesSeen, encode
@@ -50,7 +50,7 @@ async def test_an_agent_lives_while_its_heartbeats_are_answered_and_ends_after(t
         assert not work.done()
         with pytest.raises(LinkError, match="no orchestrator has been heard of") as caught:
             await work
-    assert "EDGEBED_ALONE_S" in caught.value.cure
+    assert "EDGEBED_ALONE_S" in caught.value.hint
     await orchestrator.close()
 
 

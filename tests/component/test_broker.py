@@ -22,10 +22,10 @@ import pytest
 
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
-from orchestrator import broker as module
-from orchestrator import broker_runners as runners
-from orchestrator.broker import open_broker, parse_url
-from orchestrator.broker_runners import Listen, mosquitto_hash, mosquitto_settings
+from orchestrator.broker.open_broker import open_broker, parse_url
+from orchestrator.broker.open_broker import open_broker as module
+from orchestrator.broker.open_broker import runners as runners
+from orchestrator.broker.runners import Listen, mosquitto_hash, mosquitto_settings
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.owner import BROKER, OWNER, this_process
 from tests.component._faults import process_status
@@ -100,7 +100,7 @@ async def test_many_join_while_others_join_and_each_gets_what_it_asked_for(kind:
 def test_it_dies_with_a_killed_orchestrator(kind: str) -> None:
     code = f"""
 import asyncio, psutil
-from orchestrator.broker import open_broker
+from orchestrator.broker.open_broker import open_broker
 async def main():
     async with open_broker([], kinds=["{kind}"]):
         print(psutil.Process().children()[0].pid, flush=True)
@@ -139,10 +139,10 @@ async def test_ones_own_broker_is_used_and_not_touched() -> None:
         ("localhost:1883", "no broker's address"),
     ],
 )
-def test_unusable_urls_name_the_cure_and_keep_the_password(url: str, message: str) -> None:
+def test_unusable_urls_name_the_hint_and_keep_the_password(url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse_url(url)
-    assert "mqtt://" in caught.value.cure
+    assert "mqtt://" in caught.value.hint
     assert "secret" not in str(caught.value)
 
 
@@ -155,7 +155,7 @@ async def test_nothing_to_start_says_what_to_install(monkeypatch: pytest.MonkeyP
     with pytest.raises(LinkError, match="none is installed") as caught:
         async with open_broker([], kinds=["mosquitto"]):
             pass
-    assert "apt install mosquitto" in caught.value.cure
+    assert "apt install mosquitto" in caught.value.hint
 
 
 async def test_a_broker_that_does_not_start_is_followed_by_the_next(

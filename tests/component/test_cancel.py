@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.outbox import Outbox
 from edge_agent.phases import PhaseLog
+from edge_agent.upload_queue import UploadQueue
 from edgebed.errors import TransferError
-from edgebed.link.transfer import Inbound
+from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.dtfl import Dtfl
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Cancel, Codec, Header, Task, Update, Upload
@@ -32,7 +32,7 @@ class Holding:
 
     def admit(self, peer: str, header: Header, size: int) -> None: ...
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         self.arrived.append(inbound.header)
         self.changed.set()
         await self.gate.wait()
@@ -55,7 +55,7 @@ class Holding:
 async def give(made: Fleet, task: str) -> None:
     """Send a DTFL task; on a device at tier 3 it uploads features of each of its batches."""
     made_method = method(Dtfl(Dtfl.Options(tier=3)))
-    views = await made.standing.ready()
+    views = await made.controller.ready()
     assignment: Assignment = made_method.plan(0, views, SCHEDULE).assignments["dev-1"]
     weights = made_method.task_weights(start_weights(), assignment)
     await made.port.send("dev-1", Task(task, "run", 0, assignment), encode_tensors(weights, Codec()))
@@ -66,7 +66,7 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
     it. Nothing of them is in the way of the next task."""
     async with fleet(tmp_path, {"dev-1": 2 * SCHEDULE.batch_size}) as made:
         holding = Holding()
-        made.standing.attach(made.record, holding)
+        made.controller.attach(made.record, holding)
         await give(made, "first")
         await holding.until(lambda: holding.phases.get("first") == "upload_tail")
         sending = made.agents["dev-1"]._port._peers[ORCHESTRATOR].sending
@@ -82,7 +82,7 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
             ("second", 0),
             ("second", 1),
         ]
-        made.standing.attach(None, None)
+        made.controller.attach(None, None)
 
 
 async def test_abandoned_uploads_end_last_first_and_no_other_follows() -> None:
@@ -101,7 +101,7 @@ async def test_abandoned_uploads_end_last_first_and_no_other_follows() -> None:
                 all_ended.set()
             raise
 
-    outbox = Outbox(loop, send, PhaseLog(lambda: 0, lambda: 0, lambda: (0, 0)), cancelled, slots=4)
+    outbox = UploadQueue(loop, send, PhaseLog(lambda: 0, lambda: 0, lambda: (0, 0)), cancelled, slots=4)
     for size in (1, 2, 3):
         await asyncio.to_thread(outbox.put, Upload("dev", "task", size, 1), bytes(size))
     await all_begun.wait()

@@ -20,9 +20,9 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.dashboard.app import TICK_S
-from orchestrator.dashboard.beside import page_beside
+from orchestrator.dashboard.run_list import RunList, Wanted, make_card
 from orchestrator.dashboard.serve import Place
-from orchestrator.dashboard.shelf import Shelf, Wanted, make_card
+from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import write_summary
@@ -236,7 +236,7 @@ def test_the_command_shows_the_runs_it_is_given_and_ends_with_open_pages(tmp_pat
         assert process.wait(10) in (0, 130, -signal.SIGINT)
 
 
-def test_a_port_that_is_taken_is_told_with_its_cure(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_told_with_its_hint(tmp_path: Path) -> None:
     record(tmp_path / "one", Synthetic().records)
     with command(tmp_path) as (address, _):
         port = str(httpx.URL(address).port)
@@ -270,7 +270,7 @@ def test_a_page_that_says_nothing_does_not_hold_up_the_run(tmp_path: Path, monke
     silent.write_text("#!/bin/sh\necho trouble >&2\nexec cat >/dev/null\n")
     silent.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(silent))
-    monkeypatch.setattr("orchestrator.dashboard.beside.START_S", 0.5)
+    monkeypatch.setattr("orchestrator.dashboard.subprocess_server.START_S", 0.5)
     with pytest.raises(UsageError, match="trouble"), page_beside(tmp_path, "synthetic", Place(), print):
         pass
 
@@ -280,7 +280,7 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_is_left_out(tmp_path: Path)
     gone.parent.mkdir()
     gone.symlink_to(tmp_path / "nothing")
     record(tmp_path / "one", Synthetic().records)
-    assert [card["id"] for card in Shelf(Wanted(library=tmp_path)).cards()] == ["one"]
+    assert [card["id"] for card in RunList(Wanted(library=tmp_path)).cards()] == ["one"]
     assert make_card(gone) is None
 
 

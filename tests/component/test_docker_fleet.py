@@ -20,13 +20,13 @@ from orchestrator.fleet import containers, engine, leftovers, links, temporary
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import run
 from orchestrator.fleet.throttle import Shaped, unshape_command
-from orchestrator.session import standing_fleet
-from orchestrator.standing import Standing
+from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
     calibrate_by_command,
@@ -41,9 +41,9 @@ from tests.component._faults import (
 pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
 
 
-def container_of(standing: Standing, device: str) -> Any:
+def container_of(controller: FleetController, device: str) -> Any:
     client = engine.connect()
-    labels = [f"{FLEET}={standing.fleet_id}", f"{DEVICE}={device}"]
+    labels = [f"{FLEET}={controller.fleet_id}", f"{DEVICE}={device}"]
     (container,) = client.containers.list(all=True, filters={"label": labels})
     return container
 
@@ -57,11 +57,11 @@ def traces(fleet_id: str) -> list[str]:
 
 
 async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
-        good = await short_calibration(standing)
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
+        good = await short_calibration(controller)
         assert good.passed, causes(good)
 
-        container = await asyncio.to_thread(container_of, standing, "d0")
+        container = await asyncio.to_thread(container_of, controller, "d0")
         host = container.attrs["HostConfig"]
         assert not host["Privileged"]
         assert host["CapDrop"] == ["ALL"]
@@ -78,9 +78,9 @@ async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) 
         assert container.exec_run(["tc", "qdisc", "del", "dev", "eth0", "root"]).exit_code != 0
         assert "password" not in json.dumps(container.attrs["Args"])
 
-        held = await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))  # in place
+        held = await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))  # in place
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
-        fleet_id = standing.fleet_id
+        fleet_id = controller.fleet_id
     assert await asyncio.to_thread(traces, fleet_id) == []
 
 
@@ -104,13 +104,13 @@ def reached_from(container: Any, *places: str) -> list[str]:
 
 
 async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.2), backend="docker", dilation="off") as standing:
-        device = await asyncio.to_thread(container_of, standing, "d0")
-        other = await asyncio.to_thread(container_of, standing, "d1")
+    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.2), backend="docker", dilation="off") as controller:
+        device = await asyncio.to_thread(container_of, controller, "d0")
+        other = await asyncio.to_thread(container_of, controller, "d1")
         (theirs,) = [network["IPAddress"] for network in other.attrs["NetworkSettings"]["Networks"].values()]
         with socket.create_server(("0.0.0.0", 0)) as server:
             port = server.getsockname()[1]
-            ours = f"{standing.fleet.host_of('d0')}:{port}"
+            ours = f"{controller.fleet.host_of('d0')}:{port}"
             assert await asyncio.to_thread(reached_from, device, ours, f"{theirs}:9") == ["open", "unreachable"]
         with pytest.raises(ConnectionRefusedError):  # that address answers where it can be reached
             socket.create_connection((theirs, 9), timeout=5)
@@ -126,8 +126,8 @@ async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(tm
 
 
 async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
-        container = await asyncio.to_thread(container_of, standing, "d0")
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
+        container = await asyncio.to_thread(container_of, controller, "d0")
         fields = process_status(int(container.attrs["State"]["Pid"]))
         assert fields["Uid"].split() == ["10001"] * 4
         assert [int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
@@ -205,11 +205,11 @@ async def _prepare_and_start(fleet: DockerFleet, folder: Path) -> None:
 
 
 async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
-        fleet = standing.fleet
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
+        fleet = controller.fleet
         told: asyncio.Queue[str] = asyncio.Queue()
         fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
-        first = await asyncio.to_thread(container_of, standing, "d0")
+        first = await asyncio.to_thread(container_of, controller, "d0")
         await asyncio.to_thread(first.kill)
         async with asyncio.timeout(60):
             assert "d0: its container ended with exit code 137" in await told.get()
@@ -217,7 +217,7 @@ async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: P
         fresh = await fleet.held("d0")
         assert fresh.alive
         assert fresh.cpus is None  # it starts without limits
-        held = await fleet.limit("d0", standing.limits["d0"])  # another veth pair than before
+        held = await fleet.limit("d0", controller.limits["d0"])  # another veth pair than before
         assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)
 
 
@@ -231,10 +231,10 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
         return made[-1]
 
     monkeypatch.setattr(links, "choose", helper)
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as standing:
-        held = await standing.fleet.held("d0")
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
+        held = await controller.fleet.held("d0")
         assert held.details["shaped from"] == "helper"
-        good = await short_calibration(standing)
+        good = await short_calibration(controller)
         assert good.passed, causes(good)
 
         read = made[0].read
@@ -249,9 +249,9 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
 
         monkeypatch.setattr(made[0], "shape", eight_times)
         with pytest.raises(LimitError, match=r"uplink is 1\.6e"):
-            await standing.put_on_limits("d0", "fault")
+            await controller.put_on_limits("d0", "fault")
         monkeypatch.setattr(made[0], "read", looks_away)
-        assert "mbps (megabytes) taken for mbit" in causes(await short_calibration(standing))
+        assert "mbps (megabytes) taken for mbit" in causes(await short_calibration(controller))
 
 
 OWNER = """
@@ -297,7 +297,7 @@ RUN = """
 import asyncio, sys
 from pathlib import Path
 from orchestrator.fleet.profile import load_fleet
-from orchestrator.session import standing_fleet
+from orchestrator.runs.session import standing_fleet
 
 async def main():
     spec = load_fleet(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgebed.errors import LimitError
-from edgebed.wire.forks import Fork, encode
+from edgebed.wire.fork_protocol import Fork, encode
 from orchestrator.cli import build
 from orchestrator.fleet import leftovers, local, netns
 from orchestrator.fleet.cgroups import Cgroup
@@ -25,7 +25,7 @@ from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import run
 from orchestrator.fleet.throttle import shape_commands
-from orchestrator.session import standing_fleet
+from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
     calibrate_by_command,
@@ -72,27 +72,27 @@ CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
-        good = await short_calibration(standing)
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
+        good = await short_calibration(controller)
         assert good.passed, causes(good)
 
         for fault, words in ((eight_times, "mbps (megabytes) taken for mbit"), (egress_only, "only the uplink is")):
             monkeypatch.setattr(netns, "shape", fault)
             with pytest.raises(LimitError, match=r"uplink|downlink"):  # read back from the kernel: refused at once
-                await standing.put_on_limits("d0", "fault")
-            assert words in causes(await short_calibration(standing))  # and by measurement alone, too
+                await controller.put_on_limits("d0", "fault")
+            assert words in causes(await short_calibration(controller))  # and by measurement alone, too
         monkeypatch.undo()
 
         monkeypatch.setattr(Cgroup, "set", no_quota)
         with pytest.raises(LimitError, match="CPU quota is not limited"):
-            await standing.put_on_limits("d0", "fault")
-        assert "no CPU quota is in force" in causes(await short_calibration(standing))
+            await controller.put_on_limits("d0", "fault")
+        assert "no CPU quota is in force" in causes(await short_calibration(controller))
         monkeypatch.undo()
 
-        await standing.put_on_limits("d0", "mended")
-        good = await short_calibration(standing)
+        await controller.put_on_limits("d0", "mended")
+        good = await short_calibration(controller)
         assert good.passed, causes(good)
-        fleet_id = standing.fleet_id
+        fleet_id = controller.fleet_id
     assert traces(fleet_id) == []
 
 
@@ -116,34 +116,34 @@ def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeyp
 
 
 async def test_limits_change_in_place_and_read_back(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
-        held = await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
+        held = await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
         assert held.alive
         assert held.uplink_bytes > 0
-        memory = Cgroup.of_process(pid_of(standing, "d0")).paths["memory"]
+        memory = Cgroup.of_process(pid_of(controller, "d0")).paths["memory"]
         for mib in (1200, 800):  # up and down: version 1 takes the two limits in one order only
-            await standing.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, mib))
+            await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, mib))
             no_swap = {"memory.memsw.limit_in_bytes": mib * 2**20, "memory.swap.max": 0}
             found = {name: int((memory / name).read_text()) for name in no_swap if (memory / name).exists()}
             assert found == {name: no_swap[name] for name in found}
 
 
 async def test_a_latency_that_is_no_longer_wanted_goes_and_the_rate_stays(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
-        inside = ["nsenter", "--target", str(pid_of(standing, "d0")), "--net", "tc"]
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
+        inside = ["nsenter", "--target", str(pid_of(controller, "d0")), "--net", "tc"]
         delay = (
             "qdisc replace dev eth0 parent 1:1 handle 10: pfifo limit 9"  # stands in for netem, which few kernels have
         )
         run([*inside, *delay.split()])
-        await standing.fleet.limit("d0", Limits(0.3, 5_000_000, 6_000_000, 900))
+        await controller.fleet.limit("d0", Limits(0.3, 5_000_000, 6_000_000, 900))
         qdiscs = json.loads(run([*inside, "-j", "qdisc", "show", "dev", "eth0"]))
         assert [(q["kind"], q["handle"]) for q in qdiscs] == [("tbf", "1:"), ("bfifo", "20:")]
 
 
 async def test_the_agent_may_not_touch_its_limits_nor_leave_its_network(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
-        pid = pid_of(standing, "d0")
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
+        pid = pid_of(controller, "d0")
         fields = process_status(pid)
         assert {fields[name] for name in CAPABILITIES} == {"0" * 16}
         assert fields["NoNewPrivs"] == "1"
@@ -189,8 +189,8 @@ PROBE = (
     ATTACKS
     + """
 import json, socket
-from edge_agent.zygote import Zygote
-from edgebed.wire.forks import Fork, encode
+from edge_agent.fork_server import Zygote
+from edgebed.wire.fork_protocol import Fork, encode
 victim, files, fork = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 if not fork:
     attack(victim, files)
@@ -224,10 +224,10 @@ def attack(victim: int, files: list[str], fork: Fork | None = None) -> list[str]
 
 
 async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_another_agent(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.3), backend="local", dilation="off") as standing:
-        fleet = standing.fleet
+    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.3), backend="local", dilation="off") as controller:
+        fleet = controller.fleet
         assert isinstance(fleet, LocalFleet)
-        d0, d1 = (process_status(pid_of(standing, name)) for name in ("d0", "d1"))
+        d0, d1 = (process_status(pid_of(controller, name)) for name in ("d0", "d1"))
         for fields in (d0, d1):
             assert {fields[name] for name in CAPABILITIES} == {"0" * 16}
             assert (fields["NoNewPrivs"], fields["Groups"]) == ("1", "")
@@ -236,14 +236,14 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
             with pytest.raises(KeyError):
                 pwd.getpwuid(int(fields["Uid"].split()[0]))
         assert d0["Uid"] != d1["Uid"]
-        presence = standing.roster.devices["d0"].presence
+        presence = controller.membership.devices["d0"].presence
         assert presence is not None
-        assert presence.host["pid"] == str(pid_of(standing, "d0"))  # what the records name
+        assert presence.host["pid"] == str(pid_of(controller, "d0"))  # what the records name
         shard = fleet._forks["d0"].shard
         status = os.stat(shard)
         assert (status.st_mode & 0o777, str(status.st_uid)) == (0o400, d0["Uid"].split()[0])
 
-        victim = pid_of(standing, "d0")
+        victim = pid_of(controller, "d0")
         quota = str(Cgroup.of_process(victim).paths["cpu"] / "cgroup.procs")
         files = [quota, "/etc/shadow", str(fleet._log("d0")), shard, f"/proc/{victim}/environ"]
         whole = await asyncio.to_thread(attack, victim, files)
@@ -261,17 +261,17 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
 
 
 async def test_a_killed_agent_is_reported_and_comes_back_limited(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as standing:
-        fleet = standing.fleet
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
+        fleet = controller.fleet
         told: asyncio.Queue[str] = asyncio.Queue()
         fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
-        os.kill(pid_of(standing, "d0"), signal.SIGKILL)
+        os.kill(pid_of(controller, "d0"), signal.SIGKILL)
         async with asyncio.timeout(30):
             assert "d0: its process was killed (SIGKILL" in await told.get()
             await fleet.restart("d0")
         assert (await fleet.held("d0")).alive
         assert (await fleet.held("d0")).cpus is None  # it starts without limits
-        held = await fleet.limit("d0", standing.limits["d0"])
+        held = await fleet.limit("d0", controller.limits["d0"])
         assert held.cpus == pytest.approx(0.3)
 
 
@@ -381,8 +381,8 @@ async def test_limits_hold_while_other_programs_want_every_core(tmp_path: Path) 
         for spinner in spinners:
             assert spinner.stdout is not None
             await spinner.stdout.readline()
-        async with standing_fleet(small_fleet(tmp_path, 0.8, 0.4), backend="local", dilation="off") as standing:
-            good = await short_calibration(standing)
+        async with standing_fleet(small_fleet(tmp_path, 0.8, 0.4), backend="local", dilation="off") as controller:
+            good = await short_calibration(controller)
             assert [row for row in good.rows if row.quantity == "cpu busy" and row.judged and not row.passed] == []
     finally:
         for spinner in spinners:

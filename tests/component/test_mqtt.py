@@ -13,11 +13,11 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edgebed.errors import LinkError
+from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import PACE_MAX_S, PACE_MIN_S, Address, MqttLink, Pacer
-from edgebed.link.transfer import Inbound, Port
 from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
-from orchestrator.broker import Broker, open_broker
+from orchestrator.broker.open_broker import Broker, open_broker
 
 pytestmark = pytest.mark.mosquitto
 TOPICS = Topics("f1")
@@ -42,12 +42,12 @@ async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
 
 class Side:
     def __init__(self, name: str, broker: Broker, **options: object) -> None:
-        self.arrived: list[Inbound] = []
+        self.arrived: list[ReceivedTransfer] = []
         self.heard: list[Control] = []
         self.progress = 0
         self.control = MqttLink(address_of(broker), f"{name}-control")
         self.data = MqttLink(address_of(broker), f"{name}-data", keepalive_s=0, paced=name == "dev")
-        self.port = Port(
+        self.port = TransferEndpoint(
             name,
             TOPICS,
             self.control,
@@ -61,7 +61,7 @@ class Side:
     def count(self, peer: str, transfer: str) -> None:
         self.progress += 1
 
-    async def deliver(self, inbound: Inbound) -> None:
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
         self.arrived.append(inbound)
 
 
@@ -146,10 +146,10 @@ async def test_wrong_password_unknown_host_and_closed_port_say_what_to_do(broker
         (Address("no-such-host.invalid", 1883), "unknown", "host name"),
         (Address("127.0.0.1", 1), "cannot be reached", "runs"),
     ]
-    for address, message, cure in cases:
+    for address, message, hint in cases:
         with pytest.raises(LinkError, match=message) as caught:
             await MqttLink(address, "x").open()
-        assert cure in caught.value.cure
+        assert hint in caught.value.hint
 
 
 async def test_a_port_that_is_no_brokers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

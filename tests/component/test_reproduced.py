@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.cli.reproduced import longest_round_s, run_once, with_deadline
 from orchestrator.experiment import Experiment
+from orchestrator.papers.measure import longest_round_s, run_once, with_deadline
+from orchestrator.papers.tables import jobs, load_reproduction
 from orchestrator.records.summary import load_summary
-from orchestrator.reproduction import jobs, load_reproduction
 
 TABLE = Path(__file__).parents[2] / "profiles" / "experiments" / "papers" / "fedpmt-table3.yaml"
 

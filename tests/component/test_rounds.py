@@ -16,8 +16,8 @@ from torch import nn
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import TransferRefused
+from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink
-from edgebed.link.transfer import Port
 from edgebed.methods.base import (
     HALVES,
     Batch,
@@ -32,8 +32,8 @@ from edgebed.methods.base import (
     assignment_seed,
 )
 from edgebed.methods.dtfl import Dtfl
-from edgebed.methods.halves import Half, UpperHalf, output_half
-from edgebed.methods.merging import merge_by_name
+from edgebed.methods.parts.aggregation import merge_by_name
+from edgebed.methods.parts.local_training import Half, UpperHalf, output_half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Pong, Report, Update, Upload, encode
@@ -299,7 +299,7 @@ async def test_a_late_update_changes_nothing_and_the_device_works_again(tmp_path
 async def imposter(made: Fleet, device: str, act: object) -> None:
     """Somebody else who speaks on a device's topics."""
     link = MemoryLink(made.hub)
-    port = Port(device, Topics(FLEET), link, link, deliver=_nothing, on_control=lambda peer, message: None)
+    port = TransferEndpoint(device, Topics(FLEET), link, link, deliver=_nothing, on_control=lambda peer, message: None)
     port.start()
     await link.open()
     try:

@@ -11,8 +11,8 @@ import torch
 import zstandard
 
 from edgebed.datasets.shard import single_rows
-from edgebed.methods.exits import NEVER, confidence, exit_logits, serving_weights
-from edgebed.methods.nodes import rooted
+from edgebed.methods.parts.exits import NEVER, confidence, exit_logits, serving_weights
+from edgebed.methods.parts.inference_tree import rooted
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task, Upload
 from edgebed.wire.topics import ORCHESTRATOR
@@ -66,7 +66,7 @@ def posts(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> tupl
 def route(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> Router:
     found, labels = posts(made, levels, rate)
     router = Router(made.port, made.record, found, labels, liveness_s=5.0)
-    made.standing.attach(made.record, router)
+    made.controller.attach(made.record, router)
     return router
 
 
@@ -171,7 +171,9 @@ async def test_an_interruption_ends_every_task(tmp_path: Path) -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         assert work.cancelled()
-        await until(made, lambda: all(d.status and not d.status.task for d in made.standing.roster.devices.values()))
+        await until(
+            made, lambda: all(d.status and not d.status.task for d in made.controller.membership.devices.values())
+        )
 
 
 async def test_leaves_begin_when_every_node_above_is_ready(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from edgebed.methods.base import HALVES
 from orchestrator.experiment import SimulatedFault
 from orchestrator.fleet.profile import Limits, ProfileSpec
-from orchestrator.records.facts import sort
+from orchestrator.records.run_index import sort
 from orchestrator.records.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,
@@ -25,7 +25,7 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from orchestrator.simulation.batched import Row, Together
+from orchestrator.simulation.batched import BatchedTrainer, Row
 from tests.component._fleet import buggy, fleet, model, training
 from tests.component._simulated import play
 
@@ -113,10 +113,10 @@ def test_an_error_that_nobody_foresaw_costs_the_device_its_round(
 def test_an_error_in_halves_that_are_stacked_makes_them_train_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(self: Together) -> list[Row]:
+    def train(self: BatchedTrainer) -> list[Row]:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(Together, "train", train)
+    monkeypatch.setattr(BatchedTrainer, "train", train)
     played = play(tmp_path, dict.fromkeys("abc", 24), {"name": "fedavg"}, training(rounds=1), batched=True)
     assert (played.together, played.alone) == (0, 3)
     assert not played.of(DeviceOut)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.session import standing_fleet
+from orchestrator.runs.session import standing_fleet
 from tests.component._faults import causes, short_calibration, small_fleet
 
 
 @pytest.mark.mosquitto
 async def test_the_software_throttle_holds_and_is_called_so(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="software", dilation="off") as standing:
-        assert standing.enforcement == "software"
-        good = await short_calibration(standing)
+    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="software", dilation="off") as controller:
+        assert controller.enforcement == "software"
+        good = await short_calibration(controller)
         assert good.passed, causes(good)
-        held = await standing.fleet.held("d0")
+        held = await controller.fleet.held("d0")
         assert not held.read_back  # what was asked for must not come back as if somebody had measured it
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (None, None, None, None)
         assert "not read back" in held.details["throttle"]

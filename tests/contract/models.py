@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from edgebed.models.staged import ModelPlugin, StagedModel, head_name, seeded
 from edgebed.models.width import narrow_model, ordered_keep, width_groups
-from orchestrator.model_costs import model_costs
+from orchestrator.training.model_costs import model_costs
 
 SHAPE, CLASSES, BATCH = (2, 16, 16), 3, 4
 

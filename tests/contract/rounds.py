@@ -35,7 +35,7 @@ from edgebed.methods.base import (
     Trained,
     find_half,
 )
-from edgebed.methods.merging import fault
+from edgebed.methods.parts.aggregation import fault
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
@@ -117,7 +117,7 @@ def work_s(cpus: float, batches: int, stages: int) -> float:
     return 0.1 * batches * stages / cpus**2
 
 
-class Moment(Enum):
+class Step(Enum):
     """When a device that is lost falls silent."""
 
     BEFORE = "before it sends anything"
@@ -126,7 +126,7 @@ class Moment(Enum):
     TRAINED = "after all are used, before its update"
 
 
-EVERY = (Moment.SENT, Moment.USED, Moment.TRAINED)
+EVERY = (Step.SENT, Step.USED, Step.TRAINED)
 
 
 @dataclass
@@ -153,8 +153,8 @@ async def play(
     order: int = 0,
     away: Mapping[int, Collection[str]] | None = None,
     lost: Collection[str] = (),
-    moments: Sequence[Moment] = EVERY,
-    moments_shared: Sequence[Moment] = EVERY,
+    moments: Sequence[Step] = EVERY,
+    moments_shared: Sequence[Step] = EVERY,
     log: Log | None = None,
 ) -> Weights:
     """`rounds` rounds on `devices` (name -> samples); the weights after them. Lanes take turns.
@@ -187,11 +187,11 @@ async def play(
     return weights
 
 
-Silent = Mapping[str, tuple[Moment, Moment]]
+Silent = Mapping[str, tuple[Step, Step]]
 """When a device falls silent, by device: with a server half of its own or none, and with one it shares."""
 
 
-def _silent(number: int, lost: Collection[str], alone: Sequence[Moment], shared: Sequence[Moment]) -> Silent:
+def _silent(number: int, lost: Collection[str], alone: Sequence[Step], shared: Sequence[Step]) -> Silent:
     return {device: (alone[number % len(alone)], shared[number % len(shared)]) for device in lost}
 
 
@@ -223,7 +223,7 @@ class _Round:
         self.method.observe(number, [outcome for _, outcome in done])
         return merged
 
-    def _moment(self, device: str, halves: Sequence[ServerHalf]) -> Moment | None:
+    def _moment(self, device: str, halves: Sequence[ServerHalf]) -> Step | None:
         """When the device falls silent."""
         if device not in self.silent:
             return None
@@ -247,7 +247,7 @@ class _Player:
     """One device in one round."""
 
     def __init__(
-        self, round: _Round, weights: Weights, assignment: Assignment, samples: int, moment: Moment | None
+        self, round: _Round, weights: Weights, assignment: Assignment, samples: int, moment: Step | None
     ) -> None:
         self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
         self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
@@ -261,8 +261,8 @@ class _Player:
     async def run(self) -> tuple[Contribution, Outcome] | None:
         device = self.assignment.device
         uploads: list[asyncio.Task[StepResult | None]] = []
-        trained = await self._train(uploads) if self.moment is not Moment.BEFORE else None
-        if self.moment is Moment.TRAINED:
+        trained = await self._train(uploads) if self.moment is not Step.BEFORE else None
+        if self.moment is Step.TRAINED:
             await asyncio.gather(*uploads)
         if self.moment is not None or trained is None:
             await self._others()
@@ -287,15 +287,15 @@ class _Player:
                 return trained
             tensors = {name: value.clone() for name, value in out.tensors.items()}
             uploads.append(asyncio.create_task(self._submit(len(uploads), tensors)))
-            if self.moment is Moment.SENT:
+            if self.moment is Step.SENT:
                 return None
-            if out.wait or self.moment is Moment.USED:
+            if out.wait or self.moment is Step.USED:
                 result = await uploads[-1]
                 assert result is not None, f"an upload of {self.assignment.device} was not used"
                 reply = result.replies if out.wait else None
             else:
                 reply = None
-            if self.moment is Moment.USED:
+            if self.moment is Step.USED:
                 return None
             await self._others()
 

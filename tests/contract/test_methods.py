@@ -14,7 +14,7 @@ import torch
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import METHODS, Method, Plan
 from edgebed.models.staged import Weights
-from tests.contract.rounds import EVERY, Log, Moment, make_method, play, small_model
+from tests.contract.rounds import EVERY, Log, Step, make_method, play, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
 ROUNDS, BEFORE = 6, 4
@@ -132,11 +132,11 @@ async def test_a_lost_device_leaves_no_trace(case: tuple[str, Options]) -> None:
             range(ROUNDS),
             lost=("b",),
             moments=moments,
-            moments_shared=(Moment.BEFORE,),
+            moments_shared=(Step.BEFORE,),
             order=order,
             log=log,
         )
-        for order, (moments, log) in enumerate(zip(((Moment.BEFORE,), EVERY), logs, strict=True))
+        for order, (moments, log) in enumerate(zip(((Step.BEFORE,), EVERY), logs, strict=True))
     ]
     assert same(*ends)
     assert same_plans(*(log.plans for log in logs))

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from orchestrator import session
-from orchestrator.broker import KINDS, open_broker
-from orchestrator.calibration import Calibration
-from orchestrator.data import Prepared, prepare_data
+from orchestrator.broker.open_broker import KINDS, open_broker
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, Experiment, Training
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RunFinished
-from orchestrator.standing import Standing
+from orchestrator.runs import session
+from orchestrator.runs.data import Prepared, prepare_data
 from tests.component._faults import pid_of
 
 R = TypeVar("R")
@@ -54,8 +54,8 @@ def experiment(environment: Environment | None = None, **training: Any) -> Exper
 class Rig:
     """A run in the background. `records` and `expect` look at what it has recorded so far."""
 
-    def __init__(self, standing: Standing, request: session.Request, work: asyncio.Task[list[Path]]) -> None:
-        self.standing, self.request, self.work = standing, request, work
+    def __init__(self, controller: FleetController, request: session.Request, work: asyncio.Task[list[Path]]) -> None:
+        self.controller, self.request, self.work = controller, request, work
 
     def records(self) -> list[Record]:
         files = sorted(self.request.runs.glob("*/records.jsonl"))
@@ -81,7 +81,7 @@ class Rig:
 
     def pid(self, device: str) -> int:
         """Process id of a local agent."""
-        return pid_of(self.standing, device)
+        return pid_of(self.controller, device)
 
 
 @contextlib.asynccontextmanager
@@ -94,18 +94,18 @@ async def rig(folder: Path, wanted: Experiment, backend: str = "local", broker: 
 class FleetUp:
     """A standing fleet on which one run after the other can be started."""
 
-    def __init__(self, standing: Standing, prepared: Prepared, backend: str) -> None:
-        self.standing, self._prepared, self._backend = standing, prepared, backend
+    def __init__(self, controller: FleetController, prepared: Prepared, backend: str) -> None:
+        self.controller, self._prepared, self._backend = controller, prepared, backend
 
     @contextlib.asynccontextmanager
     async def run(self, wanted: Experiment, folder: Path) -> AsyncIterator[Rig]:
         """A run in the background, with its records below `folder`."""
         request = session.Request(wanted, folder / "experiment.yaml", folder / "runs", backend=self._backend)
         watch = session.Watch(session.quiet)
-        run = session.run_methods(request, self.standing, self._prepared, Calibration((), True), watch)
+        run = session.run_methods(request, self.controller, self._prepared, Calibration((), True), watch)
         work = asyncio.create_task(run)
         try:
-            yield Rig(self.standing, request, work)
+            yield Rig(self.controller, request, work)
         finally:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -129,5 +129,5 @@ async def fleet_up(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "open_broker", only)
         opening = session.standing_fleet(spec, backend=backend, shards=prepared.shards, heartbeat_s=heartbeat_s)
-        async with opening as standing:
-            yield FleetUp(standing, prepared, backend)
+        async with opening as controller:
+            yield FleetUp(controller, prepared, backend)

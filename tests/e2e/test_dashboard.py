@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.dashboard.beside import page_beside
 from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary

@@ -64,7 +64,7 @@ async def uploads_in_a_new_round(run: Rig, device: str) -> None:
 
 async def test_a_run_in_containers_survives_a_killed_and_a_paused_one(tmp_path: Path, engine: Any) -> None:
     async with rig(tmp_path, experiment(rounds=24), backend="docker") as run:
-        fleet = run.standing.fleet_id
+        fleet = run.controller.fleet_id
         assert len(made_by(engine, fleet)) == 6, "three containers, each with a network of its own"
         await uploads_in_a_new_round(run, "dev-2")
         engine.containers.get(f"edgebed-{fleet}-dev-2").kill()
@@ -122,7 +122,7 @@ def prefer_to_kill(pid: int) -> None:
 async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: Path, engine: Any, broker: str) -> None:
     async with rig(tmp_path, experiment(rounds=100), "docker", broker) as run:
         await uploads_in_a_new_round(run, "dev-3")
-        container = engine.containers.get(f"edgebed-{run.standing.fleet_id}-dev-3")
+        container = engine.containers.get(f"edgebed-{run.controller.fleet_id}-dev-3")
         agent = int(container.attrs["State"]["Pid"])
         prefer_to_kill(agent)
         group = memory_group(agent)

@@ -44,8 +44,8 @@ ALL = ("dev-1", "dev-2", "dev-3")
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mosquitto", "embedded"])
 async def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetUp]:
     folder = tmp_path_factory.mktemp(request.param)
-    async with fleet_up(folder, experiment(), broker=request.param) as standing:
-        yield standing
+    async with fleet_up(folder, experiment(), broker=request.param) as controller:
+        yield controller
 
 
 def short(**training: Any) -> Experiment:
@@ -178,7 +178,7 @@ def watch_slots(monkeypatch: pytest.MonkeyPatch, device: str) -> asyncio.Event:
 async def test_a_restarted_broker_costs_nobody_anything(fleet: FleetUp, tmp_path: Path) -> None:
     async with fleet.run(short(rounds=4, liveness_s=30.0), tmp_path) as run:
         await mid_round(run, "dev-1")
-        await run.standing.broker.restart()
+        await run.controller.broker.restart()
         rounds = await finished(run)
         assert not run.of(DeviceOut)
         assert all(r.merged == ALL for r in rounds)
@@ -204,12 +204,12 @@ async def test_a_second_agent_with_a_device_s_name_is_named_and_sent_away(fleet:
 
 async def second_agent(run: Rig, device: str) -> asyncio.subprocess.Process:
     """Another agent of the same device, as when somebody starts a board twice."""
-    standing = run.standing
-    broker = standing.broker
+    controller = run.controller
+    broker = controller.broker
     shard = next(run.request.path.parent.parent.glob(f"*/shards/{device}.safetensors"), None)
     assert shard is not None
     url = f"mqtt://{broker.username}:{broker.password}@127.0.0.1:{broker.port}"
-    arguments = ("--fleet", standing.fleet_id, "--device", device, "--shard", str(shard))
+    arguments = ("--fleet", controller.fleet_id, "--device", device, "--shard", str(shard))
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "edge_agent", *arguments), env=os.environ | {"EDGEBED_BROKER": url}
     )
@@ -218,11 +218,11 @@ async def second_agent(run: Rig, device: str) -> asyncio.subprocess.Process:
 async def test_a_device_that_joins_late_works_from_then_on(
     fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    standing = fleet.standing
-    gate = hold_restarts(monkeypatch, standing.fleet)
+    controller = fleet.controller
+    gate = hold_restarts(monkeypatch, controller.fleet)
     os.kill(standing_pid(fleet, "dev-2"), signal.SIGKILL)
     async with asyncio.timeout(30):
-        while "dev-2" in standing.roster.present():  # noqa: ASYNC110
+        while "dev-2" in controller.membership.present():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     async with fleet.run(short(rounds=100), tmp_path) as run:
         first = await run.expect(RoundFinished, lambda r: r.round == 0)
@@ -247,4 +247,4 @@ def hold_restarts(monkeypatch: pytest.MonkeyPatch, backend: Any) -> asyncio.Even
 
 
 def standing_pid(fleet: FleetUp, device: str) -> int:
-    return pid_of(fleet.standing, device)
+    return pid_of(fleet.controller, device)

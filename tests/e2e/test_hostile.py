@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceOut, Fault, RoundFinished, RunFinished
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.folder import RunFolder
 from tests.hostile.agent import ATTACKS, SAID
 from tests.hostile.fleet import HOSTILE, attacked
 

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 
 from edgebed.errors import CalibrationError
 from orchestrator import cli as command_line
-from orchestrator import session
-from orchestrator.calibration import Calibration
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, load
 from orchestrator.records.reader import read
 from orchestrator.records.types import (
@@ -31,7 +30,8 @@ from orchestrator.records.types import (
     RoundStarted,
     RunStarted,
 )
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs import session
+from orchestrator.runs.folder import RunFolder
 from tests.e2e.cli import Cli, cli, fleet_id, summary, traces, until, write_experiment
 from tests.e2e.rig import experiment, rig
 
@@ -134,7 +134,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
         assert began.resumed_from == kept["rounds"]
         second.expect(RoundFinished, lambda r: r.round == kept["rounds"] + 1)
         children = second.children()
-        assert len(children) >= 5, "three agents, their zygote and the broker"
+        assert len(children) >= 5, "three agents, their fork server and the broker"
         os.kill(second.process.pid, signal.SIGKILL)
         until(lambda: not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE], 10)
         second.wait()
@@ -322,7 +322,7 @@ def test_without_root_the_agents_hold_the_limits_and_every_output_says_so() -> N
         (["run", "{file}", "--set", "dilation=off", "--set", "fleet={folder}/large.yaml"], 3, ["96 CPUs", "auto"]),
     ],
 )
-def test_a_mistake_is_told_with_cause_and_cure_before_anything_starts(
+def test_a_mistake_is_told_with_cause_and_hint_before_anything_starts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -341,5 +341,5 @@ def test_a_mistake_is_told_with_cause_and_cure_before_anything_starts(
     assert end.value.code == code
     told = capsys.readouterr().err
     assert all(word in told for word in said), told
-    assert "Cure:" in told
+    assert "Hint:" in told
     assert not list((tmp_path / "runs").glob("*"))

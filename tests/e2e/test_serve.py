@@ -14,14 +14,14 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, seeded
-from orchestrator import session
 from orchestrator.experiment import load
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.fleet.throttle import burst_bytes
 from orchestrator.records.reader import read
 from orchestrator.records.types import Served
 from orchestrator.rounds.loop import Progress
-from orchestrator.run_folder import RunFolder, resolved
+from orchestrator.runs import session
+from orchestrator.runs.folder import RunFolder, resolved
 from orchestrator.serving import deploy
 from orchestrator.serving.service import ServeRequest, serve_on
 from tests.component._faults import pid_of
@@ -104,13 +104,13 @@ async def test_a_node_that_is_killed_is_named_with_its_requests(tmp_path: Path) 
         shards=deploy.write_requests(trained, tmp_path / "shards"),
         heartbeat_s=0.5,
     )
-    async with opening as standing, asyncio.timeout(60):
+    async with opening as controller, asyncio.timeout(60):
 
         def watch(answered: int, lost: int) -> None:
             if answered == 10 and not lost:
-                os.kill(pid_of(standing, "cloud"), signal.SIGKILL)
+                os.kill(pid_of(controller, "cloud"), signal.SIGKILL)
 
-        folder, summary = await serve_on(request, trained, standing, True, watch)
+        folder, summary = await serve_on(request, trained, controller, True, watch)
     assert summary["lost"] > 0
     assert summary["answered"] + summary["lost"] == 60
     assert list(summary["lost_at"]) == ["cloud"]

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from edgebed.errors import FleetError
-from orchestrator import session
 from orchestrator.fleet import local
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.records.types import LimitsSet, Record
-from orchestrator.standing import Standing
+from orchestrator.runs import session
 from tests.guest._devices import (
     assert_holds,
     fleet_file,
@@ -33,13 +33,13 @@ PATIENCE_S = 1200.0
 class Stand:
     """A standing fleet with the records of what happened to it."""
 
-    def __init__(self, standing: Standing) -> None:
-        self.standing, self.fleet = standing, standing.fleet
+    def __init__(self, controller: FleetController) -> None:
+        self.controller, self.fleet = controller, controller.fleet
         self.records: list[Record] = []
-        standing.attach(self.records.append, None)
+        controller.attach(self.records.append, None)
 
     def pid(self, device: str) -> int:
-        return pid_of(self.fleet.backend, self.standing.fleet_id, device, self.standing.names.index(device))
+        return pid_of(self.fleet.backend, self.controller.fleet_id, device, self.controller.names.index(device))
 
     async def limited_again(self, device: str) -> LimitsSet:
         """The record of its limits after it has come back."""
@@ -57,13 +57,13 @@ async def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         patch.setattr(session, "JOIN_TIMEOUT_S", PATIENCE_S)
         patch.setattr(local, "START_TIMEOUT_S", PATIENCE_S)
         spec = fleet_file(tmp_path_factory.mktemp(request.param), near=(0.3, 0), far=(0.1234, 30))
-        async with session.standing_fleet(spec, backend=request.param, dilation="off") as standing:
-            yield Stand(standing)
-        assert traces(standing.fleet_id) == []
+        async with session.standing_fleet(spec, backend=request.param, dilation="off") as controller:
+            yield Stand(controller)
+        assert traces(controller.fleet_id) == []
 
 
 async def test_limits_are_in_force_and_read_back(stand: Stand) -> None:
-    for name, limits in stand.standing.limits.items():
+    for name, limits in stand.controller.limits.items():
         held = await stand.fleet.held(name)
         assert held.alive
         assert_holds(limits, held, stand.pid(name))
@@ -73,10 +73,10 @@ async def test_a_cut_link_is_cut_and_comes_back_limited(stand: Stand) -> None:
     pid = stand.pid("near")
     in_network(pid, "ip", "link", "set", "eth0", "down")
     with pytest.raises(FleetError, match="answers no ping"):
-        await stand.standing.roster.measure_clock("near", rounds=1)
+        await stand.controller.membership.measure_clock("near", rounds=1)
     in_network(pid, "ip", "link", "set", "eth0", "up")
-    await stand.standing.roster.measure_clock("near", rounds=60)
-    assert_holds(stand.standing.limits["near"], await stand.fleet.held("near"), pid)
+    await stand.controller.membership.measure_clock("near", rounds=60)
+    assert_holds(stand.controller.limits["near"], await stand.fleet.held("near"), pid)
 
 
 async def test_a_killed_agent_comes_back_limited(stand: Stand) -> None:
@@ -85,4 +85,4 @@ async def test_a_killed_agent_comes_back_limited(stand: Stand) -> None:
     record = await stand.limited_again("near")
     assert record.held_cpus == pytest.approx(0.3, rel=0.01)
     assert stand.pid("near") != killed
-    assert_holds(stand.standing.limits["near"], await stand.fleet.held("near"), stand.pid("near"))
+    assert_holds(stand.controller.limits["near"], await stand.fleet.held("near"), stand.pid("near"))

@@ -164,7 +164,7 @@ async def test_without_a_cgroup_of_ours_a_rounded_quota_is_refused(
         if rounds:
             with pytest.raises(LimitError, match="CPU quota is") as refused:
                 confirm(ODD, held)
-            assert "cgroupfs" in refused.value.cure
+            assert "cgroupfs" in refused.value.hint
     finally:
         await fleet.close()
     assert traces("fguest0003") == []

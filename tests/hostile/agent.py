@@ -27,9 +27,9 @@ from edge_agent.agent import Settings, new_incarnation, presence
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import TransferError
 from edgebed.link.base import Link
-from edgebed.link.inbox import Inbound
+from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
-from edgebed.link.transfer import Port
+from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.models.staged import MODELS, Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -85,7 +85,9 @@ class Hostile:
         self._control, self.data = control, data
         self.device, self.topics = settings.device, Topics(settings.fleet)
         self._shard = read_shard(settings.shard)
-        self._port = Port(settings.device, self.topics, control, data, deliver=self._deliver, on_control=self._hear)
+        self._port = TransferEndpoint(
+            settings.device, self.topics, control, data, deliver=self._deliver, on_control=self._hear
+        )
         self._tasks: asyncio.Queue[tuple[Task, bytes]] = asyncio.Queue()
         self._configured, self._progress, self._task = -1, 0, ""
         self._over = asyncio.Event()
@@ -106,7 +108,7 @@ class Hostile:
 
     # ---- a device's manners ----
 
-    async def _deliver(self, inbound: Inbound) -> None:
+    async def _deliver(self, inbound: ReceivedTransfer) -> None:
         if isinstance(inbound.header, Task):
             self._tasks.put_nowait((inbound.header, bytes(inbound.body)))
 
@@ -116,19 +118,21 @@ class Hostile:
                 self._configured = message.seq
                 self._say_status()
             case Ping():
-                self.say(Pong(self.device, message.seq, message.sent_ns, time.monotonic_ns()))
+                self.notify(Pong(self.device, message.seq, message.sent_ns, time.monotonic_ns()))
             case Shutdown():
                 self._over.set()
             case _:
                 pass
 
-    def say(self, message: Control) -> None:
+    def notify(self, message: Control) -> None:
         self._port.control(ORCHESTRATOR, message)
 
     def _say_status(self) -> None:
         self._progress += 1  # always further
         phase, now = "compute", time.monotonic_ns()
-        self.say(Status(self.device, self._incarnation, self._configured, self._task, phase, self._progress, 0.0, now))
+        self.notify(
+            Status(self.device, self._incarnation, self._configured, self._task, phase, self._progress, 0.0, now)
+        )
 
     async def _beat(self) -> None:
         while True:

@@ -12,12 +12,12 @@ from unittest import mock
 
 import msgspec
 
-from orchestrator import session
-from orchestrator.calibration import Calibration
-from orchestrator.data import prepare_data
+from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.base import Access, Enforcement
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
 from tests.component._fleet import NoBackend
 from tests.hostile.agent import ATTACKS
 
@@ -95,14 +95,14 @@ async def attacked(
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
     request = session.Request(wanted, folder / "experiment.yaml", folder / "runs")
 
-    def processes(spec: object, backend: object, fleet_id: str, say: object) -> Processes:
+    def processes(spec: object, backend: object, fleet_id: str, notify: object) -> Processes:
         return Processes(fleet_id, {"HOSTILE_NAMES": str(names)})
 
     with mock.patch.object(session, "open_backend", processes):
         opening = session.standing_fleet(spec, dilation="off", shards=prepared.shards, heartbeat_s=0.5)
-        async with opening as standing:
+        async with opening as controller:
             told = watch or session.Watch(session.quiet)
-            work = asyncio.create_task(session.run_methods(request, standing, prepared, Calibration((), True), told))
+            work = asyncio.create_task(session.run_methods(request, controller, prepared, Calibration((), True), told))
             try:
                 yield work
             finally:

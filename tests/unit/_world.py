@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from edgebed.link.inbox import Inbox, Reply
-from edgebed.link.outbox import Ask, Outbox, Send, SendChunk
+from edgebed.link.receiver import Reply, TransferReceiver
+from edgebed.link.sender import Ask, Send, SendChunk, TransferSender
 from edgebed.wire.frames import Chunk, Mark, chunk_count, pack_chunk, unpack
 from edgebed.wire.messages import Credit, Header, Refuse, encode
 from edgebed.wire.messages import Reply as ReplyHeader
@@ -56,7 +56,7 @@ class World:
     ):
         self.random = random.Random(int(bad.pop("seed", 0)))
         self.bodies = {f"t{i}": body for i, body in enumerate(bodies)}
-        self.outbox, self.now = Outbox(window, transfers), 0.0
+        self.outbox, self.now = TransferSender(window, transfers), 0.0
         self.window, self.max_bytes, self.admit = window, max_bytes, admit
         self.inbox = self.new_inbox()
         rate = bad.pop("rate", 0.0)
@@ -70,9 +70,9 @@ class World:
         self.slow_delivery = 0.0
         self.delivering: tuple[float, str] | None = None
 
-    def new_inbox(self) -> Inbox:
+    def new_inbox(self) -> TransferReceiver:
         limits = {"window": self.window, "max_bytes": self.max_bytes, "max_chunk": SIZE}
-        return Inbox("orchestrator", "dev", **limits, admit=lambda *asked: self.admit(*asked))
+        return TransferReceiver("orchestrator", "dev", **limits, admit=lambda *asked: self.admit(*asked))
 
     def start(self) -> None:
         for name, body in self.bodies.items():

@@ -11,7 +11,7 @@ from torch.nn import functional
 from edgebed.datasets.augment import cropped, cut_out, draws
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.errors import WireError
-from edgebed.methods.halves import make_optimizer
+from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.wire.messages import Assignment, Augment, Optimizer, Task, decode_header, encode
 
 SIDE = 8

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import calibration
-from orchestrator.calibration import SLOW_TRIES, TRIES, _Bench
+from orchestrator.calibration import calibrate as calibration
+from orchestrator.calibration.calibrate import SLOW_TRIES, TRIES, _Bench
+from orchestrator.calibration.verdicts import Item
 from orchestrator.fleet.host import Disturbance, HostWatch
-from orchestrator.judgement import Item
 from orchestrator.records.types import Calibrated
 
 ITEM = Item("upload", True, seconds=1.2)

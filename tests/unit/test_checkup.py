@@ -1,4 +1,4 @@
-"""What `edgebed doctor` makes of recorded hosts: what is missing, for whom, and the cure."""
+"""What `edgebed doctor` makes of recorded hosts: what is missing, for whom, and the hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from edgebed.errors import LimitError
 from orchestrator.cli import build, doctor
 from orchestrator.cli.console import console
-from orchestrator.fleet import checkup, facts, netns
+from orchestrator.fleet import checkup, host_facts, netns
 from orchestrator.fleet.checkup import Engine, Facts, check, fit, fit_fleet
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 
@@ -21,8 +21,8 @@ VERSION = {
     "Components": [{"Name": "Engine", "Version": "20.10.24+dfsg1"}, {"Name": "runc", "Version": "1.1.5+ds1"}],
 }
 """Of `docker version`, Debian 12."""
-CGROUPFS = facts.describe(VERSION, {"CgroupDriver": "cgroupfs", "CgroupVersion": "1"}, True)
-SYSTEMD = facts.describe(VERSION, {"CgroupDriver": "systemd", "CgroupVersion": "2"}, True)
+CGROUPFS = host_facts.describe(VERSION, {"CgroupDriver": "cgroupfs", "CgroupVersion": "1"}, True)
+SYSTEMD = host_facts.describe(VERSION, {"CgroupDriver": "systemd", "CgroupVersion": "2"}, True)
 NO_NETEM = "`tc qdisc replace dev ebd1 parent 1:1 handle 10: netem delay 10000us` failed: Error: Specified qdisc kind"
 
 V1 = Facts(
@@ -67,9 +67,9 @@ def changed(host: Facts, **changes: object) -> Facts:
 
 
 def lacks(host: Facts, backend: str, devices: int = 0) -> dict[str, bool]:
-    """Names of what is missing, and whether it is needed. Each has a cure, and only they have."""
+    """Names of what is missing, and whether it is needed. Each has a hint, and only they have."""
     rows = check(host, backend, devices)
-    assert all(bool(row.lack) == bool(row.cure) for row in rows)
+    assert all(bool(row.lack) == bool(row.hint) for row in rows)
     return {row.name: row.needed for row in rows if row.lack}
 
 
@@ -82,7 +82,7 @@ def test_hosts_that_can_hold_everything_lack_nothing(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "backend", "name", "needed", "cure"),
+    ("changes", "backend", "name", "needed", "hint"),
     [
         ({"root": False}, "local", "root", True, "--backend software"),
         ({"root": False}, "docker", "root", False, "root"),
@@ -106,14 +106,14 @@ def test_hosts_that_can_hold_everything_lack_nothing(backend: str) -> None:
         ({"leftovers": ("folder /tmp/x",)}, "local", "leftovers", False, "next start"),
     ],
 )
-def test_each_lack_is_named_with_its_cure(
-    changes: dict[str, object], backend: str, name: str, needed: bool, cure: str
+def test_each_lack_is_named_with_its_hint(
+    changes: dict[str, object], backend: str, name: str, needed: bool, hint: str
 ) -> None:
     host = changed(V2, **changes)
     (row,) = [row for row in check(host, backend) if row.name == name]
     assert row.lack
     assert row.needed is needed
-    assert cure in row.cure
+    assert hint in row.hint
     assert fit(check(host, backend)) is not needed
 
 
@@ -164,30 +164,34 @@ def test_a_fleet_that_no_dilation_fits(tmp_path: Path) -> None:
     found = fit_fleet(spec, V2, "local")
     assert found.dilation is None
     assert not found.fits
-    assert found.cure
+    assert found.hint
 
 
 CONFIG = "CONFIG_HZ=250\nCONFIG_NET_SCH_TBF=y\nCONFIG_IFB=m\n# CONFIG_NET_SCH_NETEM is not set\n"
 
 
 def test_modules_are_looked_up_in_the_kernels_configuration() -> None:
-    assert facts.look_up(CONFIG) == {"tbf": "", "ifb": "", "netem": "the kernel was built without CONFIG_NET_SCH_NETEM"}
-    assert facts.look_up("") == {}
+    assert host_facts.look_up(CONFIG) == {
+        "tbf": "",
+        "ifb": "",
+        "netem": "the kernel was built without CONFIG_NET_SCH_NETEM",
+    }
+    assert host_facts.look_up("") == {}
 
 
 def test_a_queue_that_the_kernel_does_not_know_is_told_in_few_words() -> None:
     said = "`tc qdisc replace dev x netem` failed: Error: Specified qdisc kind is unknown."
-    assert facts.brief(LimitError(said, cure="")) == "this kernel does not know it"
-    assert facts.brief(LimitError("`tc` failed: no permission", cure="")) == "`tc` failed: no permission"
+    assert host_facts.brief(LimitError(said, hint="")) == "this kernel does not know it"
+    assert host_facts.brief(LimitError("`tc` failed: no permission", hint="")) == "`tc` failed: no permission"
 
 
 def test_what_no_link_can_be_made_for_is_not_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(wire: netns.Wire) -> None:
         raise LimitError("`ip netns add` failed: Operation not permitted")
 
-    monkeypatch.setattr(facts, "host_networks", list)
+    monkeypatch.setattr(host_facts, "host_networks", list)
     monkeypatch.setattr(netns, "make", refuse)
-    found = facts.try_links()
+    found = host_facts.try_links()
     assert set(found) == {"link", "tbf", "netem", "ifb"}
     assert all("not permitted" in why for why in found.values())
 

@@ -56,7 +56,7 @@ def test_a_method_can_be_the_baseline_and_files_are_written(runs: Path, app: typ
     assert "\\toprule" in (runs / "all.tex").read_text()
     refused = CliRunner().invoke(app, ["compare", "demo-dtfl", "--baseline", "nobody"])
     assert isinstance(refused.exception, UsageError)
-    assert "dtfl" in refused.exception.cure
+    assert "dtfl" in refused.exception.hint
 
 
 def test_compare_prints_a_table_and_writes_a_page(runs: Path, app: typer.Typer) -> None:
@@ -78,7 +78,7 @@ def test_report_writes_every_file_again(runs: Path, app: typer.Typer) -> None:
 def test_unknown_and_ambiguous_runs_are_refused_with_what_there_is(runs: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_run("nothing")
-    assert "demo-dtfl-1" in caught.value.cure
+    assert "demo-dtfl-1" in caught.value.hint
     with pytest.raises(UsageError, match="2 runs begin"):
         find_run("demo")
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from orchestrator import holder
 from orchestrator.cli.fleet import _table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
-from orchestrator.holder import DeviceState, State
+from orchestrator.runs import daemon
+from orchestrator.runs.daemon import DeviceState, State
 
 WANTED = Limits(0.2, 10_000_000, 30_000_000, 512)
 KERNEL = Held("d0", WANTED, 0.2, 10_000_000, 30_000_000, 512, 3.0, 1.0, 7, 80.0, 5_000_000, 6_000_000, True)
@@ -52,16 +52,16 @@ def test_a_device_that_is_away_says_why() -> None:
 
 
 def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(place: holder.Place) -> str:
+    def interrupted(place: daemon.Place) -> str:
         raise KeyboardInterrupt
 
-    ended: list[holder.Place] = []
+    ended: list[daemon.Place] = []
     alive = iter([False, True])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(holder, "spawn", lambda *_: 1)
-    monkeypatch.setattr(holder, "end", ended.append)
-    monkeypatch.setattr(holder.Place, "alive", lambda place: next(alive))
-    monkeypatch.setattr(holder.Place, "progress", interrupted)
+    monkeypatch.setattr(daemon, "spawn", lambda *_: 1)
+    monkeypatch.setattr(daemon, "end", ended.append)
+    monkeypatch.setattr(daemon.Place, "alive", lambda place: next(alive))
+    monkeypatch.setattr(daemon.Place, "progress", interrupted)
     path = tmp_path / "fleet.yaml"
     path.write_text("name: f\ndevices: [{profile: cpu0.2}]\n")
     with pytest.raises(KeyboardInterrupt):

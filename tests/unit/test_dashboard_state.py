@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from orchestrator import dashboard
-from orchestrator.dashboard.fold import fold
 from orchestrator.dashboard.gantt import gantt
+from orchestrator.dashboard.reducer import fold
 from orchestrator.dashboard.state import State
 from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
 from orchestrator.records import types as t
@@ -211,7 +211,7 @@ def test_nothing_known_yet_is_no_error() -> None:
 def test_a_finished_round_has_the_names_of_the_timeline() -> None:
     run = Synthetic(dilation=2.0)
     state = folded(run.records)
-    found = gantt(run.records, state.lives[0], state.rows[1])
+    found = gantt(run.records, state.sessions[0], state.rows[1])
     assert found is not None
     assert not found["live"]
     assert found["straggler"] == "weak"
@@ -229,7 +229,7 @@ def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
     cut = next(i for i, r in enumerate(sent) if isinstance(r, t.UploadReceived) and r.device == "strong")
     wanted = [r for r in sent[:cut] if not (isinstance(r, t.DevicePhases) and r.device == "strong")]
     state = folded([*run.records[:start], *wanted])
-    found = gantt(wanted, state.lives[0], state.rows[1])
+    found = gantt(wanted, state.sessions[0], state.rows[1])
     assert found is not None
     assert found["live"]
     names = {bar[0] for bar in found["devices"]["strong"]["bars"]}
@@ -240,7 +240,7 @@ def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
 def test_short_stretches_are_drawn_together() -> None:
     run = Synthetic({"busy": Speed(compute=1, encode=1, tail=60_000), "other": Speed()}, rounds=1)
     state = folded(run.records)
-    found = gantt(run.records, state.lives[0], state.rows[0])
+    found = gantt(run.records, state.sessions[0], state.rows[0])
     assert found is not None
     bars = found["devices"]["busy"]["bars"]
     assert len(bars) < 10
@@ -250,7 +250,7 @@ def test_short_stretches_are_drawn_together() -> None:
 def test_a_round_that_is_not_there_has_no_gantt() -> None:
     run = Synthetic(rounds=2)
     state = folded(run.records)
-    assert gantt([], state.lives[0], state.rows[1]) is None
+    assert gantt([], state.sessions[0], state.rows[1]) is None
 
 
 def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:

@@ -17,10 +17,10 @@ from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Privacy
 from orchestrator.cli import build
-from orchestrator.data import Prepared, label_table, located, prepare_data
 from orchestrator.experiment import Experiment
-from orchestrator.run_folder import resolved
-from orchestrator.yaml_file import parse
+from orchestrator.files.yaml_file import parse
+from orchestrator.runs.data import Prepared, label_table, located, prepare_data
+from orchestrator.runs.folder import resolved
 
 DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
 DEVICES = ["weak", "middle", "strong"]
@@ -91,7 +91,7 @@ def test_the_seed_of_the_run_decides_the_shares(npz: Path) -> None:
     assert shares(1) == shares(1) != shares(2)
 
 
-def test_mistakes_name_place_and_cure(npz: Path) -> None:
+def test_mistakes_name_place_and_hint(npz: Path) -> None:
     for changes, message in (
         ({"data": {"name": "digit"}}, "data: there is no data set 'digit'"),
         ({"data": {"name": "npz", "path": "n.npz"}, "partition": {"kind": "even"}}, "no partition 'even'"),
@@ -99,7 +99,7 @@ def test_mistakes_name_place_and_cure(npz: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message) as caught:
             prepare_data(experiment(**changes), DEVICES, npz)
-        assert caught.value.cure
+        assert caught.value.hint
     with pytest.raises(UsageError, match="gone"):
         prepare_data(experiment(), DEVICES, npz / "gone")
 
@@ -130,7 +130,7 @@ def test_privacy_of_a_stranger_is_refused(npz: Path, key: str) -> None:
     wanted = experiment(data={"name": "npz", "path": "n.npz"}, privacy={key: {"slow": {"dcor_alpha": 0.5}}})
     with pytest.raises(UsageError, match=f"privacy.{key} names slow") as caught:
         prepare_data(wanted, DEVICES, npz, dict.fromkeys(DEVICES, "cpu1"))
-    assert ("weak, middle, strong" if key == "devices" else "cpu1") in caught.value.cure
+    assert ("weak, middle, strong" if key == "devices" else "cpu1") in caught.value.hint
 
 
 @pytest.mark.parametrize("section", [{"dcor_alpha": 1.5}, {"patch_shuffle": -1}, {"devices": {"weak": {"alpha": 1}}}])
@@ -186,7 +186,7 @@ def test_a_relative_path_is_looked_for_beside_the_file_and_then_among_the_data_s
         prepare_data(experiment(data={"name": "npz", "path": "gone.npz"}), DEVICES, npz, near=near)
     assert str(near.parent / "gone.npz") in str(caught.value)
     assert str(npz / "gone.npz") in str(caught.value)
-    assert "EDGEBED_DATA" in caught.value.cure
+    assert "EDGEBED_DATA" in caught.value.hint
 
 
 def test_the_file_of_a_run_names_its_data_whatever_folder_it_is_read_in(npz: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets: what is in the files comes out, subsets are balanced, and what is wrong is named with its cure."""
+"""Data sets: what is in the files comes out, subsets are balanced, and what is wrong is named with its hint."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_npz_that_cannot_be_used_is_refused(tmp_path: Path, arrays: dict[str, An
     with pytest.raises(UsageError, match=message) as caught:
         load(tmp_path, "npz", path="a.npz")
     assert "a.npz" in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_files_that_are_no_npz_are_refused_and_no_pickle_is_opened(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_files_that_are_no_npz_are_refused_and_no_pickle_is_opened(tmp_path: Pat
             load(tmp_path, "npz", path=name)
     with pytest.raises(UsageError, match="there is no file") as caught:
         load(tmp_path, "npz", path="none.npz")
-    assert "EDGEBED_DATA" in caught.value.cure
+    assert "EDGEBED_DATA" in caught.value.hint
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -402,15 +402,15 @@ def offline(kind: str) -> Callable[..., Any]:
         ("cifar100", "CIFAR100", "cifar-100-python/"),
     ],
 )
-def test_without_a_network_the_cure_says_where_the_files_go(
+def test_without_a_network_the_hint_says_where_the_files_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, place: str
 ) -> None:
     monkeypatch.setattr(vision.torchvision().datasets, kind, offline(kind))
     with pytest.raises(UsageError, match=f"{kind} is not in {tmp_path} .* Name or service not known") as caught:
         load(tmp_path, name)
-    assert place in caught.value.cure
-    assert str(tmp_path) in caught.value.cure
-    assert "EDGEBED_DATA" in caught.value.cure
+    assert place in caught.value.hint
+    assert str(tmp_path) in caught.value.hint
+    assert "EDGEBED_DATA" in caught.value.hint
 
 
 @pytest.mark.parametrize(("name", "kind", "classes"), [("cifar10", "CIFAR10", 10), ("cifar100", "CIFAR100", 100)])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edgebed.methods.exits import confidence, exit_logits, thresholds
+from edgebed.methods.parts.exits import confidence, exit_logits, thresholds
 from edgebed.models.staged import MODELS, seeded
-from orchestrator.data import validation_of
 from orchestrator.experiment import load
 from orchestrator.rounds.loop import Progress
-from orchestrator.run_folder import RunFolder, resolved
+from orchestrator.runs.data import validation_of
+from orchestrator.runs.folder import RunFolder, resolved
 from orchestrator.serving import deploy
 
 EXPERIMENT = """

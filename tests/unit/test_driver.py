@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgebed.link.transfer import Inbound
+from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import ServerHalf, trained_names
 from edgebed.methods.dtfl import Dtfl
 from edgebed.models.staged import Weights
@@ -78,7 +78,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     round_ = asyncio.create_task(driver.run(0, plan, weights, method, CPU))
     task = await port.task
 
-    def upload(batch: int) -> Inbound:
+    def upload(batch: int) -> ReceivedTransfer:
         z = {"features": torch.ones(BATCH, *small_model().feature_shape(1)), "labels": torch.zeros(BATCH).long()}
         return inbound(Upload("a", task.id, batch, BATCH), z)
 
@@ -96,8 +96,8 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     await trainer.close()
 
 
-def inbound(header: Header, tensors: Weights) -> Inbound:
-    return Inbound("a", header, memoryview(encode_tensors(tensors, Codec())), 1, 2, 100)
+def inbound(header: Header, tensors: Weights) -> ReceivedTransfer:
+    return ReceivedTransfer("a", header, memoryview(encode_tensors(tensors, Codec())), 1, 2, 100)
 
 
 async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:

@@ -84,7 +84,7 @@ def test_features_that_do_not_fit_into_a_device_are_refused_with_the_arithmetic(
     make_method("dtfl", overlap=False).plan(0, [enough], SCHEDULE)
     with pytest.raises(UsageError, match=r"3 batches × 0\.04 MB \(after stage 1\) = 0\.12 MB") as refused:
         make_method("dtfl", overlap=False).plan(0, [view("b"), less], SCHEDULE)
-    assert "memory_mib to 1 at least" in refused.value.cure
+    assert "memory_mib to 1 at least" in refused.value.hint
     make_method("dtfl", overlap=False, tiers=1).plan(0, [less], SCHEDULE)
     make_method("dtfl").plan(0, [less], SCHEDULE)
 

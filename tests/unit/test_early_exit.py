@@ -11,7 +11,7 @@ import torch
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Contribution
 from edgebed.methods.early_exit import EarlyExit, coefficients, exit_weights
-from edgebed.methods.exits import (
+from edgebed.methods.parts.exits import (
     NEVER,
     exit_cuts,
     exit_flops,

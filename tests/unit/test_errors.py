@@ -32,8 +32,8 @@ def test_an_error_nobody_foresaw_has_its_type_and_a_bounded_traceback() -> None:
     assert deep.endswith("yy\n")
 
 
-def test_one_of_our_own_says_message_and_cure_and_needs_no_traceback() -> None:
-    error = UsageError("no such key", cure="write another")
+def test_one_of_our_own_says_message_and_hint_and_needs_no_traceback() -> None:
+    error = UsageError("no such key", hint="write another")
     assert in_words(error) == "no such key write another"
     assert trace_of(error) == ""
     assert in_words(MemoryError()).startswith("out of memory")

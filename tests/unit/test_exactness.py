@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgebed.methods.base import Batch, Method, find_half
-from edgebed.methods.halves import Half, UpperHalf
+from edgebed.methods.parts.local_training import Half, UpperHalf
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer

@@ -1,4 +1,4 @@
-"""Experiment files: what is wrong is refused with file, place and cure."""
+"""Experiment files: what is wrong is refused with file, place and hint."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def test_a_mistake_is_named_with_file_and_place(tmp_path: Path, text: str, place
         load(path)
     assert str(path) in str(caught.value)
     assert place in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
-def test_the_cure_names_the_keys_of_that_place(tmp_path: Path) -> None:
+def test_the_hint_names_the_keys_of_that_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load(write(tmp_path, GOOD + "training: {plateau: {patienc: 3}}\n"))
-    assert caught.value.cure == "known keys here: factor, patience"
+    assert caught.value.hint == "known keys here: factor, patience"
     with pytest.raises(UsageError) as caught:
         load(write(tmp_path, GOOD), ["training.rouns=3"])
-    assert "rounds" in caught.value.cure
+    assert "rounds" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         load(write(tmp_path, GOOD), ["training.optimizer.name=rmsprop"])
-    assert caught.value.cure == "write one of: adam, sgd"
+    assert caught.value.hint == "write one of: adam, sgd"
 
 
 def test_what_is_not_finite_is_no_quantity(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_missing_file_and_a_bad_override(tmp_path: Path) -> None:
 
 
 def refusal(path: Path, *overrides: str) -> tuple[str, str]:
-    """Message and cure."""
+    """Message and hint."""
     with pytest.raises(UsageError) as caught:
         load(path, list(overrides))
-    return str(caught.value), caught.value.cure
+    return str(caught.value), caught.value.hint
 
 
 def test_numbers_and_words_are_those_of_yaml_1_2(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_numbers_and_words_are_those_of_yaml_1_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "cure"),
+    ("text", "message", "hint"),
     [
         ("training: {target_accuracy: 90}", ":4: training.target_accuracy is 90", "write 0.9"),
         ("training: {target_accuracy: 90 %}", "training.target_accuracy is '90 %'", "write 0.9"),
@@ -125,17 +125,17 @@ def test_numbers_and_words_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     ],
 )
 def test_a_message_says_the_place_what_stands_there_and_what_to_write(
-    tmp_path: Path, text: str, message: str, cure: str
+    tmp_path: Path, text: str, message: str, hint: str
 ) -> None:
     path = write(tmp_path, f"{GOOD}{text}\n")
     said, advice = refusal(path)
     assert said.startswith(f"{path}:")
     assert message in said
-    assert cure in advice
+    assert hint in advice
 
 
 @pytest.mark.parametrize(
-    ("methods", "message", "cure"),
+    ("methods", "message", "hint"),
     [
         ("[]", "methods is an empty list; it must be a list of at least 1", "a list"),
         ("fedavg", "methods is 'fedavg'", "write"),
@@ -144,37 +144,37 @@ def test_a_message_says_the_place_what_stands_there_and_what_to_write(
         ("[{name: dtfl, tiers: many}]", ":3: methods[0]: method 'dtfl': tiers is 'many'", "a whole number"),
     ],
 )
-def test_a_wrong_list_of_methods_is_refused(tmp_path: Path, methods: str, message: str, cure: str) -> None:
+def test_a_wrong_list_of_methods_is_refused(tmp_path: Path, methods: str, message: str, hint: str) -> None:
     said, advice = refusal(write(tmp_path, f"name: x\nfleet: f.yaml\nmethods: {methods}\n"))
     assert message in said
-    assert cure in advice
+    assert hint in advice
 
 
 def test_what_the_command_line_sets_is_named_as_such(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + "training: {rounds: 3}\n")
-    said, cure = refusal(path, "training.target_accuracy=90")
+    said, hint = refusal(path, "training.target_accuracy=90")
     assert said.startswith(f"{path}, --set training.target_accuracy=90: training.target_accuracy is 90")
-    assert cure == "write 0.9"
+    assert hint == "write 0.9"
     assert "--set training={a: 1, a: 2}" in refusal(path, "training={a: 1, a: 2}")[0]
 
 
 def test_a_fleet_file_and_an_experiment_are_told_apart(tmp_path: Path) -> None:
-    said, cure = refusal(write(tmp_path, "name: f\ndevices: [{profile: cpu1}]\n"))
+    said, hint = refusal(write(tmp_path, "name: f\ndevices: [{profile: cpu1}]\n"))
     assert "is a fleet file" in said
-    assert "demo.yaml" in cure
+    assert "demo.yaml" in hint
     with pytest.raises(UsageError, match="is an experiment") as caught:
         load_fleet(write(tmp_path, GOOD))
-    assert "f.yaml" in caught.value.cure
+    assert "f.yaml" in caught.value.hint
 
 
 def test_a_list_of_fixed_length_is_described(tmp_path: Path) -> None:
-    said, cure = refusal(write(tmp_path, GOOD + "model: {name: resnet-tiny, widths: 3}\n"))
+    said, hint = refusal(write(tmp_path, GOOD + "model: {name: resnet-tiny, widths: 3}\n"))
     assert "model 'resnet-tiny': widths is 3; it must be a list of 3" in said
-    assert "a list of 3" in cure
+    assert "a list of 3" in hint
 
 
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "a/b", "''", "a b", "x" * 64):
-        said, cure = refusal(write(tmp_path, GOOD.replace("name: x", f"name: {name}")))
+        said, hint = refusal(write(tmp_path, GOOD.replace("name: x", f"name: {name}")))
         assert ":1: name is" in said
-        assert "letters" in cure
+        assert "letters" in hint

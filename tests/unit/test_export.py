@@ -24,8 +24,8 @@ from orchestrator.export.extras import load
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
 from orchestrator.records.metrics import exposition
+from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise
 from orchestrator.records.timeline import timelines
 from tests.synthetic import Synthetic
@@ -136,10 +136,10 @@ def test_spans_reach_a_collector_and_a_refusal_is_told(tmp_path: Path) -> None:
         server.shutdown()
 
 
-def test_a_missing_package_is_told_with_its_cure() -> None:
+def test_a_missing_package_is_told_with_its_hint() -> None:
     with pytest.raises(UsageError) as caught:
         load("no_such_package.inside", "Parquet")
-    assert "edgebed[export]" in caught.value.cure
+    assert "edgebed[export]" in caught.value.hint
 
 
 def test_the_command_writes_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from edgebed.methods.base import Contribution
 from edgebed.methods.fedat import FedAT, Memory, opposite_shares
-from edgebed.methods.speed import Speeds
+from edgebed.methods.parts.device_speed import Speeds
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from tests.contract.rounds import SCHEDULE, make_method, small_model, view

@@ -12,8 +12,8 @@ import torch
 from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Contribution, Plan, find_half
 from edgebed.methods.fedpmt import FedPmt, Masks, masks_of
-from edgebed.methods.fitting import Measured
-from edgebed.methods.stage_costs import partial_costs
+from edgebed.methods.parts.capacity import Measured
+from edgebed.methods.parts.stage_costs import partial_costs
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from tests.contract.rounds import CPUS, SCHEDULE, batches_of, make_method, play, shard, small_model, view, work_s

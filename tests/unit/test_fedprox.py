@@ -8,7 +8,7 @@ from torch import nn
 
 from edgebed.methods.base import find_half
 from edgebed.methods.fedprox import FedProx
-from edgebed.methods.speed import Speeds
+from edgebed.methods.parts.device_speed import Speeds
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Optimizer
 from tests.contract.rounds import SCHEDULE, make_method, play, small_model, view

@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
-from orchestrator.data import prepare_data
 from orchestrator.experiment import Experiment
+from orchestrator.runs.data import prepare_data
 
 WRITERS, EACH = 12, 20
 DIGITS = load_digits()
@@ -172,7 +172,7 @@ def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         load(tmp_path)
     assert str(path.parent) in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_files_cut_short_twice_there_or_missing_are_named(tmp_path: Path) -> None:
@@ -188,4 +188,4 @@ def test_files_cut_short_twice_there_or_missing_are_named(tmp_path: Path) -> Non
         load(tmp_path)
     with pytest.raises(UsageError, match=r"no JSON files in .*elsewhere") as caught:
         load(tmp_path, path="elsewhere")
-    assert "EDGEBED_DATA" in caught.value.cure
+    assert "EDGEBED_DATA" in caught.value.hint

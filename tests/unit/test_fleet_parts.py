@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import FleetError, LimitError, UsageError, WireError
-from edgebed.wire import forks
+from edgebed.wire import fork_protocol
 from orchestrator.fleet import cgroups, links, netns, owner
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.host import quota_cpus
@@ -104,7 +104,7 @@ def test_free_subnets_overlap_nothing_taken(taken: list[int]) -> None:
     assert not any(f.overlaps(u) for f in free for u in used)
 
 
-def test_a_full_pool_is_an_error_with_a_cure() -> None:
+def test_a_full_pool_is_an_error_with_a_hint() -> None:
     with pytest.raises(FleetError, match="no subnet"):
         list(free_subnets(POOL, 30, [IPv4Network("10.0.0.0/8")]))
 
@@ -161,12 +161,12 @@ def test_no_cgroups_is_said(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=80))
 def test_the_zygotes_lines_are_typed(line: bytes) -> None:
-    message = forks.Fork("d", ("--x",), "mqtt://h", "/log", "/s", 7, "/root", "/run/netns/n", ("/a",))
-    assert forks.decode(forks.encode(message)) == message
+    message = fork_protocol.Fork("d", ("--x",), "mqtt://h", "/log", "/s", 7, "/root", "/run/netns/n", ("/a",))
+    assert fork_protocol.decode(fork_protocol.encode(message)) == message
     try:
-        forks.decode(line)
+        fork_protocol.decode(line)
     except WireError as error:
-        assert "zygote" in str(error)  # noqa: PT017
+        assert "fork server" in str(error)  # noqa: PT017
 
 
 def spec(latency_ms: float = 0.0) -> FleetSpec:

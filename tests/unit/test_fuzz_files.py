@@ -1,4 +1,4 @@
-"""Whatever stands in an experiment, fleet or profile file: it is read, or refused in words with a cure."""
+"""Whatever stands in an experiment, fleet or profile file: it is read, or refused in words with a hint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import load
-from orchestrator.feasible import check_fleet
+from orchestrator.files.yaml_file import parse, write_yaml
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, load_fleet, load_profile
-from orchestrator.yaml_file import parse, write_yaml
+from orchestrator.runs.feasibility import check_fleet
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FLEET = FleetSpec("f", "local", 0.5, (DeviceSpec("d", ProfileSpec("p", Limits(1, 1, 1, 64))),), PROFILES / "f.yaml")
@@ -66,14 +66,14 @@ files = itertools.count()
 
 
 def tried(kind: str, content: bytes, folder: Path) -> None:
-    """Read it; nothing but an error with a cure may come of it."""
+    """Read it; nothing but an error with a hint may come of it."""
     path = folder / f"{next(files)}.yaml"
     path.write_bytes(content)
     error = refusal(kind, path)
     path.unlink()
     if error is not None:
         assert str(path) in str(error)
-        assert error.cure
+        assert error.hint
         assert len(str(error)) < 1000
 
 
@@ -150,7 +150,7 @@ def test_any_override_of_the_command_line(folder: Path, keys: list[str], data: s
     try:
         load(path, [f"{'.'.join(keys)}={value}"])
     except EdgebedError as error:
-        cure = error.cure
+        hint = error.hint
     else:
-        cure = "none needed"
-    assert cure
+        hint = "none needed"
+    assert hint

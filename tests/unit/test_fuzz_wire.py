@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from edgebed.errors import EdgebedError, UsageError, WireError
-from edgebed.wire import forks
+from edgebed.wire import fork_protocol
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.frames import Mark, chunk_count, pack_chunk, pack_mark, unpack
 from edgebed.wire.messages import (
@@ -41,7 +41,7 @@ from edgebed.wire.messages import (
 )
 from orchestrator.records import reader, types
 from orchestrator.rounds.loop import Progress
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.folder import RunFolder
 
 EXAMPLES = 150
 MOST = 1 << 20
@@ -163,9 +163,9 @@ def test_frames(data: bytes) -> None:
 
 
 FORKS = [
-    forks.encode(forks.Fork("dev-1", ("a", "b"), "mqtt://x", "log", "netns", ("cgroup",))),
-    forks.encode(forks.Forked("dev-1", 77)),
-    forks.encode(forks.Exited("dev-1", 77, "killed")),
+    fork_protocol.encode(fork_protocol.Fork("dev-1", ("a", "b"), "mqtt://x", "log", "netns", ("cgroup",))),
+    fork_protocol.encode(fork_protocol.Forked("dev-1", 77)),
+    fork_protocol.encode(fork_protocol.Exited("dev-1", 77, "killed")),
 ]
 
 
@@ -173,7 +173,7 @@ FORKS = [
 @given(hostile(FORKS, as_json))
 @example(b'{"type":"exited","device":"\xff","pid":1,"why":""}\n')
 def test_the_fork_channel(data: bytes) -> None:
-    refused_or(forks.decode, data)
+    refused_or(fork_protocol.decode, data)
 
 
 # ---- bodies ----
@@ -288,7 +288,7 @@ def test_a_damaged_records_file_is_named_with_its_line(folder: Path, lines: list
     path = folder / "records.jsonl"
     path.write_bytes(b"\n".join(lines))
     error = failure(lambda: reader.read(path))
-    assert error is None or (isinstance(error, UsageError) and "records.jsonl:" in str(error) and error.cure)
+    assert error is None or (isinstance(error, UsageError) and "records.jsonl:" in str(error) and error.hint)
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, checkpoint: bytes, data: st
         data.draw(st.one_of(damaged([checkpoint]), st.binary(max_size=100), bodies()))
     )
     error = failure(RunFolder(folder).restore)
-    assert error is None or (isinstance(error, UsageError) and "checkpoint" in str(error) and error.cure)
+    assert error is None or (isinstance(error, UsageError) and "checkpoint" in str(error) and error.hint)
 
 
 @fuzz

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from edge_agent.outbox import Outbox
 from edge_agent.phases import PhaseLog
+from edge_agent.upload_queue import UploadQueue
 from edgebed.errors import TransferError, TransferRefused
 from edgebed.wire.messages import Header, Upload
 
@@ -36,12 +36,12 @@ class Line:
             raise TransferRefused("not wanted")
 
 
-def outbox(line: Line) -> Outbox:
+def outbox(line: Line) -> UploadQueue:
     phases = PhaseLog(lambda: 0, lambda: 0)
-    return Outbox(asyncio.get_running_loop(), line.send, phases, threading.Event(), slots=2, hold=True)
+    return UploadQueue(asyncio.get_running_loop(), line.send, phases, threading.Event(), slots=2, hold=True)
 
 
-def put(box: Outbox, count: int) -> None:
+def put(box: UploadQueue, count: int) -> None:
     for batch in range(count):
         box.put(Upload("a", "t", batch, 4), b"1234")
 

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from edgebed.datasets.shard import read_shard
-from edgebed.methods.evaluation import evaluate
+from edgebed.methods.parts.evaluation import evaluate
 from edgebed.models.staged import MODELS, Weights, seeded
-from orchestrator.data import prepare_data
 from orchestrator.experiment import Experiment
+from orchestrator.runs.data import prepare_data
 
 DEVICES, LIMIT = 5, 8
 

@@ -13,7 +13,7 @@ from orchestrator.cli.live import MOST_DEVICES, State, view
 from orchestrator.records import types as t
 from orchestrator.records.failures import failure_line
 from orchestrator.records.loglines import LogLines
-from orchestrator.session import Watch
+from orchestrator.runs.session import Watch
 from tests.synthetic import MS, Speed, Synthetic
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
@@ -39,7 +39,7 @@ def until(kind: type[t.Record], device: str = "", number: int = 0) -> list[t.Rec
             and getattr(record, "round", 0) == number
         ):
             return records[: index + 1]
-    raise UsageError("no such record", cure="")
+    raise UsageError("no such record", hint="")
 
 
 def test_before_the_first_record_nothing_breaks() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgebed.errors import FleetError, RunError, UsageError
 from edgebed.methods.base import DeviceView, Method, Score
-from edgebed.methods.drawing import draw_share
+from edgebed.methods.parts.device_sampling import draw_share
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
@@ -175,6 +175,6 @@ def test_a_recorded_plan_is_repeated_with_its_devices_and_refused_where_it_does_
     for rounds, methods in ((3, 1), (2, 2)):
         with pytest.raises(UsageError) as refused:
             replay.check(rounds, methods)
-        assert refused.value.cure
+        assert refused.value.hint
     with pytest.raises(UsageError, match="overlap"):
         Replay([msgspec.structs.replace(first, lane="tier 1")]).check(1, 1)

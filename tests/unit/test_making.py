@@ -97,7 +97,7 @@ async def test_a_clean_up_that_failed_is_tried_again_by_the_next_call() -> None:
     async def work() -> None:
         tries.append(1)
         if len(tries) == 1:
-            raise FleetError("busy", cure="again")
+            raise FleetError("busy", hint="again")
 
     clean_up = CleanUp(work)
     with pytest.raises(FleetError, match="busy"):
@@ -183,7 +183,7 @@ def test_a_build_is_given_up_when_the_fleet_is_closed() -> None:
 
     def go_on() -> None:
         if len(read) == 3:
-            raise FleetError("the fleet is being closed", cure="")
+            raise FleetError("the fleet is being closed", hint="")
 
     with pytest.raises(FleetError, match="closed"):
         image.ensure_image(client, lambda line: None, go_on)

@@ -13,10 +13,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from edgebed.errors import EdgebedError, UsageError
-from edgebed.methods.stage_costs import stage_flops
+from edgebed.methods.parts.stage_costs import stage_flops
 from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, pooled_head
 from orchestrator.cli import build
-from orchestrator.model_costs import model_costs
+from orchestrator.training.model_costs import model_costs
 
 
 class Hand(ModelPlugin):
@@ -106,7 +106,7 @@ def test_a_model_that_cannot_take_the_shape_is_left_out_of_the_list_and_refused_
     assert names == {"cnn-small"}
     named = CliRunner().invoke(build(), ["models", "--model", "cnn-mnist", "--data-shape", "1x8x8"])
     assert isinstance(named.exception, UsageError)
-    assert "16x16" in named.exception.cure
+    assert "16x16" in named.exception.hint
 
 
 def test_counting_leaves_no_trace() -> None:
@@ -140,11 +140,11 @@ def test_the_command_prints_the_figures_as_a_table_and_as_json() -> None:
         ["--model", "resnet-tiny", "--set", "widths=[4"],
     ],
 )
-def test_wrong_arguments_name_the_cure(arguments: list[str]) -> None:
+def test_wrong_arguments_name_the_hint(arguments: list[str]) -> None:
     result = CliRunner().invoke(build(), ["models", *arguments])
     assert isinstance(result.exception, EdgebedError)
     assert result.exception.exit_code == 2
-    assert result.exception.cure
+    assert result.exception.hint
 
 
 def test_what_methods_plan_with_is_torchs_own_count_and_a_device_never_loads_that() -> None:

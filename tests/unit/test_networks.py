@@ -111,7 +111,7 @@ def test_any_picture_from_8x8(name: str, shape: tuple[int, ...]) -> None:
 def test_a_picture_too_small_is_refused_with_the_least_side(name: str, side: int, least: int) -> None:
     with pytest.raises(UsageError, match=rf"{name} .* 1x{side}x{side}") as caught:
         make(name, (1, side, side))
-    assert f"{least}x{least}" in caught.value.cure
+    assert f"{least}x{least}" in caught.value.hint
     assert make(name, (1, least, least))(torch.zeros(2, 1, least, least)).shape == (2, 10)
 
 
@@ -128,11 +128,11 @@ def test_a_picture_too_small_is_refused_with_the_least_side(name: str, side: int
         ("cnn-mnist", {"hidden": [10]}),
     ],
 )
-def test_wrong_options_name_the_cure(name: str, options: dict[str, Any]) -> None:
+def test_wrong_options_name_the_hint(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(EdgebedError) as caught:
         make(name, (1, 28, 28), **options)
     assert isinstance(caught.value, (PluginError, UsageError))
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_every_stage_of_fedpmts_networks_has_weights_to_train() -> None:

@@ -144,17 +144,17 @@ def test_many_devices_at_the_papers_skew_are_still_served() -> None:
     whole(dirichlet(np.arange(50_000) % 10, 100, 0.1, 0), 50_000)
 
 
-def test_what_cannot_be_had_is_refused_with_a_cure() -> None:
+def test_what_cannot_be_had_is_refused_with_a_hint() -> None:
     with pytest.raises(UsageError, match="5 training samples for 3 devices"):
         iid([0] * 5, 3, 0)
     with pytest.raises(UsageError, match="over no devices"):
         iid([0] * 5, 0, 0)
     with pytest.raises(UsageError, match="fewer than 2 samples") as caught:
         dirichlet([0] * 40, 20, 0.01, 0)
-    assert "larger alpha" in caught.value.cure
+    assert "larger alpha" in caught.value.hint
     with pytest.raises(UsageError, match="no partition 'pathological'") as caught:
         partition(Samples(np.zeros(5, dtype=np.int64), ["a"], 0), Partition(kind="pathological"))
-    assert "classes, counts, dirichlet, iid, layers, writer" in caught.value.cure
+    assert "classes, counts, dirichlet, iid, layers, writer" in caught.value.hint
 
 
 # ---- so many classes per device --------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_every_device_has_exactly_so_many_classes(sizes: list[int], devices: int
     if classes > len(sizes) or devices * classes < len(sizes):
         with pytest.raises(UsageError) as caught:
             by_classes(labels, devices, classes, seed)
-        assert "classes" in caught.value.cure
+        assert "classes" in caught.value.hint
         return
     shares = by_classes(labels, devices, classes, seed)
     whole(shares, len(labels))
@@ -200,7 +200,7 @@ def test_pieces_are_as_equal_as_the_sizes_of_the_classes_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "devices", "classes", "message", "cure"),
+    ("sizes", "devices", "classes", "message", "hint"),
     [
         ([50, 50], 3, 3, "3 classes per device of 2", "2 or fewer"),
         ([50] * 10, 3, 2, "would leave out some of 10", "4 at least"),
@@ -209,11 +209,11 @@ def test_pieces_are_as_equal_as_the_sizes_of_the_classes_allow() -> None:
     ],
 )
 def test_classes_that_cannot_be_dealt_out(
-    sizes: list[int], devices: int, classes: int, message: str, cure: str
+    sizes: list[int], devices: int, classes: int, message: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         by_classes(np.repeat(np.arange(len(sizes)), sizes), devices, classes, 0)
-    assert cure in caught.value.cure
+    assert hint in caught.value.hint
 
 
 # ---- layers of a tree ------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_devices_are_placed_by_name_or_in_the_order_of_the_fleet() -> None:
 def test_layers_that_do_not_fit_the_fleet(layers: list[int | list[str]], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         place(layers, DEVICES)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_layers_without_enough_shares_or_samples() -> None:
@@ -305,4 +305,4 @@ def test_writers_that_cannot_be_dealt_out() -> None:
         by_writer([0] * 10 + [1], 2, 0)
     with pytest.raises(UsageError, match="who wrote") as caught:
         partition(Samples(np.zeros(10, dtype=np.int64), ["a"], 0), Partition(kind="writer"))
-    assert "femnist" in caught.value.cure
+    assert "femnist" in caught.value.hint

@@ -41,8 +41,8 @@ def write_fleet(folder: Path, devices: str, rest: str = "") -> Path:
 def refusal(path: Path) -> str:
     with pytest.raises(UsageError) as caught:
         load_profile(path.name, path)
-    assert caught.value.cure
-    return f"{caught.value} | {caught.value.cure}"
+    assert caught.value.hint
+    return f"{caught.value} | {caught.value.hint}"
 
 
 def test_rates_become_bits_per_second(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_rates_become_bits_per_second(tmp_path: Path) -> None:
         ({"cpus": None}, ["cpus"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_place_and_cure(
+def test_what_makes_no_sense_is_refused_with_place_and_hint(
     tmp_path: Path, wrong: dict[str, str | None], said: list[str]
 ) -> None:
     text = refusal(write_profile(tmp_path, **wrong))
@@ -122,15 +122,15 @@ def test_counted_and_named_devices(tmp_path: Path) -> None:
 def test_fleets_that_make_no_sense_are_refused(tmp_path: Path, devices: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_fleet(write_fleet(tmp_path, devices))
-    assert said in f"{caught.value} | {caught.value.cure}"
+    assert said in f"{caught.value} | {caught.value.hint}"
 
 
 def test_profiles_beside_the_fleet_are_among_the_known_ones(tmp_path: Path) -> None:
     write_profile(tmp_path)
     with pytest.raises(UsageError, match=r"did you mean 'board'\?") as caught:
         load_fleet(write_fleet(tmp_path, "  - {profile: boart}\n"))
-    assert "board, cpu0.1" in caught.value.cure
-    assert "fleet" not in caught.value.cure.split(";")[0]
+    assert "board, cpu0.1" in caught.value.hint
+    assert "fleet" not in caught.value.hint.split(";")[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -141,7 +141,7 @@ def test_a_file_may_name_every_backend_the_option_knows(tmp_path: Path, backend:
 def test_unknown_backend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="backend") as caught:
         load_fleet(write_fleet(tmp_path, "  - {profile: cpu1}\n", rest="backend: kubernetes\n"))
-    assert all(backend in caught.value.cure for backend in BACKENDS)
+    assert all(backend in caught.value.hint for backend in BACKENDS)
 
 
 # ---- dilation ----
@@ -162,7 +162,7 @@ def test_a_fleet_that_does_not_fit_is_refused_or_dilated() -> None:
     with pytest.raises(CapacityError) as caught:
         dilation_of(fleet(4, 2, 1, 0.2, 0.1), "off", 2)
     assert "7.3 CPUs" in str(caught.value)
-    assert "4.87" in caught.value.cure
+    assert "4.87" in caught.value.hint
 
 
 def test_a_factor_may_be_larger_but_not_smaller_than_needed() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edgebed.errors import FileError, RunError, UsageError
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
+from orchestrator.records.run_index import sort
 from tests.synthetic import Synthetic
 
 RECORDS = Synthetic(rounds=2).records
@@ -63,7 +63,7 @@ def test_one_orchestrator_at_a_time_writes_and_the_other_changes_nothing(tmp_pat
         torn.write(b'{"half')  # as the first one's next record may be when the second comes
     with pytest.raises(RunError, match="another orchestrator is writing") as refused:
         Recorder(path)
-    assert refused.value.cure
+    assert refused.value.hint
     assert path.read_bytes().endswith(b'{"half')
     first.close()
     write(path, RECORDS[1:2])
@@ -98,13 +98,13 @@ def test_damage_in_the_middle_names_the_line(tmp_path: Path, bad: bytes) -> None
     path.write_bytes(b"".join(lines[:2]) + bad + b"\n" + b"".join(lines[2:]))
     with pytest.raises(UsageError, match=r"r\.jsonl:3:") as caught:
         read(path)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
-def test_missing_file_has_a_cure(tmp_path: Path) -> None:
+def test_missing_file_has_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path / "none.jsonl")
-    assert "records.jsonl" in caught.value.cure
+    assert "records.jsonl" in caught.value.hint
 
 
 def test_a_diverged_loss_does_not_make_the_file_unreadable(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ async def test_without_trouble_a_guarded_run_ends_and_is_cancelled_as_ever(tmp_p
     recorder.close()
 
 
-def test_a_place_that_cannot_be_written_is_named_with_a_cure(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file") as refused:
         Recorder(tmp_path / "none" / "r.jsonl")
     assert "none/r.jsonl" in str(refused.value)
-    assert refused.value.cure
+    assert refused.value.hint

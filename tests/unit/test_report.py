@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import report
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
+from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results

@@ -119,7 +119,7 @@ def test_the_seed_decides_the_weights_and_leaves_the_callers_random_state() -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "cure"),
+    ("options", "said", "hint"),
     [
         ({"widths": [4, 8]}, "widths is [4, 8]; it must be a list of 3", "a list of 3, such as ["),
         ({"widths": [0, 8, 8]}, "widths[0] is 0", "a whole number of at least 1"),
@@ -128,8 +128,8 @@ def test_the_seed_decides_the_weights_and_leaves_the_callers_random_state() -> N
         ({"depth": 3}, "there is no key 'depth'", "widths, blocks, block"),
     ],
 )
-def test_wrong_options_are_refused_with_what_to_write(options: dict[str, Any], said: str, cure: str) -> None:
+def test_wrong_options_are_refused_with_what_to_write(options: dict[str, Any], said: str, hint: str) -> None:
     with pytest.raises(PluginError) as caught:
         make("resnet-tiny", **options)
     assert said in str(caught.value)
-    assert cure in caught.value.cure
+    assert hint in caught.value.hint

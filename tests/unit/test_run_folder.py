@@ -11,7 +11,7 @@ import torch
 
 from edgebed.errors import FileError, UsageError
 from orchestrator.rounds.loop import Progress
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.folder import RunFolder
 
 
 def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_both_checkpoints_and_nothing_half_written(
     with pytest.raises(FileError, match=r"checkpoint\.safetensors: No space left") as failed:
         save(files, 3)
     assert failed.value.exit_code == 6
-    assert "make room" in failed.value.cure
+    assert "make room" in failed.value.hint
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -21,7 +21,7 @@ from edgebed.models.vgg import SPLIT_POINTS
 from edgebed.wire.messages import Assignment, Optimizer, Report
 from orchestrator.experiment import Simulation
 from orchestrator.fleet.profile import load_fleet
-from orchestrator.reproduction import load_reproduction
+from orchestrator.papers.tables import load_reproduction
 from orchestrator.simulation.counts import Flops
 from orchestrator.simulation.paper import FlopCosts
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view

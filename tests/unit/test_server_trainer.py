@@ -13,7 +13,7 @@ import torch
 
 from edgebed.errors import DivergedError, RunError
 from edgebed.methods.base import ServerHalf
-from edgebed.methods.halves import UpperHalf
+from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.training.server import ServerTrainer, StepResult

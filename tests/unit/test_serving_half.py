@@ -14,8 +14,8 @@ from edge_agent.training import Cancelled
 from edgebed.datasets.shard import About, Shard, single_rows
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch, Outgoing, find_half
-from edgebed.methods.exits import exit_logits
-from edgebed.methods.serving import LOT, arrival_times_ns
+from edgebed.methods.parts.exits import exit_logits
+from edgebed.methods.parts.serving import LOT, arrival_times_ns
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Arrivals, Assignment
 from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model

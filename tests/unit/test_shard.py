@@ -132,7 +132,7 @@ def test_data_that_no_agent_could_train_on_is_neither_written_nor_read(
     with pytest.raises(UsageError) as caught:
         read_shard(tmp_path / "b")
     assert str(tmp_path / "b") in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 @pytest.fixture(scope="module")

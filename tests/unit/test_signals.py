@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.signals import ENDING, ending_alike, run_to_end
+from orchestrator.runs.signals import ENDING, ending_alike, run_to_end
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_work_is_cancelled_once_and_cleans_up_whatever_comes(
     said, cleaned = list[str](), list[str]()
     heard = asyncio.Event()
 
-    def say(line: str) -> None:
+    def notify(line: str) -> None:
         said.append(line)
         heard.set()
 
@@ -53,7 +53,7 @@ def test_work_is_cancelled_once_and_cleans_up_whatever_comes(
             cleaned.append("whole")
 
     with pytest.raises(KeyboardInterrupt):
-        run_to_end(work(), say)
+        run_to_end(work(), notify)
     assert cleaned == ["whole"]
     assert said == [f"{first.name}: ending, and removing the fleet"] + [
         f"{each.name}: still removing the fleet" for each in then
@@ -103,7 +103,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from orchestrator.cli.console import log
-from orchestrator.cli.signals import run_to_end
+from orchestrator.runs.signals import run_to_end
 
 async def work():
     log.print("ready")

@@ -13,7 +13,7 @@ from edgebed.methods.base import CutCost
 from edgebed.wire.messages import Assignment, Codec, Phase, Report
 from orchestrator.fleet.profile import Limits
 from orchestrator.records import types as t
-from orchestrator.records.facts import RunFacts, sort
+from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device

@@ -21,16 +21,16 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.rounds.clock import now_ns
-from orchestrator.simulation.as_if import Twins, as_if_costs
-from orchestrator.simulation.batched import Together, kind_of
+from orchestrator.simulation.batched import BatchedTrainer, kind_of
+from orchestrator.simulation.context import _accelerator
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
-from orchestrator.simulation.halves import Moment, Unbatched
+from orchestrator.simulation.halves import Step, Unbatched
 from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
-from orchestrator.simulation.stage import _accelerator
+from orchestrator.simulation.surrogate import ModelPair, as_if_costs
 from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
 
@@ -278,7 +278,7 @@ def test_fedpmts_operations_of_a_model_that_is_cut_are_refused() -> None:
 def test_a_narrow_assignment_is_as_narrow_in_the_larger_network() -> None:
     small, large = (MODELS.create({"name": "fcnn", "hidden": w}).build(SHAPE, CLASSES) for w in ([8, 4], [80, 40]))
     names = list(width_groups(small))
-    twins = Twins(small, large)
+    twins = ModelPair(small, large)
     work = assignment(objective="output", stages=len(small), keep={names[0]: (0, 3)})
     made = twins.enlarged(work)
     assert [len(made.keep[name]) for name in width_groups(large)] == [20, 40]
@@ -304,7 +304,7 @@ def test_what_stands_for_another_says_so() -> None:
 def test_networks_of_other_groups_keep_the_mean_share() -> None:
     small, large = (MODELS.create({"name": name}).build((3, 32, 32), 10) for name in ("resnet-tiny", "resnet56"))
     keep = ordered_keep(width_groups(small), 0.5)
-    made = Twins(small, large).enlarged(assignment(objective="output", stages=8, keep=keep))
+    made = ModelPair(small, large).enlarged(assignment(objective="output", stages=8, keep=keep))
     assert made.keep == ordered_keep(width_groups(large), 0.5)
 
 
@@ -332,7 +332,7 @@ def shards(folder: Path, count: int, samples: int = 20) -> list[Shard]:
     return [write_noise_shard(folder / f"{i}.safetensors", samples) for i in range(count)]
 
 
-def all_of(execution: Any) -> list[Moment]:
+def all_of(execution: Any) -> list[Step]:
     moments = [execution.next(None)]
     while moments[-1].end is None:
         moments.append(execution.next(None))
@@ -355,7 +355,7 @@ def test_devices_that_train_together_get_what_they_would_have_got_alone(work: di
     for number, each in enumerate(weights):  # not all alike
         each[names[0]] += 0.01 * number
     assigned = [assignment(device=f"d{i}", seed=i, **work) for i in range(3)]
-    rows = Together(copy.deepcopy(whole), assigned, owned, weights, torch.device("cpu")).train()
+    rows = BatchedTrainer(copy.deepcopy(whole), assigned, owned, weights, torch.device("cpu")).train()
     for row, own, shard, start in zip(rows, assigned, owned, weights, strict=True):
         together, alone = all_of(row), all_of(Unbatched(whole, own, shard, start))
         assert [m.drawn for m in together] == [m.drawn for m in alone]
@@ -380,7 +380,7 @@ def test_a_device_that_diverges_ends_alone(tmp_path: Path) -> None:
     names = whole.names_below(2, head=True)
     weights = [{name: whole.weights()[name].clone() for name in names} for _ in owned]
     weights[1][names[0]] += float("inf")
-    rows = Together(
+    rows = BatchedTrainer(
         copy.deepcopy(whole), [assignment(device="a"), assignment(device="b")], owned, weights, torch.device("cpu")
     ).train()
     assert all_of(rows[0])[-1].end is not None
@@ -410,7 +410,7 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
     owned = dict(zip("abc", shards(tmp_path, 3), strict=True))
     weights = {name: whole.weights()[name] for name in whole.names_below(2, head=True)}
     body = encode_tensors(weights, Codec())
-    pool = HalfPool(whole, owned, torch.device("cpu"), batched=batched, say=lambda text: None)
+    pool = HalfPool(whole, owned, torch.device("cpu"), batched=batched, notify=lambda text: None)
     for device in "abc":
         pool.expect(assignment(device=device), body)
     pool.forget("c")

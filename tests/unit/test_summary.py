@@ -219,7 +219,7 @@ def test_a_run_without_a_round_still_has_a_summary() -> None:
 def test_records_without_a_beginning_are_refused(records: list[t.Record]) -> None:
     with pytest.raises(UsageError) as caught:
         summarise(records)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1))

@@ -231,7 +231,7 @@ def test_docker_without_a_readable_kernel() -> None:
         (0.2, "max 100000", False),
     ],
 )
-def test_a_quota_that_systemd_has_rounded_is_refused_with_the_cure(
+def test_a_quota_that_systemd_has_rounded_is_refused_with_the_hint(
     cpus: float, in_force: str, rounded: bool | None
 ) -> None:
     wanted = msgspec.structs.replace(LIMITS, cpus=cpus)
@@ -242,4 +242,4 @@ def test_a_quota_that_systemd_has_rounded_is_refused_with_the_cure(
         return
     with pytest.raises(LimitError, match="CPU quota is") as refused:
         throttle.confirm(wanted, held)
-    assert ("cgroupfs" in refused.value.cure) is rounded
+    assert ("cgroupfs" in refused.value.hint) is rounded

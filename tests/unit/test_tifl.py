@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edgebed.methods.speed import Speeds
+from edgebed.methods.parts.device_speed import Speeds
 from edgebed.methods.tifl import Memory, TiFL, shares_by_rank
 from tests.contract.rounds import SCHEDULE, make_method, view
 

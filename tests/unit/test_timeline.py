@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
+from orchestrator.records.run_index import sort
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import DeviceTimeline, RoundTimeline, timelines
 from tests.synthetic import BATCHES, FLEET, MS, Speed, Synthetic, doubled, without

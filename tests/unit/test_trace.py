@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
+from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise
 from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
 from tests.synthetic import BATCHES, FEATURES, FLEET, MIDDLE, STRONG, WEAK, Speed, Synthetic, overlapping

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from edgebed.errors import UsageError
-from edgebed.methods.evaluation import evaluate
+from edgebed.methods.parts.evaluation import evaluate
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Codec, Optimizer
@@ -40,7 +40,7 @@ def test_the_batch_size_does_not_matter_and_the_model_is_left_alone(batch: int) 
     assert all(torch.equal(value, small_model().weights()[name]) for name, value in model.weights().items())
 
 
-def test_no_test_samples_is_an_error_with_a_cure() -> None:
+def test_no_test_samples_is_an_error_with_a_hint() -> None:
     with pytest.raises(UsageError, match="no test samples"):
         evaluate(small_model(), {}, torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), CPU)
 

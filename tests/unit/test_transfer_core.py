@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgebed.errors import TransferRefused
-from edgebed.link.inbox import FORGOTTEN, PARTIALS, Inbox
-from edgebed.link.outbox import TRIES, Ask, GiveUp, Outbox, Send, SendChunk
+from edgebed.link.receiver import FORGOTTEN, PARTIALS, TransferReceiver
+from edgebed.link.sender import TRIES, Ask, GiveUp, Send, SendChunk, TransferSender
 from edgebed.wire.frames import Chunk, Mark, pack_chunk, unpack
 from edgebed.wire.messages import Credit, Header, Refuse
 from tests.unit._world import HEADER, SIZE, World, admit
@@ -103,7 +103,7 @@ def test_a_stream_has_no_round_trip_gaps() -> None:
 
 
 def test_the_window_is_shared_by_all_transfers_to_a_peer() -> None:
-    outbox = Outbox(window=4, transfers=2)
+    outbox = TransferSender(window=4, transfers=2)
     sends = outbox.add("a", 3, 0.0) + outbox.add("b", 9, 0.0) + outbox.add("c", 9, 0.0)
     assert [(s.transfer, s.index) for s in sends if isinstance(s, SendChunk)] == [
         ("a", 0),
@@ -220,8 +220,8 @@ def test_a_transfer_given_up_unheard_does_not_hold_up_the_next() -> None:
     assert world.inbox.held_bytes == 0
 
 
-def receiver(**options: object) -> Inbox:
-    return Inbox("orchestrator", "dev", **{"window": 3, "max_bytes": 100, "admit": admit, **options})
+def receiver(**options: object) -> TransferReceiver:
+    return TransferReceiver("orchestrator", "dev", **{"window": 3, "max_bytes": 100, "admit": admit, **options})
 
 
 def chunk(index: int, body: bytes = bytes(25), transfer: str = "t", after: str = "", header: bytes = HEADER) -> Chunk:
@@ -379,7 +379,7 @@ def test_finished_transfers_are_forgotten_in_time() -> None:
 
 @given(st.lists(st.tuples(st.integers(-1, 12), st.integers(-1, 12), st.integers(0, 5)), max_size=20))
 def test_senseless_credits_never_break_the_sender(credits: list[tuple[int, int, int]]) -> None:
-    outbox = Outbox(window=3, transfers=1)
+    outbox = TransferSender(window=3, transfers=1)
     outbox.add("t", 9, 0.0)
     for n, (received, window, seen) in enumerate(credits):
         _, sends = outbox.credit(Credit("d", "o", "t", received, window, seen=seen), float(n))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from edgebed.errors import TransferRefused
-from edgebed.link.inbox import FINISHED, PARTIALS
+from edgebed.link.receiver import FINISHED, PARTIALS
 from edgebed.wire.frames import chunk_count
 from edgebed.wire.messages import Header
 from tests.unit._world import SIZE, Channel, World

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgebed.errors import RunError
 from orchestrator.experiment import Training
-from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice, VoidRounds, cure
+from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice, VoidRounds, hint
 
 LATE = {"dev-1": "late: not done at the deadline of 5 s"}
 FAILED = {"dev-2": "failed: KeyError"}
@@ -32,7 +32,7 @@ def test_three_void_rounds_in_a_row_end_a_run_and_name_the_devices() -> None:
     ],
 )
 def test_the_advice_fits(training: Training, missing: dict[str, str], said: list[str], unsaid: list[str]) -> None:
-    advice = cure(training, missing)
+    advice = hint(training, missing)
     assert all(words in advice for words in said)
     assert not any(words in advice for words in unsaid)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgebed.wire.messages import Phase, Report
 from orchestrator.records import types as t
-from orchestrator.records.facts import sort
+from orchestrator.records.run_index import sort
 from orchestrator.records.timeline import RoundTimeline, timelines
 from orchestrator.records.whatif import CPU, LINK, Factors, WhatIf, replayed_end
 from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping

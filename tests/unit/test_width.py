@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgebed.errors import UsageError
-from edgebed.methods.merging import average
+from edgebed.methods.parts.aggregation import average
 from edgebed.models.staged import MODELS, StagedModel, Weights, flat_head, pooled_head, seeded
 from edgebed.models.width import (
     Group,
@@ -227,7 +227,7 @@ def test_one_channel_of_each_group_is_still_a_network(fraction: float) -> None:
 def test_a_wrong_keep_is_refused(keep: Keep, what: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         narrow_model(make("fcnn"), keep)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
-from orchestrator.yaml_file import MOST_BYTES, load_yaml, parse, write_yaml
+from orchestrator.files.yaml_file import MOST_BYTES, load_yaml, parse, write_yaml
 
 PATH = Path("f.yaml")
 
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named_with_its_line(text: str, line: int, why: str) ->
         value(text)
     assert str(caught.value).startswith(f"f.yaml:{line}: ")
     assert why in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_a_few_lines_that_stand_for_billions_are_refused() -> None:

@@ -1,0 +1,179 @@
+"""Forks agents from one process that has torch loaded, so that twenty start in seconds and share its memory.
+
+Serves `edgebed.wire.fork_protocol` over an inherited socket: a Fork in, Forked and Exited out. The end of the socket is
+the end of the fork server, and the end of the fork server is the end of its agents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_agent import jail, privileges
+from edgebed.wire.fork_protocol import HOST_PID, Exited, Fork, Forked, Ready, decode, encode
+
+
+def describe(status: int) -> str:
+    """An exit status of os.waitpid in words."""
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return f"its process was killed ({name}{', perhaps out of memory' if name == 'SIGKILL' else ''})"
+    return f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
+
+
+class ForkServer:
+    """The loop.
+
+    Args:
+        control: the socket to the orchestrator.
+        become: what a child does, given its Fork and where it finds its shard; never to return into the loop.
+    """
+
+    def __init__(self, control: socket.socket, become: Callable[[Fork, str], None]) -> None:
+        self._control, self._become = control, become
+        self._children: dict[int, str] = {}
+        self._buffer = b""
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        for end in (self._wake_in, self._wake_out):
+            end.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the orchestrator's end of the socket is closed; then end every child."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_in.fileno())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the orchestrator, which then closes the socket
+        self._control.sendall(encode(Ready()))
+        with self._selector as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._wake_out, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._wake_out in ready:
+                    self._wake_out.recv(4096)
+                self._reap()
+                if self._control in ready and not self._read():
+                    break
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _read(self) -> bool:
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            return False
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            message = decode(line)
+            if isinstance(message, Fork):
+                self._fork(message)
+        return bool(data)
+
+    def _fork(self, request: Fork) -> None:
+        """With a root of its own, the child is the first process of a PID namespace of its own: it sees no other, and
+        what it may start ends with it."""
+        if request.root:
+            privileges.unshare(privileges.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._child(request)
+        finally:
+            if request.root:
+                privileges.children_stay_here()
+        self._children[pid] = request.device
+        self._control.sendall(encode(Forked(request.device, pid)))
+
+    def _child(self, request: Fork) -> None:
+        """Never returns: whatever happens, this process must not go on as a second fork server."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._control, self._wake_out, self._selector):
+                end.close()
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            shard = confine(request)
+            privileges.die_with_parent()  # last: the kernel forgets it when a process changes its user
+            self._wake_in.send(b"0")  # fails where the fork server, the only one to read it, has ended meanwhile
+            self._wake_in.close()
+            self._become(request, shard)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                print(f"edgebed-agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            device = self._children.pop(pid, "")
+            with contextlib.suppress(OSError):
+                self._control.sendall(encode(Exited(device, pid, describe(status))))
+
+
+def confine(request: Fork) -> str:
+    """Put this process where its request wants it and take its rights away; returns where it finds its shard. Raises
+    OSError."""
+    if request.netns:
+        privileges.enter_netns(request.netns)
+    privileges.join_cgroups(list(request.cgroups))
+    shard = request.shard
+    if request.root:
+        os.environ[HOST_PID] = os.readlink("/proc/self")  # for the records: from here on it is 1
+        jail.enter(Path(request.root), Path(shard))
+        shard = jail.SHARD
+        os.environ |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "LOGNAME": "agent"}  # it has no passwd entry
+    elif request.uid:  # its folder may be closed to this user: it is opened before
+        shard = f"/proc/self/fd/{os.open(shard, os.O_RDONLY)}"
+    if request.uid:
+        privileges.drop_privileges(request.uid)
+    return shard
+
+
+def serve_agent(request: Fork, shard: str) -> None:
+    """In the child: what `python -m edge_agent` does, without loading anything."""
+    import edge_agent.__main__ as entry
+
+    os.environ["EDGEBED_BROKER"] = request.broker
+    sys.argv = ["edgebed-agent", *request.argv, "--shard", shard]
+    entry.main()
+
+
+def main() -> None:
+    """`python -m edge_agent.fork_server FD`, started by the local backend."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    privileges.die_with(os.getppid())
+    import edge_agent.__main__  # noqa: F401  # and with it torch and all that an agent needs
+    from edge_agent.training import warm_up
+
+    warm_up()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        print(
+            f"edgebed-agent: the fork server has {threads} threads; forked agents may hang", file=sys.stderr, flush=True
+        )
+    ForkServer(control, serve_agent).run()
+
+
+if __name__ == "__main__":
+    main()

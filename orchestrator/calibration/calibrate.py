@@ -1,0 +1,203 @@
+"""Requested against measured: runs a plan of probes on a standing fleet and judges what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import psutil
+
+from edgebed.errors import EdgebedError
+from edgebed.link import link_probe
+from edgebed.wire.messages import Probe, ProbeResult
+from orchestrator.calibration import verdicts
+from orchestrator.calibration.probe_server import ProbeServer
+from orchestrator.calibration.verdicts import Context, Item
+from orchestrator.fleet.base import Fleet, Held
+from orchestrator.fleet.host import Disturbance, HostWatch, usable_cores
+from orchestrator.fleet.profile import Limits
+from orchestrator.records.types import Calibrated
+
+PATIENCE_S = 60.0
+"""What a probe may take beyond its own length: a device of 0.02 CPU answers slowly."""
+
+REFERENCE_S = 0.2
+
+TRIES = 2
+"""Of what is faster than its limit, or failed otherwise: a shared host has hiccups."""
+
+SLOW_TRIES = 4
+"""Of what is only slower than its limit. A busy host can make a device slow, never fast; so the host gets time."""
+
+DISTURBED_S = 60.0
+"""How long what was slow is tried in all, while the host stands still or its hypervisor takes its CPU time."""
+
+QUIET_S = 15.0
+"""How long a new try of what was slow waits at most for a host with most of its CPU time free."""
+
+QUIET_SHARE = 0.25
+"""Of the host's CPU time that may be in use while nothing is measured."""
+
+
+async def quiet_host(limit_s: float = QUIET_S) -> None:
+    """Return once the host (its hypervisor's share counts as use) has been idle enough for a second, or at the limit.
+    Nothing may be measured meanwhile."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        times = await asyncio.to_thread(psutil.cpu_times_percent, interval=1.0)
+        if times.idle + getattr(times, "iowait", 0.0) >= 100 * (1 - QUIET_SHARE):
+            return
+
+
+class Prober(Protocol):
+    """Has a device measure something."""
+
+    async def probe(self, device: str, probe: Probe) -> ProbeResult: ...
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    rows: tuple[Calibrated, ...]
+    passed: bool
+
+
+async def calibrate(
+    fleet: Fleet,
+    limits: Mapping[str, Limits],
+    prober: Prober,
+    *,
+    short: bool,
+    on_row: Callable[[Calibrated], None],
+    on_item: Callable[[float], None] = lambda share: None,
+) -> Calibration:
+    """Measure every device's CPU and link. A row that fails is measured again: once, or where it is only too slow up to
+    three times, and longer while the host is disturbed, each time after waiting for a quiet host.
+
+    Args:
+        limits: in force, by device.
+        short: the form of under 10 s before every run, instead of the full one.
+        on_row: takes each row as it is found.
+        on_item: takes the share of the plan that is done.
+    """
+    plan = verdicts.short_plan() if short else verdicts.full_plan()
+    total = verdicts.estimate_s(plan, list(limits.values()))
+    done, rows = 0.0, list[Calibrated]()
+    async with ProbeServer(fleet.host_of(device) for device in limits) as peer:
+        bench = _Bench(fleet, limits, prober, peer)
+        for item in plan:
+            for row in await bench.item(item):
+                rows.append(row)
+                on_row(row)
+            done += verdicts.estimate_s([item], list(limits.values()))
+            on_item(done / total)
+    return Calibration(tuple(rows), all(row.passed for row in rows if row.judged))
+
+
+class _Bench:
+    """Everything a measurement needs."""
+
+    def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: ProbeServer) -> None:
+        self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer
+        self._cores = usable_cores()
+
+    async def item(self, item: Item) -> list[Calibrated]:
+        """All rows of one item. Those that failed and were measured again are there once for each try."""
+        end = time.monotonic() + DISTURBED_S
+        rows, meanwhile = await self._watched(item, list(self._limits))
+        for done in itertools.count(1):
+            failed = {row.device for row in rows if row.judged and not row.passed}
+            slow = {row.device for row in rows if row.judged and verdicts.is_slow(row)}
+            patient = done < SLOW_TRIES or (meanwhile.serious and time.monotonic() < end)
+            retry = failed if done < TRIES else slow if patient else set()
+            if not retry:
+                break
+            if slow:
+                await quiet_host()
+            # Whatever was measured in company is repeated in the same company.
+            again, meanwhile = await self._watched(item, list(self._limits) if item.together else sorted(retry))
+            rows = [verdicts.superseded(row, done) if row.device in retry and row.judged else row for row in rows]
+            rows += [row for row in again if row.device in retry]
+        return rows
+
+    async def _watched(self, item: Item, devices: Sequence[str]) -> tuple[list[Calibrated], Disturbance]:
+        """Rows, what is slow among them with what the host lost meanwhile."""
+        with HostWatch() as host:
+            rows = await self._devices(item, devices)
+        lost = host.lost()
+        if lost.serious:
+            rows = [verdicts.excused(row, str(lost)) if verdicts.is_slow(row) else row for row in rows]
+        return rows, lost
+
+    async def _devices(self, item: Item, devices: Sequence[str]) -> list[Calibrated]:
+        if item.together:
+            return [row for rows in await asyncio.gather(*(self._one(item, d) for d in devices)) for row in rows]
+        return [row for device in devices for row in await self._one(item, device)]
+
+    async def _one(self, item: Item, device: str) -> list[Calibrated]:
+        if item.kind in ("busy", "step"):
+            return await self._cpu(item, device)
+        return [await self._link(item, device)]
+
+    async def _cpu(self, item: Item, device: str) -> list[Calibrated]:
+        limits = self._limits[device]
+        probe = Probe(
+            id=uuid.uuid4().hex,
+            kind=item.kind,
+            seconds=item.seconds,
+            threads=verdicts.threads_for(limits, self._cores),
+        )
+        alone = not item.together
+        before = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
+        result = await self._probe(device, probe, item.seconds)
+        after = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
+        context = await self._context(device)
+        rows = [verdicts.judge_cpu(context, item, result)]
+        if alone and item.kind == "busy":
+            rows.append(verdicts.report_work(context, item, result, (before + after) / 2))
+        return rows
+
+    async def _link(self, item: Item, device: str) -> Calibrated:
+        limits = self._limits[device]
+        rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
+        size, host = item.bytes_for(rate), self._fleet.host_of(device)
+        probe = Probe(
+            id=uuid.uuid4().hex,
+            kind=item.kind,
+            host=host,
+            port=self._peer.port(host),
+            size=size,
+            connections=item.connections,
+        )
+        received = self._peer.expect(probe.id)
+        try:
+            result = await self._probe(device, probe, size * 8 / rate)
+            seconds, payload = result.wall_s, result.bytes
+            if item.kind == "upload" and not result.error:  # the receiver's clock counts
+                async with asyncio.timeout(PATIENCE_S):
+                    outcome = await received
+                seconds, payload = outcome.wall_s, outcome.bytes
+            error = result.error
+        except (EdgebedError, TimeoutError) as problem:
+            seconds, payload, error = 0.0, 0, str(problem) or "the peer heard nothing"
+        finally:
+            self._peer.forget(probe.id)
+            received.cancel()
+        return verdicts.judge_link(await self._context(device), item, seconds, payload, error)
+
+    async def _probe(self, device: str, probe: Probe, seconds: float) -> ProbeResult:
+        """The device's answer; a result with an error where there is none."""
+        try:
+            async with asyncio.timeout(seconds + PATIENCE_S):
+                return await self._prober.probe(device, probe)
+        except TimeoutError:
+            return ProbeResult(device, probe.id, error=f"no answer within {seconds + PATIENCE_S:.0f} s")
+        except EdgebedError as error:
+            return ProbeResult(device, probe.id, error=str(error))
+
+    async def _context(self, device: str) -> Context:
+        held: Held = await self._fleet.held(device)
+        return Context(device, self._limits[device], held, self._cores, time.monotonic_ns())

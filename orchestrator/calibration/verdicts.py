@@ -1,0 +1,208 @@
+"""What calibration measures and how it judges: plans and verdicts. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.messages import ProbeResult
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.profile import Limits
+from orchestrator.records.types import Calibrated
+
+TOLERANCE = 0.05
+"""On CPU time and on transfers of 1 MB and more."""
+
+SMALL_BYTES = 64_000
+SMALL_TOLERANCE = 0.10
+"""A 64 KB transfer may be slow where the CPU is throttled in its middle, but hardly ever faster than the link."""
+
+NAMES = {64_000: "64 KB", 1_000_000: "1 MB", 10_000_000: "10 MB"}
+Kind = Literal["busy", "step", "upload", "download"]
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One measurement, of one device at a time or of all at once. `size` is bytes in total; 0 = by rate."""
+
+    kind: Kind
+    together: bool
+    seconds: float = 0.0
+    connections: int = 1
+    size: int = 0
+
+    @property
+    def condition(self) -> str:
+        words = ["all at once" if self.together else "alone"]
+        if self.kind in ("upload", "download"):
+            words.append(f"{self.connections} connection{'s' if self.connections > 1 else ''}")
+            words.append(NAMES.get(self.size, f"{self.seconds:g} s"))
+        return ", ".join(words)
+
+    def bytes_for(self, rate_bit_s: int) -> int:
+        """Bytes in total: as named, or what takes `seconds` at that rate."""
+        return self.size or max(SMALL_BYTES, int(rate_bit_s / 8 * WIRE_SHARE * self.seconds))
+
+
+def full_plan() -> list[Item]:
+    """Everything: CPU by busy loop and by training step, links with 1 and 8 connections and three sizes, each alone
+    and with the whole fleet at once."""
+    cpu = [Item(kind, together, seconds=3.0) for kind in ("busy", "step") for together in (False, True)]
+    return cpu + [
+        Item(kind, together, connections=connections, size=size)
+        for kind in ("upload", "download")
+        for together in (False, True)
+        for connections in (1, 8)
+        for size in NAMES
+    ]
+
+
+def short_plan() -> list[Item]:
+    """Before every run, in under 10 s: CPU and both directions, all devices at once."""
+    return [
+        Item("busy", True, seconds=2.0),
+        Item("upload", True, seconds=1.2),
+        Item("download", True, seconds=1.2),
+    ]
+
+
+def estimate_s(items: list[Item], limits: list[Limits]) -> float:
+    """About how long a plan takes on these devices."""
+    total = 0.0
+    for item in items:
+        each = [_item_s(item, device) for device in limits]
+        total += max(each) if item.together else sum(each)
+    return total
+
+
+def _item_s(item: Item, limits: Limits) -> float:
+    if item.kind in ("busy", "step"):
+        return item.seconds + 0.8
+    rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
+    return item.bytes_for(rate) * 8 / WIRE_SHARE / rate + 0.3
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What a verdict needs beside the measurement. `held` is what the kernel says is in force."""
+
+    device: str
+    limits: Limits
+    held: Held
+    cores: float
+    at_ns: int
+
+
+def threads_for(limits: Limits, cores: float) -> int:
+    """Busy threads that can use up a quota; no more than the host can run."""
+    return max(1, min(math.ceil(cores), math.ceil(limits.cpus)))
+
+
+def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
+    """CPU seconds per second against the quota."""
+    limits = context.limits
+    wanted = min(limits.cpus, context.cores)
+    measured = result.cpu_s / result.wall_s if result.wall_s > 0 else 0.0
+    error = measured / wanted - 1
+    passed = abs(error) <= TOLERANCE
+    cause = "" if passed else cpu_cause(context, measured, wanted)
+    return _row(context, f"cpu {item.kind}", item, wanted, measured, "CPUs", True, passed, result.error or cause)
+
+
+def judge_link(context: Context, item: Item, seconds: float, payload: int, error: str = "") -> Calibrated:
+    """Goodput, headers added, against the rate."""
+    up = item.kind == "upload"
+    wanted = (context.limits.uplink_bit_s if up else context.limits.downlink_bit_s) / 1e6
+    if not error and (payload <= 0 or seconds <= 0):
+        error = "everything had arrived before the clock could start; hint: a quieter host"
+    measured = payload * 8 / WIRE_SHARE / seconds / 1e6 if seconds > 0 else 0.0
+    off = measured / wanted - 1
+    passed = not error and (off <= SMALL_TOLERANCE if item.size == SMALL_BYTES else abs(off) <= TOLERANCE)
+    cause = "" if passed else error or link_cause(context, up, measured / wanted)
+    return _row(context, "uplink" if up else "downlink", item, wanted, measured, "Mbit/s", True, passed, cause)
+
+
+def report_work(context: Context, item: Item, result: ProbeResult, reference: float) -> Calibrated:
+    """Work per CPU second beside the same loop on the unlimited host at the same time; not judged, for a host that
+    serves others does not give every CPU second the same worth."""
+    measured = result.units / result.cpu_s if result.cpu_s > 0 else 0.0
+    return _row(context, "work", item, reference, measured, "units/CPU s", False, True, "")
+
+
+UNHELD = "the agent does not hold its {} itself (software throttle); hint: run as root, so that the kernel does"
+
+
+def is_slow(row: Calibrated) -> bool:
+    """Whether a row failed by being slower than its limit, and by nothing worse."""
+    return not row.passed and 0 < row.measured < row.requested
+
+
+def excused(row: Calibrated, why: str) -> Calibrated:
+    """The same row, its cause with what the host did meanwhile."""
+    return msgspec.structs.replace(row, cause=f"{row.cause} ({why})" if row.cause else why)
+
+
+def superseded(row: Calibrated, tries: int) -> Calibrated:
+    """A row that failed at that try (from 1) and was measured again: kept, no longer judged."""
+    return msgspec.structs.replace(row, condition=f"{row.condition}, try {tries}", judged=False)
+
+
+def _row(
+    context: Context, quantity: str, item: Item, wanted: float, measured: float, unit: str,
+    judged: bool, passed: bool, cause: str,
+) -> Calibrated:  # fmt: skip
+    return Calibrated(
+        at_ns=context.at_ns,
+        device=context.device,
+        quantity=quantity,
+        condition=item.condition,
+        requested=wanted,
+        measured=measured,
+        unit=unit,
+        error=measured / wanted - 1 if wanted else 0.0,
+        judged=judged,
+        passed=passed,
+        cause=cause,
+    )
+
+
+def cpu_cause(context: Context, measured: float, wanted: float) -> str:
+    """Why CPU time is not what was asked for, and the hint."""
+    held = context.held.cpus
+    if measured > wanted:
+        if not context.held.read_back:
+            return UNHELD.format("CPU time")
+        if held is None:
+            return "no CPU quota is in force; hint: set cpu.cfs_quota_us or cpu.max, shares are not enough"
+        if abs(held / wanted - 1) > TOLERANCE:
+            return f"the quota in force is {held:.3g} CPUs; hint: put the limits on again"
+        return f"a quota of {held:.3g} CPUs does not bind; hint: is the agent in another cgroup than the limited one?"
+    if held is not None and held < wanted * (1 - TOLERANCE):
+        return f"the quota in force is {held:.3g} CPUs; hint: put the limits on again"
+    return "the host is too busy to give the quota; hint: end other programs, reserve more CPUs, or dilate more"
+
+
+def link_cause(context: Context, up: bool, ratio: float) -> str:
+    """Why a link is not as fast as asked for, and the hint. `ratio` is measured over requested."""
+    held = context.held.uplink_bit_s if up else context.held.downlink_bit_s
+    other = context.held.downlink_bit_s if up else context.held.uplink_bit_s
+    wanted = context.limits.uplink_bit_s if up else context.limits.downlink_bit_s
+    name, opposite = ("uplink", "downlink") if up else ("downlink", "uplink")
+    slow = f"the {name} is too slow; hint: a quieter host, or find what else limits it (a bridge, a firewall)"
+    if not context.held.read_back:
+        return UNHELD.format(name) if ratio > 1 else slow
+    if held is None and other is not None:
+        return f"the {name} is not shaped, only the {opposite} is; hint: shape both ends' egress, or use ifb"
+    if held is None:
+        return f"nothing shapes the {name}; hint: put the limits on again"
+    if 7 <= held / wanted <= 9 or 6.5 <= ratio <= 9:
+        return f"the {name} is 8 times too fast: mbps (megabytes) taken for mbit; hint: write rates in bit"
+    if ratio > 2:
+        return f"the {name} is shaped but goes {ratio:.1f} times too fast; hint: find the path that goes round it"
+    if ratio > 1:
+        return f"the {name} is too fast; hint: a smaller tbf burst, and no other qdisc in place of it"
+    return slow

@@ -1,0 +1,165 @@
+"""The runs that a page may show: found in folders, each with a card for the list, opened when somebody looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.dashboard.tail import RecordTail
+from orchestrator.records import types as t
+from orchestrator.records.reader import decode
+
+TAIL = 128 << 10
+"""Bytes at the end of the records that a card is made from."""
+
+SILENT_S = 120.0
+"""A run whose records have not grown for so long may be dead."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which runs. Those of `folders`; of `library` (a folder of runs), those that grew after `since` (Unix time) and
+    are of `experiment`, where these are given."""
+
+    folders: tuple[Path, ...] = ()
+    library: Path | None = None
+    since: float = 0.0
+    experiment: str = ""
+
+
+class RunList:
+    """Runs by id: the name of their folder, with a number where two have the same."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._paths: dict[str, Path] = {}
+        self._cards: dict[str, tuple[tuple[float, int], dict[str, Any]]] = {}
+        self._open: dict[str, RecordTail] = {}
+        for folder in wanted.folders:
+            self._add(folder)
+
+    def path(self, run: str) -> Path | None:
+        return self._paths.get(run)
+
+    def follower(self, run: str) -> RecordTail | None:
+        """The run's follower, made at the first call (which reads its index)."""
+        path = self._paths.get(run)
+        if path is None:
+            return None
+        if run not in self._open:
+            self._open[run] = RecordTail(path)
+        return self._open[run]
+
+    def scan(self) -> None:
+        """Look for new runs in the library."""
+        library = self._wanted.library
+        if library is None:
+            return
+        known = set(self._paths.values())
+        for records in sorted(library.glob("*/records.jsonl")):
+            if records.parent not in known and self._is_wanted(records):
+                self._add(records.parent)
+
+    def _is_wanted(self, records: Path) -> bool:
+        try:
+            stat = records.stat()
+        except OSError:
+            return False  # deleted while we looked
+        if stat.st_mtime < self._wanted.since or not stat.st_size:
+            return False
+        first = _first(records)
+        return first is not None and self._wanted.experiment in ("", first.experiment)
+
+    def _add(self, folder: Path) -> None:
+        run, number = folder.resolve().name, 2
+        while run in self._paths:
+            run, number = f"{folder.resolve().name}~{number}", number + 1
+        self._paths[run] = folder
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The list of runs, the newest first."""
+        self.scan()
+        cards = [card for run, path in self._paths.items() if (card := self._card(run, path)) is not None]
+        return sorted(cards, key=lambda card: card["started"], reverse=True)
+
+    def _card(self, run: str, folder: Path) -> dict[str, Any] | None:
+        records = folder / "records.jsonl"
+        try:
+            stat = records.stat()
+        except OSError:
+            return None
+        key = (stat.st_mtime, stat.st_size)
+        if run not in self._cards or self._cards[run][0] != key:
+            card = make_card(records)
+            if card is None:
+                return None
+            self._cards[run] = (key, {"id": run, **card})
+        card = self._cards[run][1]
+        silent = time.time() - stat.st_mtime
+        state = "ended" if card["ended"] else "running" if silent < SILENT_S else "silent"
+        return {**card, "state": state}
+
+
+def _first(records: Path) -> t.RunStarted | None:
+    try:
+        with records.open("rb") as file:
+            record = decode(file.readline())
+    except OSError:
+        return None  # deleted since it was found
+    return record if isinstance(record, t.RunStarted) else None
+
+
+def make_card(records: Path) -> dict[str, Any] | None:
+    """What the list shows of a run, from the two ends of its records."""
+    first = _first(records)
+    if first is None:
+        return None
+    rounds, accuracy, ended = 0, None, ""
+    try:
+        tail = _tail(records)
+    except OSError:
+        return None
+    for record in tail:
+        match record:
+            case t.RoundFinished() | t.RoundStarted():
+                rounds = record.round + isinstance(record, t.RoundFinished)
+            case t.Evaluated():
+                accuracy = record.accuracy
+            case t.RunFinished():
+                ended = record.why
+            case t.RunStarted():
+                first, ended = record, ""
+            case _:
+                pass
+    return {
+        "run": first.run,
+        "experiment": first.experiment,
+        "method": first.method,
+        "backend": first.backend,
+        "enforcement": first.enforcement,
+        "dilation": first.dilation,
+        "calibrated": first.calibrated,
+        "started": first.wall,
+        "seed": first.seed,
+        "devices": len(first.devices),
+        "rounds": rounds,
+        "accuracy": accuracy,
+        "ended": ended,
+    }
+
+
+def _tail(records: Path) -> Sequence[t.Record]:
+    """Records of the last stretch of the file: further back where a round is longer than that."""
+    with records.open("rb") as file:
+        size = file.seek(0, 2)
+        reach = TAIL
+        while True:
+            file.seek(max(0, size - reach))
+            found = [r for line in file.read(reach).splitlines() if (r := decode(line)) is not None]
+            whole = reach >= size or any(isinstance(r, t.Evaluated) for r in found)
+            if whole or reach >= 64 * TAIL:
+                return found
+            reach *= 8

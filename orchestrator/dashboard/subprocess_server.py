@@ -1,0 +1,67 @@
+"""Starts the page beside a run, in a process of its own, so that it cannot slow the run's event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator.dashboard.serve import Place
+
+START_S = 30.0
+"""A page that has said nothing for so long will not be served."""
+
+
+@contextlib.contextmanager
+def page_beside(library: Path, experiment: str, place: Place, notify: Callable[[str], None]) -> Iterator[None]:
+    """A page with the runs of `experiment` in `library` that begin, or go on, from now. It ends with the block.
+
+    Raises:
+        UsageError: it could not be served.
+    """
+    order = {"library": str(library), "since": time.time() - 1, "experiment": experiment, "place": place}
+    errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- not a pipe: nobody would read it
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.dashboard"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the run; the page ends after it
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # not as an argument: a token would be seen in `ps`
+            print(msgspec.json.encode(order).decode(), file=process.stdin, flush=True)
+        line = _first_line(process.stdout)
+        if not line:
+            errors.seek(0)
+            why = errors.read().strip()[-300:] or f"it said nothing within {START_S:.0f} s"
+            raise UsageError(f"the page could not be served: {why}", hint="leave out --dashboard")
+        notify(f"Live page: {line}")
+        yield
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        errors.close()
+
+
+def _first_line(stream: IO[str]) -> str:
+    """What the page says first, its address; "" where it ended, or says nothing in time."""
+    ready, _, _ = select.select([stream], [], [], START_S)
+    return stream.readline().strip() if ready else ""

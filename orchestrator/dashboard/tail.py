@@ -1,0 +1,145 @@
+"""Follows one `records.jsonl` as it grows, and keeps beside it what was folded from it: `view.msgpack`.
+
+Opening a long run means reading that file and folding only what came after it. It is an index, nothing more: where it
+is missing, of another version, or not of these records, everything is folded again. It is written when a run ends
+(`refresh`) and by whoever had to fold much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.dashboard.reducer import fold
+from orchestrator.dashboard.state import VERSION, State
+from orchestrator.records.reader import decode
+from orchestrator.records.types import Record
+
+BLOCK = 4 << 20
+"""Bytes folded at a time: between two blocks a server can answer."""
+
+WORTH = 8 << 20
+"""So many bytes folded since the index was written are worth writing it again."""
+
+PROOF = 512
+"""Bytes before the offset, and at the start of the file, whose digest ties an index to its records."""
+
+NEEDLESS = (b'{"type":"server_step"', b'{"type":"cut_profiled"')
+"""Lines the state has no use for; not even decoded."""
+
+
+class Index(msgspec.Struct):
+    """The state after the first `offset` bytes of the records."""
+
+    version: int
+    offset: int
+    proof: bytes
+    state: msgspec.Raw
+
+
+class RecordTail:
+    """The state of one run, as far as its records have been read. Used by one thread at a time.
+
+    Attributes:
+        state: what is known; `fold` has run to `offset`.
+        damaged: lines that were no records; they are left out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.index = folder / "records.jsonl", folder / "view.msgpack"
+        self.state, self.offset, self.damaged = State(), 0, 0
+        self._saved = 0
+        self._load()
+
+    def pending(self) -> int:
+        """Bytes that have not been read yet; a file that became shorter is begun anew."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            return 0
+        if size < self.offset:
+            self.state, self.offset, self._saved = State(epoch=self.state.epoch + 1), 0, 0
+        return size - self.offset
+
+    def step(self, limit: int = BLOCK) -> bool:
+        """Fold up to `limit` bytes of whole lines; whether there were any."""
+        if self.pending() <= 0:
+            return False
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            block = file.read(limit)
+            while b"\n" not in block and (more := file.read(limit)):
+                block += more
+        whole, newline, _ = block.rpartition(b"\n")
+        if not newline:
+            return False
+        fold(self.state, self._decoded(whole, self.offset))
+        self.offset += len(whole) + 1
+        return True
+
+    def catch_up(self) -> None:
+        """Fold all there is, and keep it where that was much."""
+        while self.step():
+            pass
+        if self.offset - self._saved > WORTH:
+            self.save()
+
+    def _decoded(self, block: bytes, offset: int) -> list[tuple[int, Record]]:
+        found = []
+        for line in block.split(b"\n"):
+            if not line.startswith(NEEDLESS) and line:
+                record = decode(line)
+                if record is None:
+                    self.damaged += 1
+                else:
+                    found.append((offset, record))
+            offset += len(line) + 1
+        return found
+
+    def slice(self, start: int, end: int | None, limit: int) -> list[Record]:
+        """The records between two offsets, at most `limit` bytes of them."""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            block = file.read(limit if end is None else min(limit, end - start))
+        return [r for line in block[: block.rfind(b"\n") + 1].splitlines() if (r := decode(line)) is not None]
+
+    # ---- the index ----
+
+    def _load(self) -> None:
+        try:
+            index = msgspec.msgpack.decode(self.index.read_bytes(), type=Index)
+            if index.version != VERSION or index.proof != self._proof(index.offset):
+                return
+            self.state = msgspec.msgpack.decode(index.state, type=State)
+            self.offset = self._saved = index.offset
+        except (OSError, msgspec.DecodeError):
+            return
+
+    def save(self) -> None:
+        """Write the index aside and rename it. A folder that cannot be written to costs only time."""
+        part = self.index.with_suffix(f".{os.getpid()}.part")
+        index = Index(VERSION, self.offset, self._proof(self.offset), msgspec.Raw(msgspec.msgpack.encode(self.state)))
+        with contextlib.suppress(OSError):
+            part.write_bytes(msgspec.msgpack.encode(index))
+            part.replace(self.index)
+        self._saved = self.offset
+
+    def _proof(self, offset: int) -> bytes:
+        with self.path.open("rb") as file:
+            head = file.read(min(PROOF, offset))
+            file.seek(max(0, offset - PROOF))
+            tail = file.read(min(PROOF, offset))
+        return hashlib.sha256(b"%d:" % offset + head + tail).digest()
+
+
+def refresh(folder: Path) -> None:
+    """Bring the index of a run up to date. It only saves time, so whatever goes wrong here must not harm a run."""
+    with contextlib.suppress(Exception):
+        follower = RecordTail(folder)
+        if follower.step():
+            follower.catch_up()
+            follower.save()

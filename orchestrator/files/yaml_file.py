@@ -1,0 +1,204 @@
+"""YAML 1.2 files of settings: read with the line of every key, and written so that they read back the same.
+
+Numbers and words are those of YAML 1.2's core schema: `1e-3` is a number; `yes`, `no`, `on`, `off`, `1_000`, `1:30`
+and dates are text; `010` is ten. Keys are always text. A key that stands twice in one mapping is refused. Anchors and
+aliases work; merge keys (`<<`) and tags of other languages do not exist.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgebed.errors import UsageError
+from edgebed.typed import Place, spelled
+
+MOST_BYTES = 2**20
+MOST_VALUES = 100_000
+"""Values in one file, those behind an alias counted each time: a few lines of aliases can stand for billions."""
+
+CORE: dict[str, tuple[str, str]] = {
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "null": ("~|null|Null|NULL|", "~nN\0"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+"""How a plain scalar's type is told: by this pattern, tried where the text begins with one of these characters."""
+
+TAG = "tag:yaml.org,2002:"
+KINDS = {*CORE, "str", "!", "map", "seq"}
+
+
+class Document(dict[str, Any]):
+    """The mapping in a file. `lines` says where each value stands: by its place (`training.rounds`), a line or the
+    option of the command line that set it."""
+
+    def __init__(self, values: dict[str, Any], path: Path, lines: dict[str, str]) -> None:
+        super().__init__(values)
+        self.path, self.lines = path, lines
+
+    def where(self, place: str) -> str:
+        """`experiment.yaml:7: training.rounds`, for messages. A key that is not there has its mapping's line."""
+        line, around = self.lines.get(place), place
+        while line is None and around:
+            around = around[: max(around.rfind("."), around.rfind("["), 0)]
+            line = self.lines.get(around)
+        return f"{self.path}{line or ''}{f': {place}' if place else ''}"
+
+    def put(self, keys: list[str], text: str, option: str) -> None:
+        """Set a value, written in YAML, from the command line. Raises UsageError."""
+        inner: dict[str, Any] = self
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"{option}: {key} is no mapping of keys", hint="name a key of the experiment file")
+        value, lines = parse(text, Path(option), keys=tuple(keys))
+        inner[keys[-1]] = value
+        own = ".".join(keys)
+        self.lines = {p: line for p, line in self.lines.items() if not re.match(rf"{re.escape(own)}($|[.\[])", p)}
+        self.lines |= dict.fromkeys(lines, f", {option}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows nothing of YAML 1.1's words for types."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 or 1.1 would not read as text."""
+
+
+for _name, (_pattern, _first) in CORE.items():
+    for _side in (_Loader, _Dumper):
+        _characters = ["" if each == "\0" else each for each in _first]
+        _side.add_implicit_resolver(f"{TAG}{_name}", re.compile(f"^(?:{_pattern})$"), _characters)
+
+
+def load_yaml(path: Path) -> Document:
+    """The mapping in a YAML file.
+
+    Raises:
+        UsageError: it cannot be read, is no YAML, or holds no mapping; with file, line and hint.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: {why}", hint="give the path of an existing YAML file") from None
+    if len(raw) > MOST_BYTES:
+        raise UsageError(f"{path}: more than {MOST_BYTES:,} bytes", hint="give a file of settings, not of data")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: not YAML: not UTF-8", hint="save the file as UTF-8 text") from None
+    values, lines = parse(text, path)
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{path}: holds no mapping of keys to values", hint="write `key: value` lines; profiles/ has examples"
+        )
+    return Document(values, path, lines)
+
+
+def parse(text: str, path: Path, keys: Place = ()) -> tuple[Any, dict[str, str]]:
+    """The value of a YAML text, and the line of everything in it.
+
+    Args:
+        path: for messages.
+        keys: where the value will stand in its file.
+
+    Raises:
+        UsageError: no YAML, or a key twice; with line and hint.
+    """
+    builder = _Builder(path)
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = None if node is None else builder.value(node, keys, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UsageError(
+            f"{path}{line}: not YAML: {error.problem or error.context}", hint="mend the file at that place"
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise UsageError(f"{path}: not YAML: {why}", hint="mend the file") from None
+    return value, builder.lines
+
+
+def write_yaml(value: Any) -> bytes:
+    """YAML that reads back as the same value, whether it is read as YAML 1.2 or 1.1. Keys keep their order."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text.encode()
+
+
+class _Builder:
+    """Makes values of YAML's nodes, and notes their lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._count = path, 0
+        self.lines: dict[str, str] = {}
+
+    def value(self, node: yaml.Node, place: Place, above: tuple[int, ...]) -> Any:
+        self._count += 1
+        if self._count > MOST_VALUES or id(node) in above:
+            why = "an alias stands for what holds it" if id(node) in above else f"more than {MOST_VALUES:,} values"
+            raise self._refused(node, why, "write fewer aliases (`*name`)")
+        self.lines[spelled(place)] = f":{node.start_mark.line + 1}"
+        if node.tag.removeprefix(TAG) not in KINDS:
+            raise self._refused(node, f"the tag {node.tag[:40]!r} is not known", "write the value without a tag")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place, (*above, id(node)))
+        if isinstance(node, yaml.SequenceNode):
+            inside = (*above, id(node))
+            return [self.value(item, (*place, number), inside) for number, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, place: Place, above: tuple[int, ...]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, inner in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._refused(key, "a key that is no plain word", "write `key: value`")
+            name = self._text(key)
+            if name in result:
+                first = self.lines[spelled((*place, name))].lstrip(":")
+                raise self._refused(
+                    key, f"the key {name!r} stands here again; it stands first on line {first}", "delete one of the two"
+                )
+            result[name] = self.value(inner, (*place, name), above)
+            self.lines[spelled((*place, name))] = f":{key.start_mark.line + 1}"
+        return result
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        text, kind = self._text(node), node.tag.removeprefix(TAG)
+        try:
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return {"true": True, "false": False}[text.lower()]
+            if kind == "int":
+                return int(text[2:], {"0o": 8, "0x": 16}[text[:2]]) if text[:2] in ("0o", "0x") else int(text)
+            if kind == "float":
+                return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
+        except (ValueError, KeyError):
+            raise self._refused(node, f"{text[:40]!r} is no {kind}", "write a shorter number") from None
+        return text
+
+    def _text(self, node: yaml.Node) -> str:
+        text = str(node.value)
+        if any(unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\t" for each in text):
+            raise self._refused(node, "a control character in a text", "write the text without it")
+        return text
+
+    def _refused(self, node: yaml.Node, why: str, hint: str) -> UsageError:
+        return UsageError(f"{self._path}:{node.start_mark.line + 1}: {why}", hint=hint)

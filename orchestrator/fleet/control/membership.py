@@ -1,0 +1,336 @@
+"""Who is in the fleet right now: presence, configuration, clocks, probes and the phases that devices report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+import edgebed
+from edgebed.errors import FleetError
+from edgebed.wire.messages import (
+    Configure,
+    Control,
+    PhasesSeen,
+    Ping,
+    Pong,
+    Presence,
+    Probe,
+    ProbeResult,
+    Shutdown,
+    Status,
+)
+from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
+
+REPEAT_S = 1.0
+"""Configure and Probe are repeated so often until they are answered."""
+
+RIVAL_BEATS = 3
+"""A second agent with a device's name becomes that device after so many of its heartbeats without one of the first."""
+
+Notify = Callable[[str, Control], None]
+
+
+class Device:
+    """What is known of one device."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.incarnation = ""
+        self.online = False
+        self.presence: Presence | None = None
+        self.status: Status | None = None
+        self.phases_upto = 0
+        self.offset_ns = 0  # its clock less ours
+        self.configure: Configure | None = None
+        self.hopeless = ""  # why it will not come, when that is known
+        self.rival: Presence | None = None  # another agent that uses this device's name
+        self.rival_beats = 0  # heartbeats of the rival since the last one of this device
+        self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to end
+        self.changed = asyncio.Event()  # set at every message; waiters clear it
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A device is online. `again`: it was before; `restarted`: with a new agent, whose work in hand is gone."""
+
+    device: str
+    again: bool
+    restarted: bool
+
+
+class Left(msgspec.Struct, frozen=True):
+    device: str
+    why: str
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """A heartbeat; `moved` when the device's progress counter has grown since the last."""
+
+    device: str
+    moved: bool
+    task: str
+    phase: str
+
+
+DeviceEvent = Joined | Left | Heard
+
+
+class Membership:
+    """The devices of one standing fleet.
+
+    Args:
+        names: every device of the fleet.
+        say: sends a control message to a device.
+        record: takes records of what happens to devices.
+    """
+
+    def __init__(self, names: Iterable[str], notify: Notify, record: Callable[[Record], None]) -> None:
+        self.devices = {name: Device(name) for name in names}
+        self._notify, self._record = notify, record
+        self._listeners: list[Callable[[DeviceEvent], None]] = []
+        self._probes: dict[str, asyncio.Future[ProbeResult]] = {}
+        self._pongs: dict[int, asyncio.Future[tuple[Pong, int]]] = {}
+        self._seq = 0
+
+    def listen(self, callback: Callable[[DeviceEvent], None]) -> Callable[[], None]:
+        """Call `callback` for every event from now on; returns what ends that."""
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
+
+    def present(self) -> list[str]:
+        """Devices online now, by name."""
+        return [name for name, device in self.devices.items() if device.online]
+
+    # ---- messages ----
+
+    def on_control(self, peer: str, message: Control) -> None:
+        """Every control message that is not about transfers. Those of foreign devices change nothing."""
+        device = self.devices.get(peer)
+        if device is None:
+            return
+        match message:
+            case Presence() if message.device == peer:
+                self._presence(device, message)
+            case Status() if message.device == peer:
+                self._status(device, message)
+            case Pong(sender, seq, _, _) if sender == peer and seq in self._pongs:
+                _resolve(self._pongs[seq], (message, time.monotonic_ns()))
+            case ProbeResult() if message.device == peer and message.id in self._probes:
+                _resolve(self._probes[message.id], message)
+            case _:
+                return
+        device.changed.set()
+
+    def _presence(self, device: Device, message: Presence) -> None:
+        if message.online:
+            self._joined(device, message)
+        elif message.incarnation == device.incarnation:
+            self.left(device.name, "its connection ended (last will)")
+
+    def _joined(self, device: Device, message: Presence) -> None:
+        if message.protocol != edgebed.PROTOCOL:
+            why = (
+                f"agent speaks protocol {message.protocol}, this orchestrator {edgebed.PROTOCOL}: update the older side"
+            )
+            self._record(Fault(time.monotonic_ns(), device.name, why))
+            return
+        if device.online:
+            if message.incarnation not in (device.incarnation, *device.sent_away):
+                device.rival, device.rival_beats = message, 0
+            return
+        self._admit(device, message)
+
+    def _admit(self, device: Device, message: Presence) -> None:
+        """From now on this agent is the device."""
+        again = bool(device.incarnation)
+        restarted = again and message.incarnation != device.incarnation
+        if message.incarnation != device.incarnation:
+            device.phases_upto, device.status = 0, None
+        device.incarnation, device.online, device.presence = message.incarnation, True, message
+        device.rival = None
+        self._record(DeviceJoined(time.monotonic_ns(), device.name, message.incarnation, again, message.host))
+        self._tell(Joined(device.name, again, restarted))
+
+    def give_up(self, name: str, why: str) -> None:
+        """The device will not join: its agent ends again and again."""
+        self.devices[name].hopeless = why
+        self.devices[name].changed.set()
+
+    def left(self, name: str, why: str) -> None:
+        """The device is gone (last will, or its process ended)."""
+        device = self.devices[name]
+        if device.online:
+            device.online = False
+            self._record(DeviceLeft(time.monotonic_ns(), name, why))
+            self._tell(Left(name, why))
+
+    def _foreign_beat(self, device: Device, incarnation: str) -> None:
+        """A heartbeat of another agent than the device's. It takes the device's place if the first one is silent (a
+        board that was started again before anybody noticed its end)."""
+        if incarnation in device.sent_away:
+            self._notify(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
+        elif device.rival is not None and device.rival.incarnation == incarnation:
+            device.rival_beats += 1
+            if device.rival_beats >= RIVAL_BEATS:
+                rival = device.rival
+                self.left(device.name, f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name")
+                self._admit(device, rival)
+
+    def _send_away(self, device: Device, rival: Presence) -> None:
+        """The first agent lives, so the second one with its name must end."""
+        why = f"two agents call themselves {device.name}: the one that joined later is sent away"
+        host, pid = rival.host.get("hostname", "unknown"), rival.host.get("pid", "unknown")
+        self._record(Fault(time.monotonic_ns(), device.name, f"{why} (host {host}, process {pid})"))
+        self._notify(device.name, Shutdown(why, rival.incarnation))
+        device.sent_away.append(rival.incarnation)
+        device.rival = None
+
+    def _status(self, device: Device, status: Status) -> None:
+        if status.incarnation != device.incarnation:
+            self._foreign_beat(device, status.incarnation)
+            return
+        if device.rival is not None:
+            self._send_away(device, device.rival)
+        device.rival_beats = 0
+        if not device.online and device.presence is not None:
+            # A last will reached us, but the device speaks: its connection was lost and is back.
+            device.online = True
+            self._record(DeviceJoined(time.monotonic_ns(), device.name, status.incarnation, True))
+            self._tell(Joined(device.name, True, False))
+        moved = device.status is None or status.progress != device.status.progress
+        device.status = status
+        self._take_phases(device, status)
+        self._tell(Heard(device.name, moved, status.task, status.phase))
+
+    def _take_phases(self, device: Device, status: Status) -> None:
+        """Record the phases not yet recorded, and acknowledge them."""
+        skip = device.phases_upto - status.first_phase
+        if skip < 0 or not status.phases:
+            return
+        fresh = status.phases[skip:]
+        device.phases_upto += len(fresh)
+        if fresh:
+            self._record(DevicePhases(time.monotonic_ns(), device.name, device.incarnation, fresh))
+        self._notify(device.name, PhasesSeen(device.incarnation, device.phases_upto))
+
+    # ---- requests ----
+
+    async def wait_joined(self, timeout_s: float) -> None:
+        """Return when every device is online. Raises FleetError naming those that are not, at once where it is known
+        that one will not come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for device in self.devices.values():
+                    while not device.online and not device.hopeless:
+                        await self._change(device)
+        for device in self.devices.values():
+            if device.hopeless:
+                raise FleetError(
+                    f"the agent of {device.name} does not run: {device.hopeless}", hint="mend the cause that it names"
+                )
+        absent = sorted(set(self.devices) - set(self.present()))
+        if absent:
+            raise FleetError(
+                f"{len(absent)} of {len(self.devices)} devices did not join within {timeout_s:.0f} s: "
+                f"{', '.join(absent)}",
+                hint="see the agents' logs in the fleet's folder; a firewall between device and broker, or too little "
+                "memory, are the usual causes",
+            )
+
+    async def configure(self, name: str, settings: Configure, timeout_s: float = 60.0) -> None:
+        """Send settings (their `seq` is set here) until the agent says that it has them."""
+        device = self.devices[name]
+        self._seq += 1
+        device.configure = wanted = msgspec.structs.replace(settings, seq=self._seq, incarnation=device.incarnation)
+        deadline = time.monotonic() + timeout_s
+        while device.status is None or device.status.configured < wanted.seq:
+            if time.monotonic() > deadline:
+                raise FleetError(
+                    f"{name} took no settings within {timeout_s:.0f} s", hint="its agent hangs: restart it"
+                )
+            self._notify(name, wanted)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_S):
+                    await self._change(device)
+
+    async def probe(self, name: str, probe: Probe) -> ProbeResult:
+        """Have a device measure something; repeated until answered. FleetError when the device leaves meanwhile."""
+        probe = msgspec.structs.replace(probe, id=probe.id or uuid.uuid4().hex)
+        future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
+        self._probes[probe.id] = future
+        incarnation = self.devices[name].incarnation
+        try:
+            while not future.done():
+                if self.devices[name].incarnation != incarnation:
+                    raise FleetError(f"{name} restarted during a probe", hint="repeat the calibration")
+                self._notify(name, probe)
+                await asyncio.wait([future], timeout=5 * REPEAT_S)
+            return future.result()
+        finally:
+            del self._probes[probe.id]
+
+    async def measure_clock(self, name: str, rounds: int = 5) -> ClockOffset:
+        """Estimate a device's clock against ours from the quickest of some round trips."""
+        best: tuple[int, int] | None = None
+        for _ in range(rounds):
+            self._seq += 1
+            seq, future = self._seq, asyncio.get_running_loop().create_future()
+            self._pongs[seq] = future
+            sent = time.monotonic_ns()
+            self._notify(name, Ping(seq, sent, self.devices[name].incarnation))
+            try:
+                async with asyncio.timeout(5 * REPEAT_S):
+                    pong, received = await future
+            except TimeoutError:
+                continue
+            finally:
+                del self._pongs[seq]
+            trip = received - sent
+            if best is None or trip < best[0]:
+                best = (trip, pong.device_ns - (sent + received) // 2)
+        if best is None:
+            raise FleetError(f"{name} answers no ping", hint="check its link: the control connection is dead")
+        self.devices[name].offset_ns = best[1]
+        offset = ClockOffset(time.monotonic_ns(), name, best[1], best[0] // 2)
+        self._record(offset)
+        return offset
+
+    async def flush(self, timeout_s: float = 5.0) -> None:
+        """Have every device report its phases up to now. What a device does not report in time is missing from the
+        timeline, and shows there."""
+        now = time.monotonic_ns()
+        waits = (self._flush_one(self.devices[name], now) for name in self.present())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*waits)
+
+    async def _flush_one(self, device: Device, now_ns: int) -> None:
+        """Repeat the settings, which every agent answers with a Status, until one was sent after `now_ns`."""
+        while device.configure and (device.status is None or device.status.sent_ns < now_ns + device.offset_ns):
+            self._notify(device.name, device.configure)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_S):
+                    await self._change(device)
+
+    def shutdown(self, why: str) -> None:
+        for name in self.devices:
+            self._notify(name, Shutdown(why))
+
+    async def _change(self, device: Device) -> None:
+        device.changed.clear()
+        await device.changed.wait()
+
+    def _tell(self, event: DeviceEvent) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)

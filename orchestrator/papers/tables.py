@@ -1,0 +1,157 @@
+"""A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and a
+scale at which this machine can do it. Pure but for reading the file.
+
+    rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces);
+                         `options` are added to those of the method, so that a row and a column may both set some
+    columns.*.target     the accuracy that this column asks for; columns that differ in nothing else share their runs
+    columns.*.deadline_of   the row whose slowest device, in rounds without a deadline, sets `training.deadline_s`
+    figures              quantity -> row -> the paper's figure for each column, null where it prints none
+    scale.set            shrinks the experiment; `scale.rows` and `scale.columns` name what is run at that scale
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator.experiment import Experiment, Share, convert
+from orchestrator.files.yaml_file import load_yaml
+
+Figures = dict[str, list[float | None]]
+Settings = dict[str, Any]
+
+
+PROBE_ROUNDS = 3
+"""Rounds without a deadline that a `deadline_of` is measured in."""
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    set: Settings = {}
+    target: Share | None = None
+    deadline_of: str = ""
+
+
+class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What makes the table fit a small machine, and in words what is the same and what is not."""
+
+    about: str
+    set: Settings = {}
+    rows: list[str] = []  # all, where none are named
+    columns: dict[str, Column] = {}  # by label of the paper's column; all as they are, where none are named
+    seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)] = (1, 2, 3)
+
+
+class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    title: str
+    source: str
+    kind: str = "runs"  # runs | tiers | operations
+    quantities: list[str] = []
+    baseline: str = ""  # the row that ratios refer to
+    higher_is_better: bool = False
+    experiment: Settings = {}
+    rows: dict[str, Settings] = {}
+    columns: dict[str, Column] = {}
+    figures: dict[str, Figures] = {}
+    seeds: tuple[int, ...] = (1, 2, 3)
+    scale: Scale
+    expects: list[str] = []  # what the paper claims, in words
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One run that the table needs: `columns` are those it serves. `probe`, where the columns have a `deadline_of`: a
+    few rounds of that row without a deadline, whose longest is the deadline of this run."""
+
+    row: str
+    columns: tuple[str, ...]
+    seed: int
+    experiment: Experiment
+    probe: Experiment | None = None
+
+
+def load_reproduction(path: Path) -> Reproduction:
+    """Read a table's file.
+
+    Raises:
+        UsageError: as `experiment.load`; also a baseline, a scaled row or column, or a figure that the table lacks.
+    """
+    table = convert(load_yaml(path), Reproduction, path)
+    wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
+    wrong += [f"scale.rows: {row!r}" for row in table.scale.rows if row not in table.rows]
+    wrong += [f"scale.columns: {column!r}" for column in table.scale.columns if column not in table.columns]
+    named = {**table.columns, **{f"scale: {label}": column for label, column in table.scale.columns.items()}}
+    wrong += [f"deadline_of: {c.deadline_of!r}" for c in named.values() if c.deadline_of not in ("", *table.rows)]
+    for quantity, figures in table.figures.items():
+        for row, values in figures.items():
+            if table.kind == "runs" and (row not in table.rows or len(values) != len(table.columns)):
+                wrong.append(f"figures.{quantity}.{row}")
+    if wrong:
+        raise UsageError(
+            f"{path}: no such row or column, or not one figure per column: {'; '.join(wrong)}",
+            hint=f"rows are {', '.join(table.rows)}; columns are {', '.join(table.columns)}",
+        )
+    return table
+
+
+def chosen(table: Reproduction, *, full: bool) -> tuple[list[str], dict[str, Column]]:
+    """Rows and columns that are run: all of the paper's, or those of the scale."""
+    if full:
+        return list(table.rows), dict(table.columns)
+    columns = table.scale.columns or table.columns
+    return table.scale.rows or list(table.rows), {
+        label: Column(
+            set=merged(table.columns[label].set, column.set),
+            target=column.target,
+            deadline_of=column.deadline_of or table.columns[label].deadline_of,
+        )
+        for label, column in columns.items()
+    }
+
+
+def jobs(table: Reproduction, path: Path, *, full: bool, seeds: Sequence[int] | None = None) -> list[Job]:
+    """The runs of a table, those that columns share once, with the highest target any of them asks for.
+
+    Raises:
+        UsageError: what a row or a column sets makes no experiment.
+    """
+    rows, columns = chosen(table, full=full)
+    common = merged(table.experiment, {} if full else table.scale.set)
+    found: dict[tuple[str, int, str, str], tuple[list[str], Settings, Settings, float]] = {}
+    for seed in seeds or (table.seeds if full else table.scale.seeds):
+        for row in rows:
+            for label, column in columns.items():
+                last = merged(column.set, {"training": {"seed": seed}})
+                settings, of = merged(common, table.rows[row], last), column.deadline_of
+                key = (row, seed, json.dumps(settings, sort_keys=True), of)
+                probed = merged(common, table.rows[of], last, {"training": {"rounds": PROBE_ROUNDS}}) if of else {}
+                labels, _, _, target = found.get(key, ([], settings, probed, 0.0))
+                found[key] = ([*labels, label], settings, probed, max(target, column.target or 0.0))
+    return [
+        Job(row, tuple(labels), seed, _experiment(settings, target, path), _experiment(probed, 0, path) if of else None)
+        for (row, seed, _, of), (labels, settings, probed, target) in found.items()
+    ]
+
+
+def merged(*layers: Mapping[str, Any]) -> Settings:
+    """Mappings merged from left to right; a mapping with a `name` (a model, a data set) replaces the one before."""
+    result: Settings = {}
+    for layer in layers:
+        for key, value in layer.items():
+            before = result.get(key)
+            if isinstance(value, Mapping) and isinstance(before, Mapping) and "name" not in value:
+                result[key] = merged(before, value)
+            else:
+                result[key] = copy.deepcopy(value)
+    return result
+
+
+def _experiment(settings: Settings, target: float, path: Path) -> Experiment:
+    settings = merged(settings, {"training": {"target_accuracy": target}} if target else {})
+    options = settings.pop("options", {})
+    settings["methods"] = [{**method, **options} for method in settings.get("methods", [])]
+    return convert(settings, Experiment, path)

@@ -1,0 +1,73 @@
+"""Which limits were in force on a device at a moment, from the records of a stretch. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+
+from orchestrator.records import types as t
+from orchestrator.records.run_index import Session
+
+
+class InForce(msgspec.Struct, frozen=True):
+    """The profile of a device; rates as they were set, after dilation, in bit/s."""
+
+    profile: str
+    cpus: float
+    uplink_bit_s: float
+    downlink_bit_s: float
+
+    @property
+    def link_bit_s(self) -> float:
+        """Of the slower direction."""
+        return min(self.uplink_bit_s, self.downlink_bit_s)
+
+
+class Limits:
+    """All limits of one stretch, by device and time."""
+
+    def __init__(self, session: Session) -> None:
+        self._rows: dict[str, list[t.LimitsSet]] = {}
+        for row in session.limits:
+            self._rows.setdefault(row.device, []).append(row)
+        self._times = {device: [row.at_ns for row in rows] for device, rows in self._rows.items()}
+        dilation = session.started.dilation
+        self._asked = {info.name: _asked(info, dilation) for info in session.started.devices}
+
+    def at(self, device: str, at_ns: int) -> InForce | None:
+        """What had been set last; before anything was: the first, or what the fleet file asks for."""
+        rows = self._rows.get(device)
+        if not rows:
+            return self._asked.get(device)
+        row = rows[max(0, bisect_right(self._times[device], at_ns) - 1)]
+        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s)
+
+
+def _asked(info: t.DeviceInfo, dilation: float) -> InForce:
+    return InForce(info.profile, info.cpus / dilation, info.uplink_bit_s / dilation, info.downlink_bit_s / dilation)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A device got another profile."""
+
+    at_ns: int
+    device: str
+    round: int | None  # the first round under it; None: none followed
+    before: str
+    after: t.LimitsSet
+
+
+def changes(session: Session) -> list[Change]:
+    """Every change of a profile in a stretch, in the order of time."""
+    starts = sorted((facts.start_ns, facts.number) for facts in session.rounds.values())
+    profiles: dict[str, str] = {}
+    found = []
+    for row in sorted(session.limits, key=lambda row: row.at_ns):
+        before = profiles.get(row.device)
+        if before not in (None, row.profile):
+            following = bisect_right(starts, (row.at_ns, 0))
+            number = starts[following][1] if following < len(starts) else None
+            found.append(Change(row.at_ns, row.device, number, str(before), row))
+        profiles[row.device] = row.profile
+    return found

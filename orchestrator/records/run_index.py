@@ -1,0 +1,282 @@
+"""The records of a run, sorted by what they speak of: stretches, rounds, devices. Pure.
+
+A *stretch* is one life of the orchestrator: a resumed run has several, each with a monotonic clock of its own, so times
+of two stretches are never subtracted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.wire.messages import Phase
+from orchestrator.records import types as t
+
+FAR = 1 << 62
+
+
+class Clock(msgspec.Struct):
+    """Offsets measured for one incarnation of an agent, in the order of time: (device ns, offset ns)."""
+
+    knots: list[tuple[int, int]] = []
+    uncertainty_ns: int = 0
+
+    def add(self, at_ns: int, offset_ns: int, uncertainty_ns: int) -> None:
+        self.knots.append((at_ns + offset_ns, offset_ns))
+        self.uncertainty_ns = max(self.uncertainty_ns, uncertainty_ns)
+
+    def to_orchestrator(self, device_ns: int) -> int:
+        """The orchestrator's time: linear between two measurements, the nearest one's offset outside."""
+        knots = self.knots
+        i = bisect_right(knots, (device_ns, FAR)) if len(knots) > 1 else 0
+        if i == 0 or i == len(knots):
+            return device_ns - knots[max(0, i - 1)][1]
+        (t0, o0), (t1, o1) = knots[i - 1], knots[i]
+        return device_ns - o0 - (o1 - o0) * (device_ns - t0) // (t1 - t0)
+
+
+class DeviceFacts(msgspec.Struct):
+    """What is known of one device in one stretch."""
+
+    name: str
+    phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
+    clocks: dict[str, Clock] = {}  # by incarnation
+    presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
+    placed: tuple[tuple[int, ...], object] | None = None  # kept by `placing.place`, with what it was made from
+
+
+class RoundFacts(msgspec.Struct):
+    """What is known of one round. `end_ns` is the start of the next round of its lane, or the end of the run; `cut_off`
+    where the orchestrator was killed before either: then the devices' last reports are missing too. `ends`, in a
+    stretch with lanes: the devices of this lane, each with the end of its window; None where all have the same."""
+
+    started: t.RoundStarted
+    dilation: float  # of its stretch: by what its times are divided when they are shown
+    end_ns: int = 0
+    cut_off: bool = False
+    ends: dict[str, int] | None = None
+    finished: t.RoundFinished | None = None
+    evaluated: t.Evaluated | None = None
+    sent: dict[str, t.TaskSent] = {}
+    delivered: dict[str, t.TaskDelivered] = {}
+    uploads: dict[str, list[t.UploadReceived]] = {}
+    replies: dict[str, list[t.ReplyDelivered]] = {}
+    steps: list[t.ServerStep] = []
+    updates: dict[str, t.UpdateReceived] = {}
+    done: dict[str, t.DeviceDone] = {}
+    out: dict[str, t.DeviceOut] = {}
+    own: list[t.OrchestratorPhase] = []
+
+    @property
+    def number(self) -> int:
+        return self.started.round
+
+    @property
+    def start_ns(self) -> int:
+        return self.started.at_ns
+
+    @property
+    def lane(self) -> str:
+        return self.started.lane
+
+    def window_end(self, device: str) -> int | None:
+        """Where the device's window in this round ends; None where it has none, being of another lane."""
+        return self.end_ns if self.ends is None else self.ends.get(device)
+
+
+class Session(msgspec.Struct):
+    """One life of the orchestrator. Rounds by number; devices by name, those of the fleet first."""
+
+    started: t.RunStarted
+    rounds: dict[int, RoundFacts] = {}
+    devices: dict[str, DeviceFacts] = {}
+    limits: list[t.LimitsSet] = []
+    calibration: list[t.Calibrated] = []
+    cuts: list[t.CutProfiled] = []
+    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what the reader of a report should know
+    tested: t.FinalTest | None = None
+    finished: t.RunFinished | None = None
+    end_ns: int = 0
+
+    def device(self, name: str) -> DeviceFacts:
+        if name not in self.devices:
+            self.devices[name] = DeviceFacts(name)
+        return self.devices[name]
+
+    @property
+    def begin_ns(self) -> int:
+        """When its first round began, or the stretch itself where there was none."""
+        return min((facts.start_ns for facts in self.rounds.values()), default=self.started.at_ns)
+
+
+class RunFacts(msgspec.Struct):
+    """A whole run."""
+
+    sessions: list[Session]
+
+    @property
+    def started(self) -> t.RunStarted:
+        """Of the last stretch. What stretches may differ in has a property of its own."""
+        return self.sessions[-1].started
+
+    @property
+    def enforcement(self) -> str:
+        """Who held the limits; the weakest, where stretches differ."""
+        kinds = [session.started.enforcement for session in self.sessions]
+        return next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1])
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether rounds overlap in time."""
+        return any(facts.ends is not None for session in self.sessions for facts in session.rounds.values())
+
+    @property
+    def dilation(self) -> float:
+        """The largest, where stretches differ."""
+        return max(session.started.dilation for session in self.sessions)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether every stretch was."""
+        return all(session.started.calibrated for session in self.sessions)
+
+    def rounds(self) -> list[tuple[Session, RoundFacts]]:
+        """Rounds that count, by number: a round done again after a resume counts as it was done last."""
+        last: dict[int, tuple[Session, RoundFacts]] = {}
+        for session in self.sessions:
+            first = session.started.resumed_from
+            last = {number: pair for number, pair in last.items() if number < first}
+            last |= {number: (session, facts) for number, facts in session.rounds.items()}
+        return [last[number] for number in sorted(last)]
+
+
+def sort(records: Iterable[t.Record]) -> RunFacts:
+    """Sort the records of one run. Raises UsageError where it does not say how it began."""
+    sessions: list[Session] = []
+    for record in records:
+        if isinstance(record, t.RunStarted):
+            sessions.append(Session(record))
+            for info in record.devices:
+                sessions[-1].device(info.name)
+        elif not sessions:
+            raise UsageError(
+                f"the records begin with {type(record).__name__} and not with RunStarted",
+                hint="records.jsonl has lost its first lines: take the run again",
+            )
+        elif type(record) in _OF_ROUND:
+            _add_to_round(sessions[-1].rounds, record)
+        else:
+            _add(sessions[-1], record)
+        session = sessions[-1]
+        at = record.end_ns if type(record) in _LISTS else record.at_ns  # type: ignore[union-attr]
+        if at > session.end_ns:
+            session.end_ns = at
+    if not sessions:
+        raise UsageError("there are no records", hint="the run ended before it began: see its output")
+    for session in sessions:
+        _close(session)
+    return RunFacts(sessions)
+
+
+def _close(session: Session) -> None:
+    """Every round lasts until the next one of its lane starts."""
+    rounds = sorted(session.rounds.values(), key=lambda facts: facts.start_ns)
+    end = session.finished.at_ns if session.finished is not None else session.end_ns
+    following: dict[str, int] = {}
+    for facts in reversed(rounds):
+        facts.cut_off = facts.lane not in following and session.finished is None
+        facts.end_ns = max(facts.start_ns, following.get(facts.lane, end))
+        following[facts.lane] = facts.start_ns
+    if set(following) - {""}:
+        _divide(rounds)
+
+
+def _divide(rounds: list[RoundFacts]) -> None:
+    """Give every device windows in rounds of one lane at a time: the lane that drew it last, or will draw it first."""
+    lane_of: dict[str, str] = {}
+    for facts in reversed(rounds):
+        lane_of |= dict.fromkeys(facts.started.devices, facts.lane)
+    last: dict[str, RoundFacts] = {}
+    for facts in rounds:
+        lane_of |= dict.fromkeys(facts.started.devices, facts.lane)
+        facts.ends = {device: facts.end_ns for device, lane in lane_of.items() if lane == facts.lane}
+        for device in facts.ends:
+            before = last.get(device)
+            if before is not None and before.ends is not None:
+                before.ends[device] = min(before.ends[device], facts.start_ns)
+            last[device] = facts
+
+
+_BY_DEVICE: dict[type, str] = {
+    t.TaskSent: "sent",
+    t.TaskDelivered: "delivered",
+    t.UpdateReceived: "updates",
+    t.DeviceDone: "done",
+    t.DeviceOut: "out",
+}
+_LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
+_LISTS: dict[type, str] = {t.ServerStep: "steps", t.OrchestratorPhase: "own"}
+_SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated"}
+"""Where a round keeps its records, by their kind."""
+_OF_ROUND = {*_BY_DEVICE, *_LISTS_BY_DEVICE, *_LISTS, *_SINGLE} - {t.DeviceOut}
+
+
+def _add(session: Session, record: t.Record) -> None:
+    match record:
+        case t.DevicePhases(_, name, incarnation, phases):
+            session.device(name).phases += [(incarnation, phase) for phase in phases]
+        case t.ClockOffset():
+            _add_clock(session.device(record.device), record)
+        case t.DeviceJoined() | t.DeviceLeft():
+            joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
+            session.device(record.device).presence.append((record.at_ns, joined))
+            # A run begins with what is true of the fleet already: state, but no event of this run.
+            expected = isinstance(record, t.DeviceJoined) and not record.again
+            if not expected and record.at_ns >= session.started.at_ns:
+                session.events.append(record)
+        case t.LimitsSet():
+            session.limits.append(record)
+        case t.Calibrated():
+            session.calibration.append(record)
+        case t.CutProfiled():
+            session.cuts.append(record)
+        case t.Fault():
+            session.events.append(record)
+        case t.FinalTest():
+            session.tested = record
+        case t.RunFinished():
+            session.finished = record
+        case t.RoundStarted():
+            session.rounds[record.round] = RoundFacts(record, session.started.dilation)
+        case t.DeviceOut():
+            session.events.append(record)
+            _add_to_round(session.rounds, record)
+        case _:
+            _add_to_round(session.rounds, record)
+
+
+def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
+    """Offsets belong to the incarnation that had joined last: a board that rebooted has another clock."""
+    incarnation = next((i for _, i in reversed(device.presence) if i), "")
+    clock = device.clocks.setdefault(incarnation, Clock())
+    clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
+
+
+def _add_to_round(rounds: dict[int, RoundFacts], record: t.Record) -> None:
+    """Keep what belongs to a round that was started; nothing else."""
+    facts = rounds.get(getattr(record, "round", -1))
+    if facts is None:
+        return
+    kind: type = type(record)
+    device: str = getattr(record, "device", "")
+    if kind in _BY_DEVICE:
+        getattr(facts, _BY_DEVICE[kind])[device] = record
+    elif kind in _LISTS_BY_DEVICE:
+        getattr(facts, _LISTS_BY_DEVICE[kind]).setdefault(device, []).append(record)
+    elif kind in _LISTS:
+        getattr(facts, _LISTS[kind]).append(record)
+    elif kind in _SINGLE:
+        setattr(facts, _SINGLE[kind], record)

@@ -1,0 +1,127 @@
+"""Rounds of several lanes side by side: each lane goes at its own pace, all work on the same global weights.
+
+Whatever changes weights, method or progress happens under one lock, so a merge always builds on the newest weights.
+The test runs beside the lanes, on a snapshot; where rounds end faster than it does, only the newest is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edgebed.methods.base import DeviceView
+from edgebed.models.staged import Weights
+from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.interruption import uninterrupted
+from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
+
+if TYPE_CHECKING:
+    from orchestrator.rounds.loop import Begun, Loop, Progress
+
+ABSENT_S = 1.0
+"""How often a lane looks whether one of its devices has come back."""
+
+NOBODY_S = 120.0
+"""A run ends when for so long only devices were present that are left out."""
+
+
+class ConcurrentRounds:
+    """The rest of a run, from the moment its method has more than one lane."""
+
+    def __init__(self, loop: Loop, weights: Weights, progress: Progress) -> None:
+        self._loop, self._weights, self._progress = loop, weights, progress
+        self._lock = asyncio.Lock()
+        self._start_ns, self._before_s = now_ns(), progress.elapsed_s
+        self._untested: tuple[int, Weights] | None = None
+        self._news = asyncio.Event()
+        self._ended = False
+        self._void, self._seen, self._somebody_s = VoidByDevice(loop.training), set[str](), now_s()
+
+    async def run(self, lanes: list[str]) -> Weights:
+        """Until the rounds are used up or the target is reached; the last weights. Cancelling it cancels the rounds of
+        all lanes."""
+        rounds = [asyncio.create_task(self._lane(name), name=f"lane {name}") for name in lanes]
+        tests = asyncio.create_task(self._tests(), name="tests")
+        try:
+            await self._until_over(rounds, tests)
+        finally:
+            for task in (*rounds, tests):
+                task.cancel()
+            await asyncio.gather(*rounds, tests, return_exceptions=True)
+        await self._loop.keep(self._progress.round - 1, self._weights, self._progress)
+        return self._weights
+
+    async def _until_over(self, rounds: list[asyncio.Task[None]], tests: asyncio.Task[None]) -> None:
+        """Wait for all lanes, or for the target; the first error of any of them is raised."""
+        waiting = {*rounds, tests}
+        while not tests.done() and not all(task.done() for task in rounds):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        self._ended = True
+        self._news.set()
+        await tests
+
+    async def _lane(self, name: str) -> None:
+        """One lane's rounds, one after the other."""
+        while (begun := await self._begin(name)) is not None:
+            result = await self._loop.carry_out(begun, self._weights, min(self._loop.training.quorum, len(begun.views)))
+            async with self._lock:
+                await uninterrupted(self._conclude(begun, result))
+            self._count_void(begun, result)
+
+    async def _begin(self, name: str) -> Begun | None:
+        """The lane's next round, as soon as one of its devices can work; None when all rounds have begun."""
+        loop, progress = self._loop, self._progress
+        while True:
+            async with self._lock:
+                if progress.round >= loop.training.rounds:
+                    return None
+                lanes = loop.method.lanes(await loop.prepare(progress))
+                able = {lane: self._able(devices) for lane, devices in lanes.items()}
+                if able.get(name):
+                    return loop.begin(name, able[name], progress)
+                self._check_somebody(lanes, any(able.values()))
+            await asyncio.sleep(ABSENT_S)
+
+    def _able(self, devices: Sequence[DeviceView]) -> list[DeviceView]:
+        return [device for device in devices if device.name not in self._void.left_out]
+
+    def _check_somebody(self, lanes: Mapping[str, Sequence[DeviceView]], somebody: bool) -> None:
+        """Raises RunError once every device is left out, or only such devices have been present for long."""
+        self._seen |= {device.name for devices in lanes.values() for device in devices}
+        if somebody:
+            self._somebody_s = now_s()
+        elif self._seen <= set(self._void.left_out) or now_s() - self._somebody_s > NOBODY_S:
+            raise self._void.nobody()
+
+    def _count_void(self, begun: Begun, result: RoundResult) -> None:
+        """A device whose rounds are void again and again gets no more; the others go on."""
+        merged = [part.device for part in result.contributions]
+        for device in self._void.count(begun.plan.assignments, result.why == "void", merged, result.missing):
+            why = self._void.left_out[device]
+            self._loop.fault(device, f"left out from now on: its last {VOID_ROUNDS} rounds were void ({why})")
+
+    async def _conclude(self, begun: Begun, result: RoundResult) -> None:
+        loop, progress = self._loop, self._progress
+        self._weights = await loop.merge(begun.number, self._weights, result)
+        seconds = loop.finish(begun, result)
+        progress.elapsed_s = self._before_s + (now_ns() - self._start_ns) / 1e9
+        await loop.keep(begun.number, self._weights, progress)
+        loop.watch(progress, result, seconds)
+        if result.contributions:
+            self._untested = begun.number, self._weights
+            self._news.set()
+
+    async def _tests(self) -> None:
+        """Test the newest weights, until the target is reached or the lanes have ended and all is tested."""
+        while not self._ended or self._untested is not None:
+            await self._news.wait()
+            self._news.clear()
+            if self._untested is not None:
+                (number, weights), self._untested = self._untested, None
+                await self._loop.test(number, weights, self._progress)
+                if self._loop.reached(self._progress):
+                    return

@@ -1,0 +1,77 @@
+"""Several rounds at once: a round driver for each, and what the fleet tells goes to the driver whose round it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from edgebed.errors import RunError, TransferRefused
+from edgebed.link.endpoint import ReceivedTransfer
+from edgebed.methods.base import Method, Plan
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Header
+from orchestrator.rounds.driver import RoundDriver, RoundResult
+
+
+class RoundRouter:
+    """A `Driver` whose `run` may be called again while it runs, for other devices. With one round at a time it is one
+    round driver and nothing more.
+
+    Args:
+        make: a new round driver with a server trainer of its own; called when all that were made are at work.
+    """
+
+    def __init__(self, make: Callable[[], RoundDriver]) -> None:
+        self._make = make
+        self._idle: list[RoundDriver] = []
+        self._at_work: dict[str, RoundDriver] = {}  # by device
+
+    async def run(
+        self,
+        round: int,
+        plan: Plan,
+        weights: Weights,
+        method: Method,
+        accelerator: torch.device,
+        patience_s: float = 0.0,
+        quorum: int | None = None,
+    ) -> RoundResult:
+        """As `RoundDriver.run`. Raises RunError for a device that is in another round now."""
+        if busy := sorted(set(plan.assignments) & set(self._at_work)):
+            raise RunError(
+                f"round {round} is to begin with {busy[0]!r}, which is in another round",
+                hint="the method's lanes must have no device in common",
+            )
+        driver = self._idle.pop() if self._idle else self._make()
+        self._at_work |= dict.fromkeys(plan.assignments, driver)
+        try:
+            return await driver.run(round, plan, weights, method, accelerator, patience_s, quorum)
+        finally:
+            for device in plan.assignments:
+                del self._at_work[device]
+            self._idle.append(driver)
+
+    # ---- what the fleet tells ----
+
+    def admit(self, peer: str, header: Header, size: int) -> None:
+        driver = self._at_work.get(peer)
+        if driver is None:
+            raise TransferRefused(f"no round of {peer} is open: its task is over")
+        driver.admit(peer, header, size)
+
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
+        if (driver := self._at_work.get(inbound.peer)) is not None:
+            await driver.deliver(inbound)
+
+    def progress(self, device: str) -> None:
+        if (driver := self._at_work.get(device)) is not None:
+            driver.progress(device)
+
+    def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
+        if (driver := self._at_work.get(device)) is not None:
+            driver.heard(device, moved, task, phase)
+
+    def lost(self, device: str, why: str) -> None:
+        if (driver := self._at_work.get(device)) is not None:
+            driver.lost(device, why)

@@ -1,0 +1,240 @@
+"""Holds a standing fleet in a process of its own, and answers for it on a socket in the state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from edgebed.errors import EdgebedError, FileError, FleetError
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.runs.session import standing_fleet
+
+ANSWER_S = 30.0
+END_S = 60.0
+
+
+class DeviceState(msgspec.Struct, frozen=True):
+    """One device: limits requested (after dilation), limits set and use; `held` is None while it is away."""
+
+    name: str
+    profile: str
+    requested: Limits
+    held: Held | None
+    error: str = ""
+
+
+class State(msgspec.Struct, frozen=True):
+    """What `edgebed fleet ps` shows."""
+
+    fleet: str
+    fleet_id: str
+    backend: str
+    enforcement: str
+    dilation: float
+    broker: str
+    devices: tuple[DeviceState, ...]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """How `edgebed fleet up` was called."""
+
+    backend: str | None
+    dilation: str
+    broker: str | None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The folder of one standing fleet: lock, socket, log. Its daemon has the lock for as long as it lives."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, spec: FleetSpec) -> Place:
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        folder = Path(base) / "edgebed" / "fleets" / spec.name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return cls(folder)
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def alive(self) -> bool:
+        """Whether a daemon lives: the kernel lets go of its lock when it dies, however that happens."""
+        with self.lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def ready(self) -> bool:
+        return self.socket.exists()
+
+    def progress(self) -> str:
+        """The last line of the log."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text("utf-8", "replace").splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+    def failure(self) -> str:
+        """Message and hint that a daemon left on its way out, on two lines; else the end of its log."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "failure").read_text("utf-8")
+        return self.progress()
+
+    def ask(self) -> State:
+        """The state of the fleet, now. Raises FleetError when the daemon does not answer."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(ANSWER_S)
+                connection.connect(str(self.socket))
+                with connection.makefile("rb") as stream:
+                    return msgspec.json.decode(stream.read(), type=State)
+        except (OSError, msgspec.DecodeError) as error:
+            raise FleetError(f"the fleet's daemon does not answer: {error}", hint=f"see {self.log}") from None
+
+
+def spawn(spec: FleetSpec, place: Place, wanted: Wanted) -> int:
+    """Start the daemon, detached from this terminal; returns its process id."""
+    for name in ("socket", "failure"):
+        (place.folder / name).unlink(missing_ok=True)
+    lock = place.lock.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FleetError(f"the fleet {spec.name} is being started by another process", hint="wait for it") from None
+    with lock, place.log.open("wb") as log:
+        arguments = [str(spec.path), str(place.folder), msgspec.json.encode(wanted).decode(), str(lock.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.runs.daemon", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock.fileno()],  # the lock goes over to the daemon without a moment between
+            start_new_session=True,
+        )
+    (place.folder / "pid").write_text(str(process.pid))
+    return process.pid
+
+
+def end(place: Place) -> None:
+    """End a daemon and wait until it has removed everything. Raises FleetError when it does not."""
+    pid = int((place.folder / "pid").read_text())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_S
+    while place.alive():
+        if time.monotonic() > deadline:
+            raise FleetError(f"the fleet's daemon, process {pid}, does not end", hint=f"kill -9 {pid}; see {place.log}")
+        time.sleep(0.05)
+
+
+# ---- the daemon's own process ----------------------------------------------------------------------------------------
+
+
+async def hold(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
+    """Keep the fleet standing until SIGTERM, SIGINT or SIGHUP; more of them do not disturb the clean-up."""
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    task = asyncio.create_task(_stand(spec, place, wanted))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if stop.is_set():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
+    def notify(line: str) -> None:
+        print(line, flush=True)
+
+    fleet = standing_fleet(
+        spec,
+        backend=wanted.backend,
+        dilation=wanted.dilation,
+        broker_url=wanted.broker,
+        heartbeat_s=30.0,
+        notify=notify,
+    )
+    async with fleet as controller:
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                writer.write(msgspec.json.encode(await state_of(controller)))
+                await writer.drain()
+            writer.close()
+
+        # Made aside and renamed: whoever sees the socket can connect to it.
+        hidden = place.folder / "socket.part"
+        hidden.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(answer, hidden)
+        hidden.chmod(0o600)
+        hidden.rename(place.socket)
+        try:
+            async with server:
+                await server.serve_forever()
+        finally:
+            place.socket.unlink(missing_ok=True)
+
+
+async def state_of(controller: FleetController) -> State:
+    """What the fleet is and uses now."""
+    access = controller.broker.access("127.0.0.1")
+    return State(
+        fleet=controller.spec.name,
+        fleet_id=controller.fleet_id,
+        backend=controller.fleet.backend,
+        enforcement=str(controller.enforcement),
+        dilation=controller.dilation,
+        broker=f"mqtt://{access.username}:{access.password}@{access.host}:{access.port}",
+        devices=tuple([await _device_state(controller, name) for name in controller.names]),
+    )
+
+
+async def _device_state(controller: FleetController, name: str) -> DeviceState:
+    profile = controller.profiles[name].name
+    try:
+        return DeviceState(name, profile, controller.limits[name], await controller.fleet.held(name))
+    except EdgebedError as error:
+        return DeviceState(name, profile, controller.limits[name], None, str(error))
+
+
+def main() -> None:
+    """`python -m orchestrator.runs.daemon FLEET.yaml FOLDER WANTED LOCK_FD`, started by `edgebed fleet up`."""
+    path, folder, wanted, _lock = sys.argv[1:]
+    place = Place(Path(folder))
+    try:
+        asyncio.run(hold(load_fleet(Path(path)), place, msgspec.json.decode(wanted, type=Wanted)))
+    except (EdgebedError, OSError) as error:
+        told = error if isinstance(error, EdgebedError) else FileError.of(error)
+        (place.folder / "failure").write_text(f"{told}\n{told.hint}")
+        sys.exit(told.exit_code)
+
+
+if __name__ == "__main__":
+    main()

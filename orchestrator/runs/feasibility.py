@@ -1,0 +1,72 @@
+"""Settings that are right one by one and cannot work together, found before a fleet starts. Pure but for the profile
+files that an experiment names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import METHODS, Context
+from edgebed.models.staged import MODELS
+from edgebed.typed import nearest, within
+from orchestrator.experiment import Experiment
+from orchestrator.fleet.profile import FleetSpec, load_profile
+
+
+def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
+    """Whether a round on this fleet can ever count, and every device and profile that is named exists.
+
+    Args:
+        path: of the experiment file, for messages.
+
+    Raises:
+        UsageError: with place and hint.
+    """
+    _check_quorum(experiment, len(spec.devices), path)
+    if experiment.environment is not None:
+        for i, name in enumerate(experiment.environment.profiles):
+            load_profile(name, spec.path, f"{path}: environment.profiles[{i}]")
+    names = [device.name for device in spec.devices]
+    for i, fault in enumerate(experiment.simulation.faults):
+        place = f"{path}: simulation.faults[{i}]"
+        if fault.device not in names:
+            raise UsageError(
+                f"{place}: the fleet {spec.name} has no device {fault.device!r}{nearest(fault.device, names)}",
+                hint=f"the fleet has: {', '.join(names)}",
+            )
+        if fault.round >= experiment.training.rounds:
+            last = experiment.training.rounds - 1
+            raise UsageError(
+                f"{place}: round is {fault.round}; the last of {last + 1} rounds is {last}",
+                hint=f"write a round from 0 to {last}, or raise training.rounds",
+            )
+
+
+def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:
+    training = experiment.training
+    drawn = min(devices, max(1, int(training.sample * devices + 0.5)))
+    if training.quorum > drawn:
+        of = f"{devices} devices" if drawn == devices else f"{drawn} of {devices} devices (training.sample)"
+        raise UsageError(
+            f"{path}: training.quorum is {training.quorum}; a round has {of}, so none could ever count",
+            hint=f"write a number from 1 to {drawn}" + ("" if drawn == devices else ", or raise training.sample"),
+        )
+
+
+def check_methods(
+    experiment: Experiment, devices: Sequence[str], input_shape: tuple[int, ...], classes: int, path: Path
+) -> None:
+    """Whether the model can be built for these samples, and every method can work with it on these devices.
+
+    Raises:
+        UsageError: with place and hint.
+    """
+    plugin = MODELS.create(experiment.model, f"{path}: model")
+    with within(f"{path}: model"):
+        model = plugin.build(input_shape, classes)
+    for i, options in enumerate(experiment.methods):
+        place = f"{path}: methods[{i}]"
+        method = METHODS.create(options, place)
+        with within(f"{place}: {method.name} with the model {plugin.name}"):
+            method.setup(Context(experiment.model, model, {}, server_slots=1, devices=tuple(devices)))

@@ -1,0 +1,119 @@
+"""Finds what `--resume` goes on with: the runs of the whole experiment, and what may be changed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgebed.errors import UsageError
+from orchestrator.experiment import Experiment, Training, convert, load
+from orchestrator.files.yaml_file import load_yaml
+from orchestrator.runs.folder import RunFolder, Series, backend_of
+from orchestrator.runs.request import Request
+
+WHOLE = ("rounds done", "target reached")
+"""How a run ends that was neither interrupted nor broken off."""
+
+SIMULATED = "simulated"
+"""The backend of a run that no device ran."""
+
+CHANGEABLE = (
+    "training.rounds",
+    "training.target_accuracy",
+    "training.stop_at_target",
+    "training.deadline_s",
+    "training.round_ceiling_s",
+    "training.quorum",
+    "training.liveness_s",
+    "training.heartbeat_s",
+)
+"""Keys that say how long a run goes on and for whom it waits. What has been trained depends on all others."""
+
+
+def resume_request(folder: Path, overrides: list[str] | None = None) -> Request:
+    """The request that goes on with the whole experiment to which the run in `folder` belongs.
+
+    Args:
+        overrides: `key=value`, of `CHANGEABLE` keys.
+
+    Raises:
+        UsageError: there is no run, a key may not be changed, or nothing is left to do.
+    """
+    files = RunFolder(folder)
+    if not files.experiment.is_file() or not files.records.is_file():
+        raise UsageError(
+            f"{folder} holds no run", hint="give the folder of a run: it holds experiment.yaml and records.jsonl"
+        )
+    if (had := backend_of(files)) == SIMULATED:
+        raise UsageError(f"{folder.name} is a simulation", hint="simulate it anew: `edgebed simulate`")
+    before = convert(load_yaml(files.experiment), Experiment, files.experiment)
+    after = load(files.experiment, overrides)
+    _check_changes(before, after)
+    series = files.read_series() or Series("", 0, after.methods)
+    members = dict(_members(files, series))
+    reached = {place: each.progress() for place, each in members.items()}
+    finished = {place: each.path for place, each in members.items() if is_finished(each, after.training)}
+    if len(finished) == len(series.methods):
+        raise UsageError(
+            f"{folder.name} is finished: {_reached(reached.values(), after.training)}",
+            hint=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
+            + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
+        )
+    return Request(
+        msgspec.structs.replace(after, methods=series.methods),
+        files.experiment.resolve(),
+        files.path.resolve().parent,
+        backend=had,
+        series=series.id,
+        begun={place: each.path for place, each in members.items() if place not in finished},
+        finished=finished,
+    )
+
+
+def is_finished(files: RunFolder, training: Training) -> bool:
+    """Whether a run came to its end, and would not go on from there."""
+    progress = files.progress()
+    reached = training.stop_at_target and progress.accuracy >= training.target_accuracy
+    return files.ended() in WHOLE and (progress.round >= training.rounds or reached)
+
+
+def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:
+    """The runs of the experiment that have begun, with their methods' places; `files` itself last, so it counts."""
+    for path in sorted(files.path.resolve().parent.glob("*/series.json")) if series.id else []:
+        other = RunFolder(path.parent)
+        found = other.read_series()
+        if found is not None and found.id == series.id and other.records.is_file():
+            yield found.place, other
+    yield series.place, files
+
+
+def _check_changes(before: Experiment, after: Experiment) -> None:
+    changed = list(_differences(msgspec.to_builtins(before), msgspec.to_builtins(after)))
+    refused = [key for key in changed if key not in CHANGEABLE]
+    if refused:
+        raise UsageError(
+            f"--set {refused[0]}: a run that goes on keeps it, for what has been trained depends on it",
+            hint=f"change {', '.join(CHANGEABLE)}; for anything else start a new run",
+        )
+    if "training.rounds" in changed and after.training.cosine:
+        raise UsageError(
+            f"--set training.rounds: training.cosine has brought the learning rate down over {before.training.rounds} "
+            "rounds",
+            hint="start a new run with more rounds",
+        )
+
+
+def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Dotted names of the keys whose values differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif before != after:
+        yield place
+
+
+def _reached(progress: Any, training: Training) -> str:
+    return "; ".join(f"{min(p.round, training.rounds)} of {training.rounds} rounds" for p in progress)

@@ -1,0 +1,215 @@
+"""The composition root: the only place that joins real parts. A standing fleet, and the runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from edgebed.datasets.shard import write_idle_shard
+from edgebed.errors import CalibrationError
+from edgebed.link.endpoint import TransferEndpoint
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.methods.base import METHODS
+from edgebed.wire.messages import Control
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.broker.open_broker import Broker, open_broker
+from orchestrator.calibration.calibrate import Calibration, calibrate
+from orchestrator.experiment import Experiment
+from orchestrator.files.output import try_folder
+from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.control.membership import Membership
+from orchestrator.fleet.environment import dilation_over
+from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_profile
+from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.rounds.replay import read_replay
+from orchestrator.runs.data import Prepared, prepare_data
+from orchestrator.runs.feasibility import check_fleet, check_methods
+from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.request import Notify, Request, Watch, quiet
+from orchestrator.runs.resume import resume_request
+from orchestrator.runs.run import MethodRun, host_facts
+
+JOIN_TIMEOUT_S = 180.0
+
+
+@contextlib.asynccontextmanager
+async def standing_fleet(
+    spec: FleetSpec,
+    *,
+    backend: str | None = None,
+    dilation: str | float = "auto",
+    broker_url: str | None = None,
+    shards: Mapping[str, Path] | None = None,
+    heartbeat_s: float = 5.0,
+    notify: Notify = quiet,
+) -> AsyncIterator[FleetController]:
+    """A fleet whose agents have joined and whose limits are on; everything is removed at the end.
+
+    Raises:
+        CapacityError, FleetError, LimitError, LinkError: with cause and hint.
+    """
+    factor = dilation_of(spec, dilation, usable_cores())
+    fleet_id = f"f{uuid.uuid4().hex[:8]}"
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
+        fleet = open_backend(spec, backend or spec.backend, fleet_id, notify)
+        stack.push_async_callback(fleet.close)
+        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, limits held by {fleet.enforcement})")
+        addresses = await fleet.prepare()
+        broker = await stack.enter_async_context(open_broker(addresses, broker_url))
+        controller = FleetController(
+            fleet_id, spec, fleet, factor, heartbeat_s, lambda name: load_profile(name, spec.path)
+        )
+        await _connect(controller, broker, stack)
+        controller.broker = broker
+        access = {name: broker.access(fleet.host_of(name)) for name in controller.names}
+        await fleet.start(access, shards or _idle_shards(controller.names, folder))
+        notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
+        await controller.membership.wait_joined(JOIN_TIMEOUT_S)
+        for name in controller.names:
+            await controller.put_on_limits(name, "start")
+        notify(f"limits are on; dilation {factor:.3g}")
+        yield controller
+
+
+async def _connect(controller: FleetController, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
+    """Open the orchestrator's two connections, and join port, membership and fleet to each other."""
+    access = broker.access("127.0.0.1")
+    address = Address(access.host, access.port, access.username, access.password)
+    client = f"{controller.fleet_id}-{ORCHESTRATOR}"
+    control, data = MqttLink(address, f"{client}-control"), MqttLink(address, f"{client}-data")
+    controller.port = TransferEndpoint(
+        ORCHESTRATOR,
+        Topics(controller.fleet_id),
+        control,
+        data,
+        deliver=controller.deliver,
+        admit=controller.admit,
+        on_control=lambda peer, message: controller.membership.on_control(peer, message),
+        on_progress=controller.progress,
+        known=controller.knows,
+        on_dropped=controller.dropped,
+    )
+    controller.control = control
+    controller.membership = Membership(controller.names, _say_over(controller.port), controller.record)
+    controller.membership.listen(controller.on_device)
+    controller.fleet.on_exit(controller.on_exit)
+    controller.port.start()
+    for link in (control, data):
+        await link.open()
+        stack.push_async_callback(link.close)
+    stack.push_async_callback(controller.port.close)
+    stack.push_async_callback(controller.close)
+
+
+def _say_over(port: TransferEndpoint) -> Callable[[str, Control], None]:
+    return port.control
+
+
+def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
+    """Shards for a fleet that stands without a run: each device has a file of its own, of two samples."""
+    shards = {name: folder / f"{name}.safetensors" for name in names}
+    for path in shards.values():
+        write_idle_shard(path)
+    return shards
+
+
+# ---- runs ----
+
+
+async def run_experiment(request: Request, watch: Watch) -> list[Path]:
+    """Run every method of an experiment, one after the other on the same standing fleet; returns the run folders.
+
+    Raises:
+        EdgebedError: with cause and hint; what can be seen beforehand is told before the fleet starts.
+    """
+    experiment = request.experiment
+    spec = fleet_of(request.path, experiment.fleet)
+    check_fleet(experiment, spec, request.path)
+    for folder in (request.runs, *request.begun.values()):
+        try_folder(folder)
+    if request.plan is not None:
+        read_replay(request.plan / "records.jsonl").check(experiment.training.rounds, len(experiment.methods))
+    with OwnedFolder("edgebed-data-") as shards:
+        profiles = {device.name: device.profile.name for device in spec.devices}
+        prepared = prepare_data(experiment, list(profiles), shards, profiles, request.path)
+        watch.notify(prepared.describe())
+        check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
+        async with standing_fleet(
+            spec,
+            backend=request.backend,
+            dilation=_dilation(experiment, spec),
+            broker_url=request.broker_url,
+            shards=prepared.shards,
+            heartbeat_s=experiment.training.heartbeat_s,
+            notify=watch.notify,
+        ) as controller:
+            calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
+            return await run_methods(request, controller, prepared, calibration, watch)
+
+
+def _dilation(experiment: Experiment, spec: FleetSpec) -> float:
+    """One factor for all rounds of the experiment, whatever profiles they bring."""
+    return dilation_over(
+        spec,
+        experiment.environment,
+        lambda name: load_profile(name, spec.path),
+        experiment.training.seed,
+        experiment.training.rounds,
+        experiment.dilation,
+        usable_cores(),
+    )
+
+
+async def run_methods(
+    request: Request, controller: FleetController, prepared: Prepared, calibration: Calibration, watch: Watch
+) -> list[Path]:
+    """Run every method of the experiment in turn on a fleet that stands already; returns the run folders."""
+    listed, series = request.experiment.methods, request.series or uuid.uuid4().hex[:12]
+    methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(listed)]
+    controller.labels = prepared.label_counts
+    folders = []
+    for place, (method, options) in enumerate(zip(methods, listed, strict=True)):
+        if place in request.finished:
+            folders.append(request.finished[place])
+            continue
+        run = MethodRun(request, series, place, controller, prepared, method, options, calibration, watch)
+        folders.append(run.folder.path)
+        await run.execute()
+    return folders
+
+
+async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:
+    """The short calibration before every run. Raises CalibrationError naming what does not hold."""
+    notify("calibrating")
+    result = await calibrate(
+        controller.fleet, controller.limits, controller.prober, short=True, on_row=controller.record
+    )
+    failed = [row for row in result.rows if row.judged and not row.passed]
+    if not result.passed and not allow_uncalibrated:
+        worst = "; ".join(
+            f"{r.device} {r.quantity} {r.condition}: {r.error:+.1%} {r.cause}".strip() for r in failed[:5]
+        )
+        raise CalibrationError(
+            f"the limits do not hold on {len({r.device for r in failed})} devices: {worst}",
+            hint="see `edgebed calibrate`; --allow-uncalibrated runs all the same and marks every output",
+        )
+    notify(f"calibration: {'passed' if result.passed else 'FAILED, allowed'}")
+    return result
+
+
+__all__ = [
+    "Notify",
+    "Request",
+    "RunFolder",
+    "Watch",
+    "host_facts",
+    "quiet",
+    "resume_request",
+    "run_experiment",
+    "standing_fleet",
+]

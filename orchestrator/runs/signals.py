@@ -1,0 +1,106 @@
+"""Ctrl-C (SIGINT), SIGTERM and SIGHUP (a terminal that has gone) end a command alike: once, with all its clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from orchestrator.runs.request import Notify
+
+T = TypeVar("T")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def ending_alike() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. What is ignored (`nohup`) stays ignored."""
+    before = {each: signal.getsignal(each) for each in ENDING if signal.getsignal(each) is signal.SIG_DFL}
+    for each in before:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, handler)
+
+
+def run_to_end(work: Coroutine[Any, Any, T], notify: Notify = _tell) -> T:
+    """Run `work`; the first signal cancels it, and those that follow do not disturb its clean-up, nor what is said
+    after it: from then on they are ignored.
+
+    Raises:
+        KeyboardInterrupt: a signal has ended it, and it has cleaned up.
+    """
+    end = _End(notify)
+    try:
+        return asyncio.run(_until_signal(work, end))
+    except _Interrupted:
+        raise KeyboardInterrupt from None
+    finally:
+        end.restore()
+
+
+class _Interrupted(Exception):
+    """A signal has ended the work."""
+
+
+async def _until_signal(work: Coroutine[Any, Any, T], end: _End) -> T:
+    task = asyncio.ensure_future(work)
+    end.watch(task)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise _Interrupted from None
+
+
+class _End:
+    """Cancels the work once. Its handlers stay until all is said, without a moment in which a signal would kill."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._ending = False
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]  # cannot be asked once it has gone
+        self._before = {each: signal.getsignal(each) for each in ENDING}
+
+    def watch(self, task: asyncio.Future[Any]) -> None:
+        """From now on signals end `task`."""
+        self._task, self._loop = task, asyncio.get_running_loop()
+        for each, handler in self._before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(each, self._heard)
+
+    def restore(self) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, signal.SIG_IGN if self._ending else handler)
+
+    def _heard(self, number: int, frame: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to end
+            self._loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number is signal.SIGHUP:
+            self._terminal_gone()
+        if self._ending:
+            self._notify(f"{number.name}: still removing the fleet")
+            return
+        self._ending = True
+        self._task.cancel()  # first: whatever becomes of what is said
+        self._notify(f"{number.name}: ending, and removing the fleet")
+
+    def _terminal_gone(self) -> None:
+        """Whatever is still written to the terminal would fail, in the middle of the clean-up."""
+        if self._terminals:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for number in self._terminals:
+                os.dup2(nowhere, number)
+            os.close(nowhere)

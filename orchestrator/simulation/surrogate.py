@@ -1,0 +1,244 @@
+"""Times and bytes of a larger experiment than the one that learns: the paper's network and data set, where this machine
+trains a small network on few samples.
+
+Plan, halves, merge and accuracy are those of the small network. Every batch, transfer and server step takes what it
+would take with the larger one: FLOPs or operations of its stages, bytes of its weights and features, and each sample
+stands for as many as the larger data set has more. The two networks are cut alike: they have equally many stages, or
+equally many split points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean
+
+import msgspec
+import torch
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
+from edgebed.methods.parts.stage_costs import size_bytes
+from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
+from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
+from orchestrator.experiment import AsIf, Experiment, Simulation
+from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.counts import Flops, Operations
+from orchestrator.simulation.link import wire_bytes
+from orchestrator.simulation.paper import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
+from orchestrator.simulation.reference import Reference
+
+MEASURED_BATCH = 20
+"""A larger network is measured with no more samples at once; its full batch follows from the law through them."""
+
+BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+
+
+class ModelPair:
+    """A small network and the larger one it stands for: where a cut of the one is in the other, and sizes of both.
+
+    Raises:
+        UsageError: the two are not cut alike.
+    """
+
+    def __init__(self, small: StagedModel, large: StagedModel) -> None:
+        self.small, self.large = small, large
+        self._cuts = _paired(small, large)
+        self._groups = width_groups(small), width_groups(large)
+        self._keeps: dict[tuple[tuple[str, int], ...], Keep] = {}
+
+    def cut(self, stages: int) -> int:
+        """The larger network's number of stages for the small one's."""
+        try:
+            return self._cuts[stages]
+        except KeyError:
+            raise UsageError(
+                f"cut {stages} of the small network is none of the larger one", hint=f"use cuts {sorted(self._cuts)}"
+            ) from None
+
+    def enlarged(self, assignment: Assignment) -> Assignment:
+        """The assignment as the larger network would have it, as narrow."""
+        start = assignment.train_from
+        return msgspec.structs.replace(
+            assignment,
+            stages=self.cut(assignment.stages),
+            train_from=self.cut(start) if start else 0,
+            keep=dict(self._keep(assignment.keep)),
+        )
+
+    def _keep(self, keep: Keep) -> Keep:
+        """The same shares of the larger network's groups: group by group where both have as many, else of all groups
+        the mean share **[ours]**. Which channels does not matter for what they cost."""
+        sizes = kept_sizes(keep)
+        if keep and sizes not in self._keeps:
+            small, large = self._groups
+            shares = [len(keep[name]) / group.size if name in keep else 1.0 for name, group in small.items()]
+            if len(small) == len(large):
+                pairs = zip(large.items(), shares, strict=True)
+                self._keeps[sizes] = {name: tuple(range(kept_size(group, share))) for (name, group), share in pairs}
+            else:
+                self._keeps[sizes] = ordered_keep(large, mean(shares))
+        return self._keeps[sizes] if keep else {}
+
+    def weights_factor(self, assignment: Assignment, *, trained: bool) -> float:
+        """Bytes of the larger network's weights ÷ the small one's: all of the device half, or those that it trains."""
+        small, large = (
+            self._bytes(model, groups, work, trained)
+            for model, groups, work in zip(
+                (self.small, self.large), self._groups, (assignment, self.enlarged(assignment)), strict=True
+            )
+        )
+        return large / small
+
+    def _bytes(self, model: StagedModel, groups: Groups, work: Assignment, trained: bool) -> int:
+        held = model.names_below(work.stages, head=trains_head(work))
+        weights = model.weights()
+        chosen = {name: weights[name] for name in (trained_names(model, work) if trained else held)}
+        return size_bytes(slice_weights(chosen, groups, work.keep) if work.keep else chosen)
+
+    def features_factor(self, stages: int) -> float:
+        """Elements of one sample's features in the larger network ÷ in the small one."""
+        return math.prod(self.large.feature_shape(self.cut(stages))) / math.prod(self.small.feature_shape(stages))
+
+
+def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
+    if len(small) == len(large):
+        return {stages: stages for stages in range(len(small) + 1)}
+    if small.split_points and len(small.split_points) == len(large.split_points):
+        return dict(zip(small.split_points, large.split_points, strict=True)) | {len(small): len(large)}
+    raise UsageError(
+        f"a network of {len(small)} stages cannot stand for one of {len(large)}",
+        hint="choose two with equally many stages or split points: `edgebed models`",
+    )
+
+
+Counted = FlopCosts | OperationCosts | ReferenceCosts
+
+
+class AsIfCosts(PaperCosts):
+    """A cost model by the larger network's counts, or by its halves as measured on this host.
+
+    Args:
+        samples_each: how many of the larger experiment's samples one of ours stands for.
+        large_batch: its batch size; ours is `batch_size`.
+        what: whose times and bytes these are, and who learns, for people.
+    """
+
+    def __init__(
+        self,
+        counted: Counted,
+        twins: ModelPair,
+        samples_each: float,
+        large_batch: int,
+        batch_size: int,
+        codec: Codec,
+        what: str,
+    ) -> None:
+        self._counted, self._twins, self._each = counted, twins, samples_each
+        self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
+        self.kind = f"{counted.kind}: {what}"
+        self._factors: dict[tuple[object, ...], float] = {}
+
+    def check(self, assignment: Assignment) -> None:
+        self._counted.check(self._twins.enlarged(assignment))
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        """What the larger network's cuts cost, for a reference device of one CPU."""
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
+
+    def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
+        assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
+        large = self._twins.large
+        known = large.weights()
+        weights = size_bytes({name: known[name] for name in large.names_below(self._twins.cut(cut), head=True)})
+        samples = self._batch_size * self._each
+        elements = math.prod(large.feature_shape(self._twins.cut(cut)))
+        return CutCost(
+            cut=cut,
+            model_bytes=weights,
+            feature_bytes=int(samples * (elements * BYTES[self._codec.dtype] + 8)),
+            device_s=self._batch(assignment, self._batch_size).total_s,
+            server_s=self.server_step_s([assignment], [self._batch_size]),
+        )
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self._batch(assignment, samples)
+
+    def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
+        cost = self._counted.work(self._twins.enlarged(assignment), self._large_batch)
+        share = self._batches(samples)
+        return BatchCost(cost.forward_s * share, cost.rest_s * share)
+
+    def _batches(self, samples: int) -> float:
+        """How many of the larger experiment's batches so many samples of ours stand for."""
+        return samples * self._each / self._large_batch
+
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        """Bytes on the wire of a body of `size` bytes of ours."""
+        return wire_bytes(header, round(size * self._factor(assignment, header)))
+
+    def _factor(self, assignment: Assignment, header: Header) -> float:
+        parts = assignment.stages, assignment.train_from, assignment.objective, kept_sizes(assignment.keep)
+        key = (type(header), *parts)
+        if key not in self._factors:
+            match header:
+                case Upload() | Reply():
+                    self._factors[key] = self._twins.features_factor(assignment.stages) * self._each
+                case Task() | Update():
+                    trained = isinstance(header, Update)
+                    self._factors[key] = self._twins.weights_factor(assignment, trained=trained)
+                case _:
+                    self._factors[key] = 1.0
+        return self._factors[key]
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        return sum(
+            self._counted.server_step_s([self._twins.enlarged(assignment)], [self._large_batch]) * self._batches(count)
+            for assignment, count in zip(assignments, samples, strict=True)
+        )
+
+
+def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, samples: Sequence[int]) -> AsIfCosts:
+    """`samples`: of each device.
+
+    Raises:
+        UsageError: the larger network cannot be built, counted, or cut like the small one.
+    """
+    plugin = MODELS.create(wanted.model, "simulation.as_if.model")
+    large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
+    return AsIfCosts(
+        _counted(experiment.simulation, wanted, large),
+        ModelPair(small, large),
+        wanted.train_samples / sum(samples),
+        wanted.batch_size,
+        experiment.training.batch_size,
+        experiment.training.codec,
+        f"times and bytes of {wanted.model.get('name')} with {wanted.train_samples / len(samples):.0f} samples per "
+        f"device (as_if), learning by {experiment.model.get('name')}",
+    )
+
+
+def _counted(simulation: Simulation, wanted: AsIf, large: StagedModel) -> Counted:
+    match simulation.cost:
+        case "flops":
+            return FlopCosts(Flops(large), simulation.device_flops, simulation.server_flops)
+        case "operations":
+            return OperationCosts(Operations(large), simulation.device_flops)
+        case "reference":
+            key = msgspec.json.encode(wanted, order="sorted")
+            if key not in _measured:
+                _measured[key] = Reference(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
+            return ReferenceCosts(_measured[key], simulation.server_flops / simulation.device_flops)
+        case other:
+            raise UsageError(f"simulation.as_if with cost {other!r}", hint="choose reference, flops or operations")
+
+
+_measured: dict[bytes, Reference] = {}
+"""Measuring a large network takes a minute: once in a process is enough."""
+
+
+def _noise(model: StagedModel, batch_size: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, *model.input_shape, generator=generator)
+    return x, torch.randint(model.classes, (batch_size,), generator=generator)

@@ -1,0 +1,178 @@
+"""What a model costs at each cut, counted without running it: parameters, bytes, floating-point operations.
+
+Everything is computed on torch's meta device, which knows shapes and holds no numbers, so that the largest model takes
+a second. Operations are those of convolutions and matrix products, a multiply-add counted as two (torch's counter).
+They are counted stage by stage; a half, and a device that trains only its last stages (FedPMT), is a sum of stages.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, autograd, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgebed.errors import UsageError
+from edgebed.models.staged import ModelPlugin, StagedModel, head_name
+
+FLOAT = 4  # bytes of a float32
+Shape = Sequence[int]
+
+
+class PartCosts(msgspec.Struct, frozen=True):
+    """One stage, or one head. Operations are per batch."""
+
+    name: str
+    parameters: int
+    bytes: int  # weights and buffers, as sent uncompressed
+    forward_flops: int
+    backward_flops: int  # with the gradient of its input
+    last_backward_flops: int  # where back-propagation stops here: without it
+
+
+class CutCosts(msgspec.Struct, frozen=True):
+    """One way to cut the model. The device half holds the stages up to the cut and the cut's head, the server half
+    the rest. Operations are per batch."""
+
+    cut: int
+    after: str  # name of the device's last stage
+    feature_shape: tuple[int, ...]  # of one sample; empty where the device holds the whole model
+    feature_bytes: int  # per batch, float32, without labels
+    device_parameters: int
+    device_bytes: int  # weights and buffers, as sent uncompressed
+    forward_flops: int  # device half
+    training_flops: int  # device half, forward and backward
+    server_flops: int  # server half, forward and backward, with the gradient of the features
+
+
+class ModelCosts(msgspec.Struct, frozen=True):
+    """A model for one input shape, number of classes and batch size. `parameters` does not count the heads."""
+
+    name: str
+    summary: str
+    input_shape: tuple[int, ...]
+    classes: int
+    batch: int
+    parameters: int
+    head_parameters: int
+    split_points: tuple[int, ...]
+    cuts: list[CutCosts]  # the last is the whole model on the device
+    stages: list[PartCosts]
+    heads: dict[int, PartCosts]  # by cut
+
+    def training_flops(self, stages: int, train_from: int = 0, *, head: bool = False) -> int:
+        """Operations of one batch on a device that holds `stages` and trains those after `train_from`: forward through
+        all, backward until the first trained one (`Assignment` in methods.md §0)."""
+        held = [*self.stages[:stages], *([self.heads[stages]] if head else [])]
+        trained = held[train_from:]
+        backward = sum(part.backward_flops for part in trained[1:])
+        return sum(part.forward_flops for part in held) + trained[0].last_backward_flops + backward
+
+
+def model_costs(plugin: ModelPlugin, input_shape: tuple[int, ...], classes: int, batch: int) -> ModelCosts:
+    """Count everything. Raises UsageError where the model cannot take such an input."""
+    try:
+        with torch.device("meta"):
+            model = plugin.build(input_shape, classes)
+        return built_costs(model, plugin.name, plugin.summary, batch)
+    except (RuntimeError, ValueError, IndexError) as error:
+        shape = "x".join(map(str, input_shape))
+        raise UsageError(
+            f"{plugin.name} cannot take an input of {shape}: {error}", hint="give a larger shape, or another model"
+        ) from None
+
+
+def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> ModelCosts:
+    """Count a model that is built, be it narrow; it is not changed."""
+    with torch.device("meta"):
+        bare = copy.deepcopy(model).to("meta").train()
+        stages, heads, shapes = _parts(bare, torch.zeros(batch, *model.input_shape))
+    return ModelCosts(
+        name=name,
+        summary=summary,
+        input_shape=model.input_shape,
+        classes=model.classes,
+        batch=batch,
+        parameters=sum(part.parameters for part in stages),
+        head_parameters=sum(part.parameters for part in heads.values()),
+        split_points=model.split_points,
+        cuts=_cuts(stages, heads, shapes, batch),
+        stages=stages,
+        heads=heads,
+    )
+
+
+def _parts(model: StagedModel, x: Tensor) -> tuple[list[PartCosts], dict[int, PartCosts], list[tuple[int, ...]]]:
+    """Every stage and head counted once, and the shape of one sample after each stage."""
+    stages: list[PartCosts] = []
+    heads: dict[int, PartCosts] = {}
+    shapes = []
+    for cut, name in enumerate(model.stage_names, 1):
+        part, x = _count(model.get_submodule(name), name, x)
+        stages.append(part)
+        shapes.append(tuple(x.shape[1:]))
+        if cut in model.cuts_with_head:
+            heads[cut], _ = _count(model.head(cut), head_name(cut), x)
+    return stages, heads, shapes
+
+
+def _cuts(
+    stages: list[PartCosts], heads: dict[int, PartCosts], shapes: list[tuple[int, ...]], batch: int
+) -> list[CutCosts]:
+    """A device half is the sum of its parts."""
+    found = []
+    for cut, (stage, shape) in enumerate(zip(stages, shapes, strict=True), 1):
+        device = [*stages[:cut], *([heads[cut]] if cut in heads else [])]
+        features = shape if cut < len(stages) else ()
+        forward = sum(part.forward_flops for part in device)
+        found.append(
+            CutCosts(
+                cut=cut,
+                after=stage.name,
+                feature_shape=features,
+                feature_bytes=batch * math.prod(features) * FLOAT if features else 0,
+                device_parameters=sum(part.parameters for part in device),
+                device_bytes=sum(part.bytes for part in device),
+                forward_flops=forward,
+                training_flops=forward
+                + device[0].last_backward_flops
+                + sum(part.backward_flops for part in device[1:]),
+                server_flops=sum(part.forward_flops + part.backward_flops for part in stages[cut:]),
+            )
+        )
+    return found
+
+
+def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
+    """What a stage or head costs on the batch `x`, and what it gives."""
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
+    x, parameters = x.detach().requires_grad_(), list(module.parameters())
+    with counter:
+        out: Tensor = module(x)
+        forward = counter.get_total_flops()
+        if parameters:
+            autograd.backward(out.sum(), inputs=parameters, retain_graph=True)
+        last = counter.get_total_flops() - forward
+        autograd.backward(out.sum())
+    part = PartCosts(
+        name=name,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()),
+        forward_flops=forward,
+        backward_flops=counter.get_total_flops() - forward - last,
+        last_backward_flops=last,
+    )
+    return part, out.detach()
+
+
+def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) -> int:
+    """Of a convolution: each gradient asked for costs as much as the forward pass. torch's own count takes the weight
+    gradient of a depthwise convolution `groups` times too high."""
+    wanted = rest[-1]  # which of the gradients of input, weight and bias
+    forward = 2 * math.prod(grad) * math.prod(weight[1:])
+    return forward * (bool(wanted[0]) + bool(wanted[1]))

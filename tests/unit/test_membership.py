@@ -1,0 +1,203 @@
+"""The membership: joins, returns, phases recorded once, probes answered, foreign messages without effect."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+import edgebed
+from edgebed.errors import FleetError
+from edgebed.wire.messages import (
+    Configure,
+    Control,
+    Phase,
+    PhasesSeen,
+    Ping,
+    Pong,
+    Presence,
+    Probe,
+    ProbeResult,
+    Shutdown,
+    Status,
+)
+from orchestrator.fleet.control.membership import RIVAL_BEATS, DeviceEvent, Joined, Left, Membership
+from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
+
+
+class DashboardAPI:
+    """A membership with everything it says and records in lists, and devices that answer when told to."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Control]] = []
+        self.records: list[Record] = []
+        self.events: list[DeviceEvent] = []
+        self.answer = lambda device, message: None
+        self.membership = Membership(["a", "b"], self.notify, self.records.append)
+        self.membership.listen(self.events.append)
+
+    def notify(self, device: str, message: Control) -> None:
+        self.said.append((device, message))
+        reply = self.answer(device, message)
+        if reply is not None:
+            asyncio.get_running_loop().call_soon(self.membership.on_control, device, reply)
+
+    def of(self, kind: type) -> list[object]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def presence(
+    device: str = "a", incarnation: str = "1", online: bool = True, protocol: int = edgebed.PROTOCOL
+) -> Presence:
+    return Presence(device, incarnation, online, protocol, samples=7)
+
+
+def status(incarnation: str = "1", configured: int = 0, progress: int = 0, first: int = 0, phases: int = 0) -> Status:
+    made = tuple(Phase("compute", "t", i, i + 1) for i in range(first, first + phases))
+    return Status("a", incarnation, configured, "t", "compute", progress, 0.0, 0, made, first)
+
+
+def test_a_device_joins_leaves_and_returns() -> None:
+    desk = DashboardAPI()
+    for message in (presence(), presence(), presence(online=False), presence(incarnation="2")):
+        desk.membership.on_control("a", message)
+    assert [e for e in desk.events if not hasattr(e, "moved")] == [
+        Joined("a", False, False),
+        Left("a", "its connection ended (last will)"),
+        Joined("a", True, True),
+    ]
+    assert desk.membership.present() == ["a"]
+
+
+def test_the_will_of_an_earlier_agent_changes_nothing() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence(incarnation="2"))
+    desk.membership.on_control("a", presence(incarnation="1", online=False))
+    assert desk.membership.present() == ["a"]
+    assert not desk.of(DeviceLeft)
+
+
+def test_a_device_that_speaks_after_its_will_is_back() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    desk.membership.on_control("a", presence(online=False))
+    desk.membership.on_control("a", status())
+    assert desk.membership.present() == ["a"]
+    assert Joined("a", True, False) in desk.events
+
+
+def test_a_second_agent_with_a_device_s_name_is_sent_away_and_named() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence(incarnation="first"))
+    desk.membership.on_control("a", presence(incarnation="second"))
+    desk.membership.on_control("a", status("second", progress=9))
+    desk.membership.on_control("a", status("first"))
+    (fault,) = desk.of(Fault)
+    assert "two agents call themselves a" in fault.what
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["second"]
+    assert desk.membership.devices["a"].incarnation == "first"
+    assert [e for e in desk.events if isinstance(e, Joined | Left)] == [Joined("a", False, False)]
+
+
+def test_a_second_agent_that_did_not_hear_is_told_again_but_named_once() -> None:
+    desk = DashboardAPI()
+    for message in (presence(incarnation="1"), presence(incarnation="2"), status("1")):
+        desk.membership.on_control("a", message)
+    for message in (presence(incarnation="2"), *[status("2")] * 5, status("1"), status("1")):
+        desk.membership.on_control("a", message)
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * 6
+    assert len(desk.of(Fault)) == 1
+    assert desk.membership.devices["a"].incarnation == "1"
+
+
+def test_a_second_agent_takes_the_place_of_a_silent_one() -> None:
+    desk = DashboardAPI()
+    for message in (presence(incarnation="1"), status("1"), presence(incarnation="2"), *[status("2")] * RIVAL_BEATS):
+        desk.membership.on_control("a", message)
+    assert desk.membership.devices["a"].incarnation == "2"
+    assert [e for e in desk.events if isinstance(e, Joined | Left)][1:] == [
+        Left("a", f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name"),
+        Joined("a", True, True),
+    ]
+    assert not desk.of(Fault)
+
+
+async def test_settings_are_meant_for_the_agent_that_joined() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence(incarnation="1"))
+    desk.answer = lambda device, message: status("1", configured=message.seq)
+    await desk.membership.configure("a", Configure(0, 1, 1.0))
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Configure)] == ["1"]
+
+
+def test_another_protocol_is_refused_with_a_fault() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence(protocol=99))
+    assert not desk.membership.present()
+    (fault,) = desk.of(Fault)
+    assert isinstance(fault, Fault)
+    assert "update" in fault.what
+
+
+def test_foreign_devices_and_false_names_change_nothing() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("stranger", presence("stranger"))
+    desk.membership.on_control("b", presence("a"))
+    assert not desk.membership.present()
+    assert not desk.records
+
+
+def test_phases_are_recorded_once_and_acknowledged() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    desk.membership.on_control("a", status(first=0, phases=3))
+    desk.membership.on_control("a", status(first=0, phases=5))  # the acknowledgement was lost: repeated and more
+    desk.membership.on_control("a", status(first=2, phases=2))  # late
+    desk.membership.on_control(
+        "a", status(first=9, phases=2)
+    )  # a gap cannot be: the device repeats from what is missing
+    recorded = [phase.start_ns for record in desk.of(DevicePhases) for phase in record.phases]  # type: ignore[attr-defined]
+    assert recorded == [0, 1, 2, 3, 4]
+    assert desk.said[-1] == ("a", PhasesSeen("1", 5))
+
+
+async def test_configure_repeats_until_the_device_has_it() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    tries = 0
+
+    def answer(device: str, message: Control) -> Control | None:
+        nonlocal tries
+        tries += isinstance(message, Configure)
+        return status(configured=message.seq) if isinstance(message, Configure) and tries > 1 else None
+
+    desk.answer = answer
+    await desk.membership.configure("a", Configure(0, threads=1, heartbeat_s=1.0))
+    assert tries == 2
+
+
+async def test_probe_and_clock() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+
+    def answer(device: str, message: Control) -> Control | None:
+        match message:
+            case Probe():
+                return ProbeResult("a", message.id, wall_s=2.0)
+            case Ping(seq, sent):
+                return Pong("a", seq, sent, sent + 5_000_000_000)
+        return None
+
+    desk.answer = answer
+    assert (await desk.membership.probe("a", Probe("", "busy"))).wall_s == 2.0
+    offset = await desk.membership.measure_clock("a", rounds=2)
+    assert offset.offset_ns == pytest.approx(5_000_000_000, abs=offset.uncertainty_ns)
+
+
+async def test_waiting_names_the_devices_that_do_not_come() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    with pytest.raises(FleetError, match=r"1 of 2 devices did not join .*: b"):
+        await desk.membership.wait_joined(0.05)
+    assert msgspec.structs.asdict(desk.of(DeviceJoined)[0])["device"] == "a"  # type: ignore[call-overload]

@@ -1,0 +1,103 @@
+"""The files of the papers' tables: every one makes experiments, and mistakes in one are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import METHODS
+from edgebed.models.staged import MODELS
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.papers.measure import with_deadline
+from orchestrator.papers.tables import jobs, load_reproduction, merged
+
+TABLES = sorted((Path(__file__).parents[2] / "profiles" / "experiments" / "papers").glob("*.yaml"))
+
+SMALL = """
+title: t
+source: s
+quantities: [time_to_target_s]
+baseline: a
+experiment: {name: x, fleet: f.yaml, methods: [{name: fedavg}], training: {rounds: 9}}
+rows: {a: {}, b: {training: {epochs: 2}}}
+columns:
+  easy: {target: 0.5}
+  hard: {target: 0.7}
+  other: {set: {data: {name: mnist}}, target: 0.5}
+figures: {time_to_target_s: {a: [1, 2, 3], b: [4, null, 6]}}
+scale: {about: small, set: {training: {rounds: 3}}, seeds: [1, 2]}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "table.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("full", [False, True])
+def test_every_table_makes_experiments_of_things_that_exist(path: Path, full: bool) -> None:
+    table = load_reproduction(path)
+    if table.kind != "runs":
+        assert table.figures
+        return
+    found = jobs(table, path, full=full)
+    assert {job.row for job in found} >= {table.baseline}
+    for job in found:
+        assert load_fleet((path.parent / job.experiment.fleet).resolve()).devices
+        MODELS.create(job.experiment.model)
+        for method in job.experiment.methods:
+            METHODS.create(method)
+
+
+def test_columns_that_differ_in_their_target_alone_share_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL)
+    found = jobs(load_reproduction(path), path, full=False)
+    assert [(job.row, job.columns, job.seed) for job in found] == [
+        (row, columns, seed) for seed in (1, 2) for row in "ab" for columns in (("easy", "hard"), ("other",))
+    ]
+    assert [job.experiment.training.target_accuracy for job in found[:2]] == [0.7, 0.5]
+    assert found[2].experiment.training.epochs == 2
+    assert found[0].experiment.training.rounds == 3
+    assert jobs(load_reproduction(path), path, full=True)[0].experiment.training.rounds == 9
+
+
+def test_a_named_thing_replaces_another_whole() -> None:
+    assert merged(
+        {"data": {"name": "a", "path": "p"}, "x": {"y": 1, "z": 2}}, {"data": {"name": "b"}, "x": {"y": 3}}
+    ) == {
+        "data": {"name": "b"},
+        "x": {"y": 3, "z": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "names"),
+    [
+        ("baseline: a", "baseline: c", "the baseline 'c'"),
+        ("b: [4, null, 6]", "b: [4]", "figures.time_to_target_s.b"),
+        ("seeds: [1, 2]", "rows: [z]", "scale.rows: 'z'"),
+        ("title: t", "titel: t", "no key 'titel' here; did you mean 'title'"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named(tmp_path: Path, find: str, put: str, names: str) -> None:
+    with pytest.raises(UsageError, match=names.replace("`", ".")):
+        load_reproduction(write(tmp_path, SMALL.replace(find, put)))
+
+
+def test_a_deadline_is_that_of_another_row(tmp_path: Path) -> None:
+    """FedPMT's table III: rows with a deadline are given the rounds without one that it is measured in."""
+    text = SMALL.replace("hard: {target: 0.7}", "hard: {target: 0.7, deadline_of: b}")
+    path = write(tmp_path, text)
+    found = {(job.row, job.columns): job for job in jobs(load_reproduction(path), path, full=False, seeds=[4])}
+    assert found["a", ("easy",)].probe is None
+    probe = found["a", ("hard",)].probe
+    assert probe is not None
+    assert (probe.training.rounds, probe.training.epochs, probe.training.seed) == (3, 2, 4)
+    assert probe.training.deadline_s is None
+    assert with_deadline(found["a", ("hard",)].experiment, 26.4).training.deadline_s == 26.5
+    with pytest.raises(UsageError, match="deadline_of: 'z'"):
+        load_reproduction(write(tmp_path, text.replace("deadline_of: b", "deadline_of: z")))

@@ -1,0 +1,167 @@
+"""What `--resume` goes on with: the whole experiment; what may be changed of it, and what is said of an early end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from edgebed.errors import UsageError
+from orchestrator.cli.unfinished import resume_command, tell_unfinished
+from orchestrator.experiment import Experiment, Training
+from orchestrator.records.recorder import Recorder
+from orchestrator.records.types import Fault, Record, RunFinished, RunStarted
+from orchestrator.rounds.loop import Progress
+from orchestrator.runs.folder import RunFolder, Series, resolved
+from orchestrator.runs.request import Request
+from orchestrator.runs.resume import CHANGEABLE, resume_request
+from tests.synthetic import Synthetic
+
+METHODS = [{"name": "dtfl", "tiers": 3}, {"name": "fedavg"}, {"name": "fedyogi"}]
+TRAINING = Training(rounds=4, target_accuracy=0.9)
+
+
+def made(
+    runs: Path, place: int, progress: Progress, series: str = "one", training: Training = TRAINING, name: str = ""
+) -> Path:
+    """A run folder of the method at `place`, as a run leaves it."""
+    experiment = Experiment(name="x", fleet="fleet.yaml", methods=METHODS, training=training)
+    folder = RunFolder(runs / (name or f"x-{METHODS[place]['name']}"))
+    own = METHODS[place]
+    folder.make(resolved(experiment, runs / "experiment.yaml", own, 2.5), Series(series, place, METHODS))
+    recorder = Recorder(folder.records)
+    recorder.record(started())
+    over = progress.round == training.rounds or progress.accuracy >= training.target_accuracy
+    recorder.record(RunFinished(9, "rounds done" if over else "interrupted"))
+    recorder.record(Fault(10, "dev-1", "what a device still says at the end"))
+    recorder.close()
+    if progress.round:
+        folder.save({"w": torch.ones(1)}, progress, {})
+    return folder.path
+
+
+def started(enforcement: str = "kernel", backend: str = "local") -> Record:
+    record = next(r for r in Synthetic(rounds=1).records if isinstance(r, RunStarted))
+    return msgspec.structs.replace(record, enforcement=enforcement, backend=backend)
+
+
+def test_the_whole_experiment_is_gone_on_with_from_any_of_its_runs(tmp_path: Path) -> None:
+    first = made(tmp_path, 0, Progress(round=4))
+    second = made(tmp_path, 1, Progress(round=2))
+    made(tmp_path, 1, Progress(round=1), series="another", name="x-other")
+    for run in (first, second):
+        request = resume_request(run)
+        assert request.experiment.methods == METHODS
+        assert (request.finished, request.begun) == ({0: first}, {1: second})
+        assert (request.series, request.runs, request.backend) == ("one", tmp_path, "local")
+        assert (request.experiment.dilation, request.experiment.fleet) == (2.5, str(tmp_path / "fleet.yaml"))
+
+
+def test_a_run_whose_target_was_reached_is_finished_and_one_without_a_checkpoint_has_begun(tmp_path: Path) -> None:
+    made(tmp_path, 0, Progress(round=1, accuracy=0.9))
+    made(tmp_path, 1, Progress())
+    request = resume_request(tmp_path / "x-fedavg")
+    assert (set(request.finished), set(request.begun)) == ({0}, {1})
+
+
+def test_what_is_finished_is_refused_and_can_be_extended(tmp_path: Path) -> None:
+    for place in range(3):
+        made(tmp_path, place, Progress(round=4))
+    with pytest.raises(UsageError, match=r"x-fedavg is finished: .*4 of 4 rounds") as refused:
+        resume_request(tmp_path / "x-fedavg")
+    assert "--resume x-fedavg --set training.rounds=8" in refused.value.hint
+    request = resume_request(tmp_path / "x-fedavg", ["training.rounds=6"])
+    assert request.experiment.training.rounds == 6
+    assert (set(request.finished), set(request.begun)) == (set(), {0, 1, 2})
+
+
+def test_a_run_that_was_killed_after_its_last_round_is_not_finished(tmp_path: Path) -> None:
+    run = made(tmp_path, 0, Progress(round=4))
+    recorder = Recorder(run / "records.jsonl")
+    recorder.record(started())  # extended, say; the final test of its weights was still to come
+    recorder.close()
+    assert set(resume_request(run).begun) == {0}
+
+
+def test_how_a_run_ended_is_found_before_what_devices_still_said(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    assert files.ended() == ""
+    recorder = Recorder(files.records)
+    assert files.ended() == ""
+    recorder.record(started())
+    assert files.ended() == ""
+    recorder.record(RunFinished(9, "rounds done"))
+    assert files.ended() == "rounds done"
+    recorder.record(Fault(10, "dev-1", 'said late: {"type":"run_started"'))
+    assert files.ended() == "rounds done"
+    recorder.close()
+
+
+def test_a_run_of_an_older_version_goes_on_alone(tmp_path: Path) -> None:
+    run = made(tmp_path, 1, Progress(round=2))
+    made(tmp_path, 0, Progress(round=4))
+    (run / "series.json").unlink()
+    request = resume_request(run)
+    assert request.experiment.methods == [METHODS[1]]
+    assert (request.finished, request.begun) == ({}, {0: run})
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("training.seed=3", "training.seed"),
+        ("training.optimizer={name: sgd, lr: 0.1}", "training.optimizer"),
+        ("model.name=vgg16", "model.name"),
+        ("methods=[{name: fedavg}]", "methods"),
+        ("fleet=/another.yaml", "fleet"),
+        ("dilation=3", "dilation"),
+    ],
+)
+def test_what_training_depends_on_may_not_be_changed_and_what_may_is_said(
+    tmp_path: Path, override: str, named: str
+) -> None:
+    run = made(tmp_path, 0, Progress(round=2))
+    with pytest.raises(UsageError, match=named) as refused:
+        resume_request(run, [override])
+    assert all(key in refused.value.hint for key in CHANGEABLE)
+
+
+def test_the_rounds_of_a_cosine_may_not_be_changed(tmp_path: Path) -> None:
+    run = made(tmp_path, 0, Progress(round=2), training=Training(rounds=4, cosine=True))
+    with pytest.raises(UsageError, match=r"cosine.*4 rounds"):
+        resume_request(run, ["training.rounds=8"])
+    assert resume_request(run, ["training.quorum=2"]).experiment.training.quorum == 2
+
+
+def test_a_simulation_is_refused(tmp_path: Path) -> None:
+    run = made(tmp_path, 0, Progress(round=2))
+    recorder = Recorder(run / "records.jsonl")
+    recorder.record(started("simulated", "simulated"))
+    recorder.close()
+    with pytest.raises(UsageError, match="is a simulation"):
+        resume_request(run)
+
+
+def test_an_early_end_tells_what_is_finished_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "20")
+    folders = [made(tmp_path, 0, Progress(round=4, accuracy=0.8997)), made(tmp_path, 1, Progress(round=2))]
+    experiment = Experiment(name="x", fleet="fleet.yaml", methods=METHODS, training=TRAINING)
+    tell_unfinished(Request(experiment, tmp_path / "experiment.yaml", tmp_path), folders)
+    told = capsys.readouterr().err
+    rows = [line.split() for line in told.splitlines()]
+    assert ["dtfl", "finished", "4", "of", "4", "89.9%", "x-dtfl"] in rows
+    assert ["fedavg", "unfinished", "2", "of", "4", "0.0%", "x-fedavg"] in rows
+    assert ["fedyogi", "not", "begun", "–", "–"] in rows
+    assert "edgebed run --resume x-fedavg\n" in told
+    assert resume_command(tmp_path / "elsewhere" / "a b") == f"edgebed run --resume '{tmp_path}/elsewhere/a b'"
+
+
+def test_an_end_before_the_first_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = Experiment(name="x", fleet="fleet.yaml", methods=METHODS)
+    tell_unfinished(Request(experiment, tmp_path / "experiment.yaml", tmp_path), [])
+    assert "No run had begun" in capsys.readouterr().err

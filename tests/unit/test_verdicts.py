@@ -1,0 +1,123 @@
+"""Verdicts of calibration: what passes, what fails, and what cause is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.messages import ProbeResult
+from orchestrator.calibration.calibrate import verdicts as j
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.profile import Limits
+
+LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)
+HELD = Held("d", LIMITS, 0.2, 10_000_000, 30_000_000, 512, 0.0, 0.0, 0, 0.0, 0, 0, True)
+
+
+SOFTWARE: dict[str, Any] = {"cpus": None, "uplink_bit_s": None, "downlink_bit_s": None, "read_back": False}
+
+
+def context(**held: object) -> j.Context:
+    return j.Context("d", LIMITS, msgspec.structs.replace(HELD, **held), cores=2, at_ns=1)
+
+
+def cpu(share: float, **held: Any) -> j.Calibrated:
+    return j.judge_cpu(context(**held), j.Item("busy", True, seconds=2.0), ProbeResult("d", "1", 2.0, 2.0 * share))
+
+
+def link(ratio: float, *, up: bool = True, size: int = 1_000_000, **held: Any) -> j.Calibrated:
+    rate = LIMITS.uplink_bit_s if up else LIMITS.downlink_bit_s
+    item = j.Item("upload" if up else "download", False, size=size)
+    return j.judge_link(context(**held), item, size * 8 / WIRE_SHARE / (rate * ratio), size)
+
+
+@pytest.mark.parametrize(
+    ("share", "passed"), [(0.2, True), (0.209, True), (0.191, True), (0.212, False), (0.188, False)]
+)
+def test_five_per_cent_of_cpu_time(share: float, passed: bool) -> None:
+    assert cpu(share).passed is passed
+
+
+def test_headers_count_as_bytes_of_the_link() -> None:
+    assert link(1.0).error == pytest.approx(0.0)
+    assert link(1.0).measured == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("ratio", "passed"), [(1.04, True), (0.96, True), (1.06, False), (0.94, False)])
+def test_five_per_cent_of_a_megabyte(ratio: float, passed: bool) -> None:
+    assert link(ratio).passed is passed
+
+
+@pytest.mark.parametrize(("ratio", "passed"), [(0.3, True), (1.09, True), (1.11, False)])
+def test_64_kb_may_be_slow_but_not_fast(ratio: float, passed: bool) -> None:
+    assert link(ratio, size=64_000).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (cpu(1.0, cpus=None), "no CPU quota is in force"),
+        (cpu(0.4, cpus=0.4), "the quota in force is 0.4"),
+        (cpu(1.0), "does not bind"),
+        (cpu(0.1), "the host is too busy"),
+        (cpu(0.1, cpus=0.1), "the quota in force is 0.1"),
+        (link(8.0, uplink_bit_s=80_000_000), "mbps (megabytes) taken for mbit"),
+        (link(7.7), "mbps (megabytes) taken for mbit"),
+        (link(90.0, up=False, downlink_bit_s=None), "the downlink is not shaped, only the uplink is"),
+        (link(90.0, uplink_bit_s=None, downlink_bit_s=None), "nothing shapes the uplink"),
+        (link(90.0), "find the path that goes round it"),
+        (link(1.2), "a smaller tbf burst"),
+        (link(0.7), "too slow"),
+        (cpu(1.0, **SOFTWARE), "software throttle"),
+        (cpu(0.1, **SOFTWARE), "the host is too busy"),
+        (link(8.0, **SOFTWARE), "software throttle"),
+        (link(0.7, **SOFTWARE), "too slow"),
+    ],
+)
+def test_the_fault_is_named_with_its_hint(row: j.Calibrated, words: str) -> None:
+    assert not row.passed
+    assert words in row.cause
+    assert "hint:" in row.cause
+
+
+def test_a_broken_probe_fails_with_its_error() -> None:
+    row = j.judge_link(context(), j.Item("upload", False, size=64_000), 0.0, 0, "the peer closed")
+    assert not row.passed
+    assert row.cause == "the peer closed"
+    row = j.judge_cpu(context(), j.Item("busy", False, seconds=1.0), ProbeResult("d", "1", error="no answer"))
+    assert not row.passed
+    assert row.cause == "no answer"
+
+
+def test_a_transfer_that_was_not_timed_is_no_pass() -> None:
+    row = j.judge_link(context(), j.Item("upload", False, size=64_000), 0.001, 0)
+    assert not row.passed
+    assert "before the clock" in row.cause
+
+
+def test_work_is_reported_and_not_judged() -> None:
+    result = ProbeResult("d", "1", wall_s=1.0, cpu_s=0.2, units=100.0)
+    row = j.report_work(context(), j.Item("busy", False, seconds=1.0), result, reference=1000.0)
+    assert (row.judged, row.measured, row.error) == (False, 500.0, -0.5)
+
+
+def test_the_full_plan_has_every_combination() -> None:
+    links = [i for i in j.full_plan() if i.kind in ("upload", "download")]
+    assert {(i.kind, i.together, i.connections, i.size) for i in links} == {
+        (kind, together, connections, size)
+        for kind in ("upload", "download")
+        for together in (False, True)
+        for connections in (1, 8)
+        for size in (64_000, 1_000_000, 10_000_000)
+    }
+    assert {(i.kind, i.together) for i in j.full_plan() if i not in links} == {
+        (kind, together) for kind in ("busy", "step") for together in (False, True)
+    }
+
+
+def test_the_short_plan_stays_under_ten_seconds_even_dilated() -> None:
+    dilated = [Limits(4, 10**8, 10**8, 1).dilated(5), Limits(0.1, 10**7, 10**7, 1).dilated(5)]
+    assert j.estimate_s(j.short_plan(), dilated) < 8
