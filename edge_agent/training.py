@@ -173,7 +173,8 @@ class _Stopwatch:
 
 def warm_up() -> None:
     """Train one step of a toy network, so that everything torch loads late is loaded before limits go on: under a
-    quota of 0.1 CPU it would take a minute of the first round. Starts no thread, so a fork server may fork afterwards."""
+    quota of 0.1 CPU it would take a minute of the first round. Starts no thread, so a fork server may fork
+    afterwards."""
     torch.set_num_threads(1)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()

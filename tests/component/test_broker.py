@@ -22,9 +22,9 @@ import pytest
 
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
+from orchestrator.broker import open_broker as module
+from orchestrator.broker import runners
 from orchestrator.broker.open_broker import open_broker, parse_url
-from orchestrator.broker.open_broker import open_broker as module
-from orchestrator.broker.open_broker import runners as runners
 from orchestrator.broker.runners import Listen, mosquitto_hash, mosquitto_settings
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.owner import BROKER, OWNER, this_process

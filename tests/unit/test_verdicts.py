@@ -9,7 +9,7 @@ import pytest
 
 from edgebed.link.link_probe import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
-from orchestrator.calibration.calibrate import verdicts as j
+from orchestrator.calibration import verdicts as j
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 
