@@ -189,7 +189,7 @@ PROBE = (
     ATTACKS
     + """
 import json, socket
-from edge_agent.fork_server import Zygote
+from edge_agent.fork_server import ForkServer
 from edgebed.wire.fork_protocol import Fork, encode
 victim, files, fork = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 if not fork:
@@ -204,7 +204,7 @@ if os.fork() == 0:
         tried("load a module:", lambda: __import__("colorsys"))
 
     os.umask(0o077)  # as careful people have it
-    Zygote(theirs, become).run()
+    ForkServer(theirs, become).run()
     os._exit(0)
 theirs.close()
 ours.sendall(fork.encode() + b"\\n")
