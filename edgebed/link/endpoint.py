@@ -1,7 +1,7 @@
-"""The Port: transfers of any size between two peers over two links, and the control messages beside them.
+"""The transfer endpoint: transfers of any size between two peers over two links, and the control messages beside them.
 
 A shell around `edgebed.link.sender` and `edgebed.link.receiver`: it packs frames, publishes, tells the time and awaits
-`deliver`. Data goes over its own connection, so that control is never stuck behind it. One Port serves one side: an
+`deliver`. Data goes over its own connection, so that control is never stuck behind it. One endpoint serves one side: an
 agent's has one peer (the orchestrator), the orchestrator's has every device.
 
 What anybody may send costs little: names that are not known get no state, each peer has an allowance of messages, and
@@ -90,7 +90,7 @@ class TransferEndpoint:
     deliver: awaited with each transfer that arrived, per peer one after the other in the order they were sent; only
         then is the sender told that it is done. Raise TransferRefused to refuse it.
     admit: called at the first chunk with peer, header and total bytes; raise TransferRefused to refuse early.
-    on_control: called with the peer and each control message that is not the Port's own business. The sender's
+    on_control: called with the peer and each control message that is not the endpoint's own business. The sender's
         name in the message is checked against its topic; what does not fit is counted in `dropped`.
     on_progress: called with peer and transfer whenever a chunk or a credit moves a transfer.
     known: whether a name is a device of the fleet; asked for each message, so the answer may change. What comes of

@@ -19,7 +19,7 @@ Notify = Callable[[str], None]
 
 
 def quiet(line: str) -> None:
-    """A Say that says nothing."""
+    """A Notify that says nothing."""
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""MqttLink and Port over a real broker: both ways, faults, latency, refusals."""
+"""MqttLink and TransferEndpoint over a real broker: both ways, faults, latency, refusals."""
 
 from __future__ import annotations
 

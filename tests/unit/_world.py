@@ -1,4 +1,5 @@
-"""Outbox and Inbox joined by three channels that lose, repeat, reorder and break, in simulated time."""
+"""TransferSender and TransferReceiver joined by three channels that lose, repeat, reorder and break, in simulated
+time."""
 
 from __future__ import annotations
 

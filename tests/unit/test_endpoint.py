@@ -37,7 +37,7 @@ UPLOAD = Upload("dev", "task", 0, 1)
 
 @dataclass
 class Side:
-    """A Port and all it reported."""
+    """An endpoint and all it reported."""
 
     name: str
     hub: MemoryHub

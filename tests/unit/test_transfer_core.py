@@ -1,4 +1,5 @@
-"""Outbox and Inbox against each other over a channel that loses, repeats, reorders and breaks, in simulated time."""
+"""TransferSender and TransferReceiver against each other over a channel that loses, repeats, reorders and breaks, in
+simulated time."""
 
 from __future__ import annotations
 
