@@ -1,5 +1,5 @@
 """The bounded queue between the training thread and the uplink: full means that the thread stands still, and for how
-long is a result (design.md, idea 5)."""
+long is recorded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """lr × factor when test accuracy has not risen for `patience` evaluations (methods.md §1)."""
+    """lr × factor when test accuracy has not risen for `patience` evaluations (papers.md §1)."""
 
     factor: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9
     patience: Positive = 10
@@ -67,7 +67,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Profiles change during the run (methods.md §1.3): every `every` rounds for `share` of the devices, at random
+    """Profiles change during the run (papers.md §1.3): every `every` rounds for `share` of the devices, at random
     among `profiles` (names), or among the fleet's own where none are named."""
 
     every: Rounds = 50

@@ -1,7 +1,7 @@
 """A device's data as one safetensors file, and its batches in an order that is the same on every machine.
 
 A shard needs no data-set library: samples as stored (uint8 or float32), labels, and how to normalise. Data never
-crosses MQTT (design.md, idea 8).
+crosses MQTT (docs/data.md).
 """
 
 from __future__ import annotations

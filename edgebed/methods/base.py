@@ -1,4 +1,4 @@
-"""What a method is: a plan, two halves and a merge (design.md, idea 3). Pure: no I/O, no clock.
+"""What a method is: a plan, two halves and a merge (docs/method-interface.md). Pure: no I/O, no clock.
 
 A method file derives from `Method` and reads like its paper. The device half is chosen by the assignment's `objective`
 from `HALVES`, so an agent knows objectives and no method; a method that needs a half of its own registers it in its
@@ -53,7 +53,7 @@ class DeviceView(msgspec.Struct, frozen=True):
 
 
 class CutCost(msgspec.Struct, frozen=True):
-    """Measured cost of one cut with one standard batch (methods.md §1.1)."""
+    """Measured cost of one cut with one standard batch (papers.md §1.1)."""
 
     cut: int
     model_bytes: int  # D_model(m): device stages and head, as sent

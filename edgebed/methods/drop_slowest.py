@@ -1,5 +1,5 @@
 """Drop the slowest: draw more devices than are needed, merge the first to end (Bonawitz et al. 2019, §2;
-methods.md §5). Pure.
+papers.md §5). Pure.
 
 The round ends when the `keep` share of its devices is done; the work of the others is thrown away. The paper draws
 130 % of the devices it needs; with 30 % dropped it is 1 / 0.7, so 143 %.

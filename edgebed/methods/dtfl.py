@@ -1,9 +1,9 @@
 """DTFL: dynamic tiers, local-loss device halves, one server-side copy per device (Mohammadabadi et al. 2024). Pure.
 
 Each device trains its lower stages against the auxiliary head of its cut and sends features while it trains. The
-server trains a copy of the upper stages for each device as the features arrive. Both are averaged (methods.md §1).
+server trains a copy of the upper stages for each device as the features arrive. Both are averaged (papers.md §1).
 Tier m of M is one of the M deepest cuts (table 11). The file follows algorithm 1: the round, then the tier scheduler
-(lines 21-35 and eq. 5, methods.md §1.2), then the estimate of a round's seconds. All seconds are those of the
+(lines 21-35 and eq. 5, papers.md §1.2), then the estimate of a round's seconds. All seconds are those of the
 orchestrator's clock, so a dilated fleet is planned in dilated seconds throughout.
 """
 

@@ -1,6 +1,6 @@
 """Federated early exits for collaborative inference (Kaplan et al. 2025, algorithm 1). Pure.
 
-methods.md §4: every round each node i of a tree trains one of its exits, e with probability p_{i,e}, for J steps, and
+papers.md §4: every round each node i of a tree trains one of its exits, e with probability p_{i,e}, for J steps, and
 
     w <- w + η_s Σ_{(i,e)} Λ̃_e · |S_i| / |S_{e,p}| · (w_{i,e} - w) / p_{i,e}
 

@@ -1,4 +1,4 @@
-"""FedAT: tiers by speed, synchronous inside and asynchronous across (Chai et al. 2021, algorithm 2; methods.md §5).
+"""FedAT: tiers by speed, synchronous inside and asynchronous across (Chai et al. 2021, algorithm 2; papers.md §5).
 Pure.
 
 Every tier has a model of its own, the average of its devices as in FedAvg. Whenever a tier's round ends, the global

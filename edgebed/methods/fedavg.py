@@ -1,4 +1,4 @@
-"""FedAvg: every device trains the whole model and the server averages (McMahan et al. 2017; methods.md §1.4). Pure."""
+"""FedAvg: every device trains the whole model and the server averages (McMahan et al. 2017; papers.md §1.4). Pure."""
 
 from __future__ import annotations
 

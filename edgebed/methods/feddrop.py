@@ -1,4 +1,4 @@
-"""FedDrop: every device trains a random sub-model that fits it (Wen, Jeon and Huang 2022; methods.md §3). Pure.
+"""FedDrop: every device trains a random sub-model that fits it (Wen, Jeon and Huang 2022; papers.md §3). Pure.
 
 Each round the server draws, for each device anew, a fraction of the neurons of every hidden fully connected layer, and
 cuts the sub-model out; the updates are averaged per coordinate over the devices that had it. Convolutions stay whole,

@@ -1,5 +1,5 @@
 """FedGKT: small extractors on the devices, one big model on the server, knowledge both ways as logits (He et al. 2020,
-algorithm 1; methods.md §1.4). Pure.
+algorithm 1; papers.md §1.4). Pure.
 
 Per round a device trains its own extractor and classifier on CE + KL to the server's last logits, for its local epochs,
 and sends features, labels and logits; the server trains the upper stages on all devices' features together, on CE + KL

@@ -1,4 +1,4 @@
-"""FedPMT: slow devices train the last layers only (Wu, Wang and Narayana 2023, algorithm 1; methods.md §3). Pure.
+"""FedPMT: slow devices train the last layers only (Wu, Wang and Narayana 2023, algorithm 1; papers.md §3). Pure.
 
 Every device holds the whole model and runs it forward; on a device of width i of |I|, back-propagation stops before
 the |I| - i first stages (mask Ξ_i), which stay as they are to the bit and are not uploaded. The widest mask trains all,

@@ -1,5 +1,5 @@
 """FedProx: devices are held near the global model and may do less work (Li et al. 2020, algorithm 2;
-methods.md §5). Pure.
+papers.md §5). Pure.
 
 Each device minimises F_k(w) + μ/2 ‖w − w^t‖². The proximal term is what lets the server merge work of different
 amounts; how much a slow device does is for the system to say, and here its measured speed says it **[ours]**.

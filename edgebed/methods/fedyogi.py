@@ -1,5 +1,5 @@
 """FedYogi: FedAvg's average as a gradient for an adaptive server optimizer (Reddi et al. 2020, algorithm 2;
-methods.md §1.4). Pure.
+papers.md §1.4). Pure.
 
 Δ = avg(w_k) − w;  m ← β1 m + (1−β1) Δ;  v ← v − (1−β2) Δ² sign(v − Δ²);  w ← w + η m / (√v + τ).
 """

@@ -1,4 +1,4 @@
-"""HeteroFL: every class of device trains the same first channels of each layer (Diao, Ding and Tarokh 2021; methods.md
+"""HeteroFL: every class of device trains the same first channels of each layer (Diao, Ding and Tarokh 2021; papers.md
 §5). Pure.
 
 A device's width is fixed when it is first met: the widest of a few whose cost its CPUs can bear, beside the rest of the

@@ -1,4 +1,4 @@
-"""S²FL: sliding split federated learning (Yan et al. 2023, algorithms 1 and 2; methods.md §2). Pure.
+"""S²FL: sliding split federated learning (Yan et al. 2023, algorithms 1 and 2; papers.md §2). Pure.
 
 Each round a device gets, of a few candidate cuts, the one whose round takes it nearest to the median of the client time
 table (§3.1), which the first rounds fill, one cut each. Devices are grouped so that their labels together are near to

@@ -1,5 +1,5 @@
 """SplitFed V1: one fixed cut; the gradient of the features comes back (Thapa et al. 2022, algorithm 1;
-methods.md §1.4). Pure.
+papers.md §1.4). Pure.
 
 Per batch the device sends features and waits, the server goes forward and backward on that device's copy of the upper
 stages, and the device goes backward with the returned gradient. Both sides are averaged each round. With one device

@@ -1,4 +1,4 @@
-"""TiFL: devices in tiers by speed, each round from one tier (Chai et al. 2020, algorithm 2; methods.md §5). Pure.
+"""TiFL: devices in tiers by speed, each round from one tier (Chai et al. 2020, algorithm 2; papers.md §5). Pure.
 
 The first rounds profile: all devices train and their seconds are measured. Then every round draws one tier, so that
 fast devices do not wait for slow ones; tiers that are behind are drawn more often, and credits bound how often.

@@ -5,7 +5,7 @@
     cnn-small      3x3x8,  pool, 3x3x16, pool, 64 -> 32 -> 10 on 8x8, with padding **[ours]**
 
 No padding, ReLU behind every layer but the last. A stage is a layer with trainable weights, so that `train_from` says
-which layers back-propagation reaches (methods.md §3).
+which layers back-propagation reaches (papers.md §3).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedPMT's fully connected network: 784-400-300-200-100-10 with ReLU (footnote 6). Takes samples of any shape.
 
-A stage is a layer, so that `train_from` says which layers back-propagation reaches (methods.md §3).
+A stage is a layer, so that `train_from` says which layers back-propagation reaches (papers.md §3).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operation counts of FedPMT's table II: what a mini-batch costs where back-propagation stops early. Pure.
 
-An operation is a multiply-add or one element-wise step (§V-A, methods.md §3). For a fully connected layer l with n_l
+An operation is a multiply-add or one element-wise step (§V-A, papers.md §3). For a fully connected layer l with n_l
 neurons and a mini-batch of n:
 
     forward         n·n_l·n_{l-1}, and n·n_l for its activation

@@ -1,4 +1,4 @@
-"""ResNet-56 and ResNet-110 in eight modules, and a small relative (methods.md §1; DTFL tables 8-10).
+"""ResNet-56 and ResNet-110 in eight modules, and a small relative (papers.md §1; DTFL tables 8-10).
 
     md1         3x3 stem
     md2, md3    residual blocks of the first width

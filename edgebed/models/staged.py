@@ -1,7 +1,7 @@
 """One model, cut anywhere: an ordered list of named stages with an auxiliary head per cut.
 
 The device holds the stages before the cut and the cut's head; the server holds the rest. Weights are named by stage
-(`md1.conv.weight`, `head3.fc.bias`), so any mixture of halves merges by dictionary. methods.md §0 and §1.
+(`md1.conv.weight`, `head3.fc.bias`), so any mixture of halves merges by dictionary. papers.md §0 and §1.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ModelPlugin(Plugin):
 
 
 def pooled_head(channels: int, classes: int) -> nn.Module:
-    """Auxiliary head of DTFL: global average pool and one fc layer (methods.md §1). (B, C, H, W) -> (B, classes)."""
+    """Auxiliary head of DTFL: global average pool and one fc layer (papers.md §1). (B, C, H, W) -> (B, classes)."""
     return nn.Sequential(
         OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, classes))
     )

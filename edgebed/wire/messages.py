@@ -15,7 +15,7 @@ from edgebed.errors import WireError, short
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A torch optimizer by name. Both halves of a split model use the same (methods.md §1)."""
+    """A torch optimizer by name. Both halves of a split model use the same (papers.md §1)."""
 
     name: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, msgspec.Meta(gt=0)] = 0.001
@@ -45,7 +45,7 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device does to its features before they leave it (methods.md §1.3). The device's own choice: it stands in
+    """What a device does to its features before they leave it (papers.md §1.3). The device's own choice: it stands in
     its shard file, and the orchestrator's messages always carry the default."""
 
     dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # weight of the distance correlation in the loss
@@ -62,7 +62,7 @@ class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one device does in one round (methods.md §0). Plain data: an agent executes it and knows no method.
+    """What one device does in one round (papers.md §0). Plain data: an agent executes it and knows no method.
 
     `model` is the plugin spec of the staged model, so the agent can build it. `stages` is the cut: how many leading
     stages the device holds. `objective` names the device half (`edgebed.methods.parts.local_training`): `head`,

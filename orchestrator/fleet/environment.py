@@ -1,4 +1,4 @@
-"""Which device has which profile in which round, where profiles change during a run (methods.md §1.3). Pure.
+"""Which device has which profile in which round, where profiles change during a run (papers.md §1.3). Pure.
 
 The same seed gives the same changes, so a resumed run goes on under the profiles it had, and the dilation of a run can
 be chosen for the heaviest fleet there will be.

@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """Threads for torch: more than the quota's whole CPUs only spin (transport.md)."""
+        """Threads for torch: more than the quota's whole CPUs only spin (docs/throttling.md)."""
         return max(1, int(self.cpus))
 
 

@@ -266,7 +266,7 @@ def same(one: Weights, other: Weights) -> bool:
 
 
 def plateau(progress: Progress, training: Training) -> None:
-    """Lower the learning rate when accuracy has not risen for some evaluations (methods.md §1)."""
+    """Lower the learning rate when accuracy has not risen for some evaluations (papers.md §1)."""
     if progress.accuracy > progress.best_accuracy:
         progress.best_accuracy, progress.since_best = progress.accuracy, 0
         return
@@ -277,7 +277,7 @@ def plateau(progress: Progress, training: Training) -> None:
 
 
 def cosine(round: int, training: Training) -> float:
-    """The learning rate of round 0, 1, … of a cosine from `optimizer.lr` to 0 at the end (methods.md §4)."""
+    """The learning rate of round 0, 1, … of a cosine from `optimizer.lr` to 0 at the end (papers.md §4)."""
     return training.optimizer.lr * (1 + math.cos(math.pi * round / training.rounds)) / 2
 
 

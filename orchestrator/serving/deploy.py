@@ -1,7 +1,7 @@
 """What of a finished run is put on a fleet to serve: weights per node, thresholds, and the requests of the leaves.
 
 Requests are samples of the test set, which no device has trained on, dealt out to the leaves. Thresholds are such that
-each exit serves its share (methods.md §4) of the validation part, where the run's data has one. Else half of the test
+each exit serves its share (papers.md §4) of the validation part, where the run's data has one. Else half of the test
 set, drawn by the run's seed, is kept to choose them, and requests are made of the other half.
 """
 

@@ -1,6 +1,6 @@
 """Tier profiling: what each cut of a model costs in bytes and reference seconds, measured before the first round.
 
-methods.md §1.1. The halves that are timed are the ones that train.
+papers.md §1.1. The halves that are timed are the ones that train.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ModelCosts(msgspec.Struct, frozen=True):
 
     def training_flops(self, stages: int, train_from: int = 0, *, head: bool = False) -> int:
         """Operations of one batch on a device that holds `stages` and trains those after `train_from`: forward through
-        all, backward until the first trained one (`Assignment` in methods.md §0)."""
+        all, backward until the first trained one (`Assignment` in papers.md §0)."""
         held = [*self.stages[:stages], *([self.heads[stages]] if head else [])]
         trained = held[train_from:]
         backward = sum(part.backward_flops for part in trained[1:])

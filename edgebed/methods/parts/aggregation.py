@@ -1,6 +1,6 @@
 """Merging weights by name: averages, and the check of an update before it may be merged. Pure.
 
-methods.md §1 step 5. A merge of one device is that device to the bit, and the order of devices is the caller's, so
+papers.md §1 step 5. A merge of one device is that device to the bit, and the order of devices is the caller's, so
 the same contributions give the same bits.
 """
 

@@ -1,6 +1,6 @@
 """The exits of a staged model: where they stand, what they answer, and which exit serves which sample. Pure.
 
-Exit e of E is the head at its cut; the last exit is the end of the model. methods.md §4: each exit serves its most
+Exit e of E is the head at its cut; the last exit is the end of the model. papers.md §4: each exit serves its most
 confident share; a sample's confidence is the largest softmax of the exit.
 """
 
@@ -158,7 +158,7 @@ def serve_above(sure: Tensor, least: Sequence[float]) -> Tensor:
 
 
 def served_score(logits: Tensor, y: Tensor, shares: Sequence[float]) -> Score:
-    """Accuracy and loss over served requests, each exit serving its most confident share (methods.md §4, "Result").
+    """Accuracy and loss over served requests, each exit serving its most confident share (papers.md §4, "Result").
 
     Args:
         logits: (E, N, classes) of every exit; y: (N,).

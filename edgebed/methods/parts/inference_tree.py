@@ -1,6 +1,6 @@
 """The tree of nodes of a collaborative inference system, and the rates at which its exits serve. Pure.
 
-methods.md §4; Kaplan et al., "Federated Learning for Collaborative Inference Systems: The Case of Early Exit Networks",
+papers.md §4; Kaplan et al., "Federated Learning for Collaborative Inference Systems: The Case of Early Exit Networks",
 §3.1. A node serves what it is sure of at its largest exit and forwards the rest to its parent.
 """
 

@@ -1,4 +1,4 @@
-"""S²FL's data balance: devices in groups whose labels together are nearest to uniform (eq. 2; methods.md §2). Pure.
+"""S²FL's data balance: devices in groups whose labels together are nearest to uniform (eq. 2; papers.md §2). Pure.
 
 The exact search is exponential, so groups are grown greedily, the one furthest from uniform first, and then refined by
 exchanging pairs of devices as long as that helps **[ours]**. What is minimal is the sum of the groups' distances, and

@@ -1,6 +1,6 @@
 """The halves most methods share: device halves by objective, and the server half of one device. No I/O.
 
-Objectives (methods.md §0): `head` trains against the auxiliary head at the cut (DTFL, early exits), `output` holds the
+Objectives (papers.md §0): `head` trains against the auxiliary head at the cut (DTFL, early exits), `output` holds the
 whole model (FedAvg, FedPMT), `server` waits for the gradient of its features (SplitFed, S²FL). Each step is the plain
 torch sequence zero_grad, backward, step, so a half equals the same layers trained without Edgebed to the bit.
 """
@@ -174,7 +174,7 @@ def checked_loss(loss: Tensor, where: str) -> float:
 
 
 class UpperHalf(ServerHalf):
-    """The server's copy of the upper stages for one device: forward, loss, backward, step per upload (methods.md §1
+    """The server's copy of the upper stages for one device: forward, loss, backward, step per upload (papers.md §1
     step 3). Its optimizer has the same hyper-parameters as the device's and starts anew each round, as the device's.
 
     Args:

@@ -1,6 +1,6 @@
 """The device half that serves at an exit: it answers what it is sure of and forwards the features of the rest. Pure.
 
-methods.md §4. One half for every node. A leaf takes requests as they arrive and looks at one at a time. A node above
+papers.md §4. One half for every node. A leaf takes requests as they arrive and looks at one at a time. A node above
 takes features from its children: each of its uploads is answered with the next features to look at, as soon as there
 are some; a reply without features ends its task.
 

@@ -1,4 +1,4 @@
-"""Base of the methods that train narrow models: sizes, tasks and the merge per coordinate (methods.md §3, §5). Pure.
+"""Base of the methods that train narrow models: sizes, tasks and the merge per coordinate (papers.md §3, §5). Pure.
 
 They differ in which channels a device keeps. A narrow model is physically smaller: its device computes less in every
 pass, and less crosses its link. What the channels of a model are is derived from its modules (`edgebed.models.width`);

@@ -1,4 +1,4 @@
-"""S²FL's client time table t[k][s] and the median rule that picks a cut from it (§3.1; methods.md §2). Pure."""
+"""S²FL's client time table t[k][s] and the median rule that picks a cut from it (§3.1; papers.md §2). Pure."""
 
 from __future__ import annotations
 
