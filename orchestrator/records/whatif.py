@@ -280,7 +280,7 @@ class WhatIf:
         """For summary.json."""
         return {
             "rounds_s": self.total_s,
-            "slowest_links": sorted(self.slowest, key=lambda device: -self.slowest[device]),
+            "slowest_links": sorted(self.slowest, key=lambda device: (-self.slowest[device], device)),
             "savings": [msgspec.structs.asdict(saving) for saving in self.savings()],
         }
 
