@@ -26,7 +26,7 @@ def record(into: Path, checkout: Path, names: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             play = _real if name in cases.REAL else _simulated
             found = play(command, _files(Path(scratch), name))
-        _keep(into / name, found)
+        keep(into / name, found)
 
 
 def _simulated(command: Path, experiment: Path) -> dict[str, Any]:
@@ -83,7 +83,8 @@ def label(folder: Path) -> str:
     return " ".join([options["name"], *(f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in rest)])
 
 
-def _keep(folder: Path, found: dict[str, Any]) -> None:
+def keep(folder: Path, found: dict[str, Any]) -> None:
+    """Write one file per run, in place of those that are there."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from orchestrator.cli import build
-from orchestrator.run_folder import RunFolder
+from orchestrator.runs.folder import RunFolder
 
 OLD = Path(__file__).parents[1] / "recorded" / "v0.2"
 FEDAVG, DTFL = "old-fedavg-sim-20261122-014328-af21", "old-dtfl-20261122-014347-0faa"

@@ -149,6 +149,18 @@ def test_the_slowest_link_is_found_by_what_was_in_force() -> None:
     assert 0 < expected < whatif.total_s
 
 
+def test_equally_slow_links_come_in_alphabetical_order() -> None:
+    records = [
+        msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) else r
+        for r in Synthetic().records
+    ]
+    run = sort(records)
+    whatif = WhatIf(run)
+    for timeline in timelines(run):
+        whatif.add(timeline)
+    assert whatif.result()["slowest_links"] == ["middle", "strong", "weak"]
+
+
 LENGTHS = st.integers(min_value=1, max_value=400)
 SPEEDS = st.builds(Speed, download=LENGTHS, compute=LENGTHS, encode=LENGTHS, blocked=st.integers(0, 200), tail=LENGTHS)
 
