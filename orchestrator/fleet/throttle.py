@@ -16,7 +16,7 @@ from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import LEAST_CPUS, Limits
 
 PERIOD_US = 100_000
-"""CFS period. torch steps are nearest their ideal time here (1.06; 1.33 at 20 ms: docs/throttling.md)."""
+"""CFS period. torch steps are nearest their ideal time here (1.06; 1.33 at 20 ms, measured)."""
 
 FRAME = 1540
 """Bytes of one full Ethernet frame and a little: tbf drops what is larger than its burst."""

@@ -20,10 +20,13 @@ from tests.contract.rounds import COSTS, make_method, play, small_model
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+INTERFACE = (DOCS / "method-interface.md").read_text(encoding="utf-8")
+CODE = re.findall(r"```python\n(.*?)```", INTERFACE, re.DOTALL)
+
+
 @pytest.fixture
 def method(monkeypatch: pytest.MonkeyPatch) -> Method:
-    page = (DOCS / "method-interface.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = CODE[0]
     module = types.ModuleType("example_of_docs_method_interface")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, "docs/method-interface.md", "exec"), module.__dict__)
@@ -40,6 +43,10 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
     assert all(torch.equal(split[name], whole[name]) for name in before)
     three = await play(method, before, {"a": 10, "b": 9, "c": 5}, range(2), lost=("b",))
     assert all(bool(torch.isfinite(value).all()) for value in three.values())
+
+
+def test_the_device_half_that_is_shown_is_that_of_fedprox() -> None:
+    assert CODE[1] in (DOCS.parent / "edgebed" / "methods" / "fedprox.py").read_text(encoding="utf-8")
 
 
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
