@@ -4,15 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-guest lint check bench clean
+.PHONY: setup lock demo test test-guest lint check bench clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+LOCKS := $(addprefix requirements/,installer.lock all.lock torch.txt)
+
+# Every package with its hash; torch and torchvision by version, from the index that pip is set up with. uv is quicker than
+# pip, which takes over where uv reaches no index (it does not read pip's settings).
+$(STAMP): pyproject.toml $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Edgebed needs Python 3.11 or newer; $$($(PYTHON) --version) found. Hint: make PYTHON=/path/to/python3.11"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "Hint on Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[orchestrator,dev]'
+	@$(PYTHON) -m venv $(VENV) || { echo "Hint for Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PIP) install --require-hashes -r requirements/installer.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/all.lock || \
+	  $(PIP) install --require-hashes -r requirements/all.lock
+	$(PIP) install -r requirements/torch.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Writes the locks again from pyproject.toml. RENEW=--upgrade takes the newest versions, RENEW="-P NAME" that of one package.
+lock: setup
+	requirements/renew $(RENEW)
 
 demo: setup
 	$(BIN)/edgebed run profiles/experiments/demo.yaml

@@ -7,6 +7,7 @@ The program stays where it was, by the same names, also where it lies in a folde
 from __future__ import annotations
 
 import os
+import site
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,9 +49,11 @@ def enter(root: Path, shard: Path) -> None:
 
 
 def program() -> list[str]:
-    """Folders that hold this Python, its packages and ours. Not the folder that somebody happened to stand in."""
+    """Folders that hold this Python, its packages and ours. Not the folder that somebody happened to stand in, nor the
+    source tree around our packages."""
     ours = [str(Path(str(package.__file__)).parent) for package in (edge_agent, edgebed)]
-    not_whole = {os.getcwd(), *(os.path.dirname(path) for path in ours)}
+    installed = {*site.getsitepackages(), site.getusersitepackages()}
+    not_whole = {os.getcwd(), *(os.path.dirname(path) for path in ours)} - installed
     roots = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     return [*roots, *(path for path in sys.path if os.path.isdir(path) and path not in not_whole), *ours]
 

@@ -34,7 +34,7 @@ def torchvision() -> ModuleType:
     except RuntimeError as error:
         raise UsageError(
             f"torchvision does not fit torch {torch.__version__}: {error}",
-            hint="install the versions of constraints.txt",
+            hint="install the versions of requirements/torch.txt from one index",
         ) from None
 
 

@@ -17,11 +17,12 @@ from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.cli.folders import runs_folder
+from orchestrator.files.shipped import shipped
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.ratios import Cell
 
-TABLES = Path(__file__).resolve().parents[2] / "profiles" / "experiments" / "papers"
+TABLES = shipped("profiles") / "experiments" / "papers"
 
 
 def register(app: typer.Typer) -> None:

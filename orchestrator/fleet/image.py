@@ -5,45 +5,44 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
-import tomllib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from edgebed.errors import FleetError
+from orchestrator.files.shipped import shipped, sources
 
 REPOSITORY = "edgebed-agent"
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("edgebed", "edge_agent")
+BASE_LABEL = "edgebed.base"
+"""On the image: what it was built from, by digest where the engine has the base image from a registry."""
+
+_DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
 
-def content() -> dict[str, bytes]:
-    """Everything the image is built from, by name in the build context.
+def content(base: str = "") -> dict[str, bytes]:
+    """Everything the image is built from, by name in the build context. The same in a source tree and in a wheel.
 
-    Raises:
-        FleetError: Edgebed was not installed from a checkout, so the Dockerfile is not here.
+    Args:
+        base: the image to start from instead of the Dockerfile's.
     """
-    try:
-        files = {
-            "Dockerfile": (ROOT / "docker" / "Dockerfile.agent").read_bytes(),
-            "constraints.txt": (ROOT / "constraints.txt").read_bytes(),
-            "requirements.txt": _requirements((ROOT / "pyproject.toml").read_text("utf-8")),
-        }
-    except FileNotFoundError as error:
-        raise FleetError(
-            f"the agent's image cannot be built: {error.filename} is missing",
-            hint="install Edgebed from a checkout (pip install -e .), or use --backend local",
-        ) from None
-    for source in SOURCES:
-        for path in sorted((ROOT / source).rglob("*.py")):
-            files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
+    dockerfile = (shipped("image") / "Dockerfile.agent").read_bytes()
+    files = {"Dockerfile": _DEFAULT_BASE.sub(b"ARG BASE=" + base.encode(), dockerfile) if base else dockerfile}
+    for name in ("agent.lock", "torch.txt"):
+        files[name] = (shipped("requirements") / name).read_bytes()
+    for package in SOURCES:
+        folder = sources(package)
+        for path in sorted(folder.rglob("*.py")):
+            files[f"{package}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
     return files
 
 
-def _requirements(pyproject: str) -> bytes:
-    dependencies: list[str] = tomllib.loads(pyproject)["project"]["dependencies"]
-    return "\n".join(dependencies).encode() + b"\n"
+def base_of(files: Mapping[str, bytes]) -> str:
+    """The image that the Dockerfile starts from."""
+    found = _DEFAULT_BASE.search(files["Dockerfile"])
+    assert found is not None
+    return found[1].decode()
 
 
 def tag_of(files: Mapping[str, bytes]) -> str:
@@ -75,13 +74,15 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
     """
     import docker.errors
 
-    files = content()
+    files = content(os.environ.get("EDGEBED_BASE_IMAGE", ""))
     tag = tag_of(files)
     try:
         client.images.get(tag)
         return tag
     except docker.errors.ImageNotFound:
         notify(f"building the agent's image {tag} (minutes the first time)")
+    base = _pinned(client, base_of(files))
+    notify(f"image: base {base}")
     lines: list[str] = []
     stream = client.api.build(
         fileobj=io.BytesIO(context(files)),
@@ -90,7 +91,7 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
         rm=True,
         decode=True,
         buildargs={"PIP_ARGS": os.environ.get("EDGEBED_PIP_ARGS", "")},
-        labels={"edgebed.image": "agent"},
+        labels={"edgebed.image": "agent", BASE_LABEL: base},
     )
     for event in stream:
         go_on()
@@ -100,9 +101,27 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
         if line.startswith("Step "):
             notify(f"image: {line}")
         if "error" in event:
-            raise FleetError(
-                f"the agent's image could not be built: {event['error']} Last lines: {' | '.join(lines[-5:])}",
-                hint="the build needs a network that reaches Debian's and Python's package indexes, or an image "
-                "built elsewhere (docker save / docker load)",
-            )
+            raise _not_built(f"{event['error']} Last lines: {' | '.join(lines[-5:])}")
     return tag
+
+
+def _pinned(client: Any, base: str) -> str:
+    """The base image by digest, or by its id where it was not taken from a registry; pulled where it is missing."""
+    import docker.errors
+
+    try:
+        try:
+            image = client.images.get(base)
+        except docker.errors.ImageNotFound:
+            image = client.images.pull(base)
+    except docker.errors.APIError as error:
+        raise _not_built(f"the base image {base} cannot be pulled: {error.explanation or error}") from None
+    return str((image.attrs.get("RepoDigests") or [image.id])[0])
+
+
+def _not_built(why: str) -> FleetError:
+    return FleetError(
+        f"the agent's image could not be built: {why}",
+        hint="the build needs a network that reaches a registry of images and Debian's and Python's package indexes, "
+        "or an image built elsewhere (docker save / docker load)",
+    )

@@ -14,9 +14,10 @@ from edgebed.errors import CapacityError, UsageError
 from edgebed.typed import nearest, shown
 from edgebed.wire.topics import check_name
 from orchestrator.experiment import convert
+from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, load_yaml
 
-SHIPPED = Path(__file__).resolve().parents[2] / "profiles" / "devices"
+SHIPPED = shipped("profiles") / "devices"
 MOST_DEVICES = 1000
 
 LEAST_CPUS = 0.01
