@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
 from pathlib import Path
 
@@ -35,3 +36,5 @@ def test_the_folder_that_somebody_stands_in_is_no_part_of_the_program(
     assert str(elsewhere) in found
     assert {os.path.dirname(str(package.__file__)) for package in (edge_agent, edgebed)} <= set(found)
     assert not {os.getcwd(), checkout, "/no/such"} & set(found)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: checkout)
+    assert checkout in jail.program()  # installed there with `pip install --user`, beside the packages that it needs

@@ -1,0 +1,100 @@
+"""The wheel, in a virtual environment of its own and far from the source tree: its files, `edgebed init`, a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.files.shipped import FOLDERS
+from orchestrator.fleet.image import content, tag_of
+
+ROOT = Path(__file__).parents[2]
+OURS = {"edgebed", "orchestrator", "edge_agent"}
+
+
+class Installed:
+    """The wheel in a virtual environment. Its dependencies are read from the environment of the tests."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.wheel, self.python = wheel, folder / "venv" / "bin" / "python"
+        venv.create(folder / "venv", symlinks=True)
+        pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
+        self.packages = Path(self("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        (self.packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    def __call__(self, command: str, *arguments: str, cwd: Path = Path("/")) -> str:
+        """Run a command of the environment; returns its standard output."""
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EDGEBED_RUNS")}
+        done = subprocess.run(
+            [str(self.python.parent / command), *arguments],
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), ".")
+    return Installed(folder, next(folder.glob("*.whl")))
+
+
+def test_the_wheel_holds_what_the_tree_ships_in_folders_of_its_own(installed: Installed) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    stem = "-".join(installed.wheel.name.split("-")[:2])
+    assert {name.partition("/")[0] for name in names} == OURS | {f"{stem}.dist-info"}
+    assert f"{stem}.dist-info/licenses/LICENSE" in names
+    modules = {path.relative_to(ROOT).as_posix() for package in OURS for path in (ROOT / package).rglob("*.py")}
+    assert modules <= names
+    assert {f"{package}/py.typed" for package in OURS} <= names
+    for package, patterns in {"orchestrator/dashboard/static": "*", "orchestrator/report": "*.j2"}.items():
+        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / package).glob(patterns)} <= names
+    for name, folder in FOLDERS.items():
+        files = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {f"edgebed/_data/{name}/{file.as_posix()}" for file in files} <= names
+        assert len(files) > 1 or name == "image"
+
+
+def test_everything_is_found_without_the_tree(installed: Installed) -> None:
+    files = installed("python", "-c", f"import {', '.join(OURS)}; print({', '.join(f'{n}.__file__' for n in OURS)})")
+    assert all(Path(file).is_relative_to(installed.packages) for file in files.split())
+    assert installed("edgebed", "--version").startswith("edgebed ")
+    assert "dtfl-table3" in installed("edgebed", "reproduce")
+    assert "--broker" in installed("edgebed-agent", "--help")
+    image = "from orchestrator.fleet.image import content, tag_of; print(tag_of(content()))"
+    assert installed("python", "-c", image).strip() == tag_of(content())
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
+    said = installed("edgebed", "init", "demo", cwd=tmp_path)
+    assert said.splitlines()[-1] == "Next: edgebed run demo/experiment.yaml"
+    short = ("--set", "training.rounds=1")
+    said = installed("edgebed", "run", "demo/experiment.yaml", *short, cwd=tmp_path)
+    assert "kernel" in said
+    said += installed(
+        "edgebed", "run", "demo/experiment.yaml", *short, "--method", "fedavg", "--backend", "software", cwd=tmp_path
+    )
+    assert "software" in said
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == 3
+    assert all((run / "report.html").is_file() for run in runs)
