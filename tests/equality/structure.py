@@ -61,10 +61,9 @@ def contract_names(pyproject: Path) -> set[str]:
     found: set[str] = set()
     for contract in tomllib.loads(pyproject.read_text())["tool"]["importlinter"]["contracts"]:
         found.update(contract.get("modules", []), contract.get("source_modules", []))
-        for layer in contract.get("layers", []):
-            found.update(name.strip(" ()") for name in re.split(r"[|:]", layer))
-        for container in contract.get("containers", []):
-            found.update(f"{container}.{name}" for name in list(found) if "." not in name)
+        layers = {name.strip(" ()") for layer in contract.get("layers", []) for name in re.split(r"[|:]", layer)}
+        containers = contract.get("containers", [])
+        found.update({f"{container}.{name}" for container in containers for name in layers} if containers else layers)
     return {name.removesuffix(".*").removesuffix(".**") for name in found} - set(PACKAGES)
 
 

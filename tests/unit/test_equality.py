@@ -84,5 +84,12 @@ def test_structure_counts_functions_and_contracts(tmp_path: Path) -> None:
     project.write_text(
         '[tool.importlinter]\n[[tool.importlinter.contracts]]\nmodules = ["orchestrator", "edge_agent"]\n'
         '[[tool.importlinter.contracts]]\nlayers = ["edgebed.link | edgebed.methods", "(edgebed.wire)"]\n'
+        '[[tool.importlinter.contracts]]\nlayers = ["a | b"]\ncontainers = ["edge_agent"]\n'
     )
-    assert contract_names(project) == {"edgebed.link", "edgebed.methods", "edgebed.wire"}
+    assert contract_names(project) == {
+        "edgebed.link",
+        "edgebed.methods",
+        "edgebed.wire",
+        "edge_agent.a",
+        "edge_agent.b",
+    }
