@@ -1,9 +1,30 @@
-"""The clock of a run: the machine's monotonic clock, or the virtual one of a simulation's event loop."""
+"""The clock of a run, and its worker threads: the machine's own, or those of a simulation's event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+OwnWork = Literal[
+    "plan",
+    "dispatch",
+    "server_halves",
+    "decode",
+    "encode",
+    "check",
+    "merge",
+    "evaluation",
+    "final_test",
+    "checkpoint",
+    "profiling",
+]
+"""What the orchestrator itself does in a run. A simulation charges virtual seconds by these names; `plan`, `merge`,
+`evaluation` and `checkpoint` are also the names under which the work is recorded (`OrchestratorPhase`)."""
 
 
 def now_ns() -> int:
@@ -15,3 +36,17 @@ def now_ns() -> int:
 def now_s() -> float:
     """The same in seconds."""
     return now_ns() / 1e9
+
+
+async def in_thread(work: OwnWork, call: Callable[..., T], /, *args: Any, size: int = 0, **kwargs: Any) -> T:
+    """Run `call` on a worker thread and return its result. On a virtual clock it runs at once, and the result comes
+    after the seconds that the simulation charges for `work` (`VirtualLoop.run_charged`).
+
+    Args:
+        size: bytes that the call works on, where its cost depends on them.
+    """
+    charged = getattr(asyncio.get_running_loop(), "run_charged", None)
+    if charged is None:
+        return await asyncio.to_thread(call, *args, **kwargs)
+    result: T = await charged(work, size, partial(call, *args, **kwargs))
+    return result

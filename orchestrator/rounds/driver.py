@@ -29,7 +29,7 @@ from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, U
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
-from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.clock import in_thread, now_ns, now_s
 from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Sender, Trainer
 from orchestrator.rounds.settings import RoundSettings
@@ -104,7 +104,7 @@ class RoundDriver:
         self._send_tasks(method, weights)
         try:
             # Beside the downloads: copying the server halves takes longer than planning.
-            halves = await asyncio.to_thread(method.server_halves, weights, plan.assignments, accelerator)
+            halves = await in_thread("server_halves", method.server_halves, weights, plan.assignments, accelerator)
             self._with_server = {device for half in halves for device in half.devices}
             self._trainer.begin(halves)
             self._halves_ready.set()
@@ -253,7 +253,7 @@ class RoundDriver:
             async with work.turn:
                 await self._halves_ready.wait()
                 most = work.bounds.upload_bytes
-                tensors = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
+                tensors = await self._decode(inbound, most)
                 if why := misfit(work.bounds, header.batch, tensors):
                     raise RunError(f"upload {header.batch} cannot be used: {why}")
                 step = await self._trainer.submit(device, header.batch, tensors)
@@ -264,7 +264,7 @@ class RoundDriver:
                 self._record(ServerStep(step.start_ns, step.end_ns, self._round, step.devices, header.batch))
             self._put(m.Progressed(device))
             if step.replies:
-                body = await asyncio.to_thread(encode_tensors, step.replies, work.task.assignment.codec)
+                body = await in_thread("encode", encode_tensors, step.replies, work.task.assignment.codec)
                 self._spawn(device, self._reply(device, Reply(work.task.id, header.batch), body))
         except EdgebedError as error:
             self._put(_unusable(device, error))
@@ -281,9 +281,9 @@ class RoundDriver:
         """Check the update, wait for the server half, and make the contribution."""
         try:
             most = most_bytes(self._method, self._weights, work, header.report)
-            weights = await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
+            weights = await self._decode(inbound, most)
             judged = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
-            if (bad := await asyncio.to_thread(update_fault, *judged)) is not None:
+            if (bad := await in_thread("check", update_fault, *judged)) is not None:
                 self._put(m.Dropped(device, *bad))
                 return
             self._put(m.Updated(device))
@@ -298,6 +298,10 @@ class RoundDriver:
         work.outcome = outcome(device, work, header, server_s)
         self._record(done_record(self._round, work.outcome, work.held_s))
         self._put(m.Completed(device))
+
+    async def _decode(self, inbound: ReceivedTransfer, most: int) -> Weights:
+        """The tensors of a transfer's body, of at most `most` bytes."""
+        return await in_thread("decode", decode_tensors, inbound.body, max_bytes=most, size=len(inbound.body))
 
     async def _server_weights(self, device: str, batches: int) -> Weights:
         await self._halves_ready.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.clock import in_thread, now_ns, now_s
 from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.interruption import uninterrupted
@@ -194,7 +193,7 @@ class Loop:
         if not result.contributions:
             return weights
         with _phase(self._record, number, "merge"):
-            weights = await asyncio.to_thread(self.method.merge, weights, result.contributions)
+            weights = await in_thread("merge", self.method.merge, weights, result.contributions)
             self.method.observe(number, _sorted(result.outcomes))
         return weights
 
@@ -219,13 +218,13 @@ class Loop:
         """Save a checkpoint."""
         with _phase(self._record, number, "checkpoint"):
             progress.method = self.method.state()
-            await asyncio.to_thread(self._save, weights, progress, self.method.tensors())
+            await in_thread("checkpoint", self._save, weights, progress, self.method.tensors())
 
     async def test(self, number: int, weights: Weights, progress: Progress) -> None:
         start = now_s()
         with _phase(self._record, number, "evaluation"):
             judged = self._validation or self._test_set
-            score = await asyncio.to_thread(self.method.evaluate, weights, *judged, self._accelerator)
+            score = await in_thread("evaluation", self.method.evaluate, weights, *judged, self._accelerator)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
         if self._tested is None or not same(weights, self._tested):
@@ -237,7 +236,9 @@ class Loop:
         if self._validation is None:
             return
         start = now_s()
-        score = await asyncio.to_thread(self.method.final, weights, self._validation, self._test_set, self._accelerator)
+        score = await in_thread(
+            "final_test", self.method.final, weights, self._validation, self._test_set, self._accelerator
+        )
         self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
 
 

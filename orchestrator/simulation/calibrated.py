@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
+from orchestrator.rounds.clock import OwnWork
 from orchestrator.simulation.calibration import Calibration, LinkFit
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.cpu import Cpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference, server_key, work_key
-
-NAMES = {"merge": "merge", "evaluate": "evaluation", "save": "checkpoint"}
-"""Calls that the loop hands to a worker thread, by the phase that they are recorded as."""
 
 
 class CalibratedCosts:
@@ -73,10 +71,10 @@ class CalibratedCosts:
             total += self._reference.server_law(assignment).seconds(count) * factor
         return total * (self._calibration.server_group if len(assignments) > 1 else 1.0)
 
-    def orchestrator_s(self, what: str, size: int) -> float:
-        if what == "decode_tensors":
+    def orchestrator_s(self, work: OwnWork, size: int) -> float:
+        if work == "decode":
             return self._calibration.receive.seconds(size)
-        return self._calibration.orchestrator.get(NAMES.get(what, what), 0.0)
+        return self._calibration.orchestrator.get(work, 0.0)
 
 
 def _link(fit: LinkFit, rate_bit_s: int, cpu_s: float = 0.0, update_cpu_s: float = 0.0) -> LinkCost:

@@ -11,6 +11,7 @@ from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.fleet.profile import Limits
+from orchestrator.rounds.clock import OwnWork
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
 
@@ -74,6 +75,5 @@ class CostModel(Protocol):
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         """One step of a server half with one upload of each of its devices."""
 
-    def orchestrator_s(self, what: str, size: int) -> float:
-        """What the orchestrator does itself: plan, dispatch, or a call by its name (merge, evaluate, save,
-        decode_tensors of `size` bytes)."""
+    def orchestrator_s(self, work: OwnWork, size: int) -> float:
+        """What the orchestrator does itself, on `size` bytes where it depends on them (`decode`)."""

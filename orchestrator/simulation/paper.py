@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
+from orchestrator.rounds.clock import OwnWork
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu
@@ -51,7 +52,7 @@ class PaperCosts:
     def downlink(self, device: Device) -> LinkCost:
         return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.downlink_bit_s)
 
-    def orchestrator_s(self, what: str, size: int) -> float:
+    def orchestrator_s(self, work: OwnWork, size: int) -> float:
         return 0.0
 
 

@@ -88,7 +88,7 @@ class SimulatedRun:
         stage, training = self._stage, self._experiment.training
         self._begin(recorder.record, folder, fleet)
         self._set_up(recorder.record)
-        self._loop.charge = self._charge
+        self._loop.charge = stage.costs.orchestrator_s
         record = self._recording(recorder, fleet)
         async with contextlib.AsyncExitStack() as stack:
             fleet.driver = driver = RoundRouter(lambda: self._round_driver(folder, fleet, record, stack))
@@ -138,10 +138,6 @@ class SimulatedRun:
                 self._loop.advance(costs.orchestrator_s("dispatch", 0))
 
         return record
-
-    def _charge(self, call: Callable[..., Any], args: tuple[Any, ...]) -> float:
-        size = len(args[0]) if args and isinstance(args[0], bytes | bytearray | memoryview) else 0
-        return self._stage.costs.orchestrator_s(getattr(call, "__name__", ""), size)
 
     def _tell(self, record: Record) -> None:
         line = failure_line(record)

@@ -4,22 +4,22 @@ long as its computing."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
+from orchestrator.rounds.clock import OwnWork
 
 T = TypeVar("T")
 START_S = 1.0
 """Not 0: a time of 0 ns means "none" in places."""
 
-Charge = Callable[[Callable[..., Any], tuple[Any, ...]], float]
-"""Seconds that a call handed to a worker thread takes in the simulation."""
+Charge = Callable[[OwnWork, int], float]
+"""Virtual seconds that work of the orchestrator on so many bytes takes."""
 
 
-def free(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+def free(work: OwnWork, size: int) -> float:
     """A Charge by which nothing takes time."""
     return 0.0
 
@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Time passes only by timers and by `advance`. Calls for worker threads run inline, so everything is in one order.
 
     Attributes:
-        charge: what those calls cost in virtual seconds; their result comes so much later.
+        charge: what calls through `run_charged` cost in virtual seconds; their result comes so much later.
     """
 
     def __init__(self) -> None:
@@ -79,27 +79,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now_s += max(0.0, seconds)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run the call here and now; its result comes after what it costs."""
+        """Run the call here and now; it takes no time."""
+        return self._run(func, args, lambda: 0.0)
+
+    def run_charged(self, work: OwnWork, size: int, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the call here and now; its result comes after the seconds that `charge` gives for the work."""
+        return self._run(call, (), lambda: self.charge(work, size))
+
+    def _run(self, call: Callable[..., T], args: tuple[Any, ...], cost: Callable[[], float]) -> asyncio.Future[T]:
         done: asyncio.Future[T] = self.create_future()
-        call, inner = _unwrap(func, args)
         try:
-            result = func(*args)
+            result = call(*args)
         except Exception as error:
             done.set_exception(error)
             return done
-        cost = self.charge(call, inner)
-        if cost > 0:
-            self.call_later(cost, lambda: None if done.done() else done.set_result(result))
+        seconds = cost()
+        if seconds > 0:
+            self.call_later(seconds, lambda: None if done.done() else done.set_result(result))
         else:
             done.set_result(result)
         return done
-
-
-def _unwrap(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The call that `asyncio.to_thread` has wrapped in a context."""
-    if isinstance(func, functools.partial) and func.args:
-        return func.args[0], tuple(func.args[1:])
-    return func, args
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:

@@ -15,7 +15,7 @@ from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
-from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.clock import OwnWork, now_ns
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.rounds.round_router import RoundRouter
@@ -69,8 +69,8 @@ class PlainCosts:
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         return 0.05 * len(assignments)
 
-    def orchestrator_s(self, what: str, size: int) -> float:
-        return 0.002 if what == "merge" else 0.0
+    def orchestrator_s(self, work: OwnWork, size: int) -> float:
+        return 0.002 if work == "merge" else 0.0
 
 
 class Played:
@@ -150,7 +150,7 @@ async def _play(
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, assignments)
     fleet.driver = driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
-    loop.charge = lambda call, args: costs.orchestrator_s(call.__name__, 0)
+    loop.charge = costs.orchestrator_s
     record(_started(fleet))
     fleet.announce()
     rounds = Loop(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import AsIf, Experiment, Simulation
-from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.clock import in_thread, now_ns
 from orchestrator.simulation.batched import BatchedTrainer, kind_of
 from orchestrator.simulation.context import _accelerator
 from orchestrator.simulation.counts import Flops, Operations
@@ -61,13 +62,18 @@ def test_an_hour_passes_at_once_and_everybody_sees_it() -> None:
 
 def test_a_call_for_a_worker_thread_runs_inline_and_costs_what_is_charged() -> None:
     async def main(loop: VirtualLoop) -> tuple[float, float, int]:
-        loop.charge = lambda call, args: 2.5 if call is divmod else 0.0
-        quotient, _ = await asyncio.to_thread(divmod, 7, 3)
+        loop.charge = lambda work, size: 2.5 + size if work == "decode" else 0.0
+        quotient, _ = await in_thread("decode", divmod, 7, 3, size=4)
         charged = loop.time()
+        await in_thread("merge", abs, -1)
         await asyncio.to_thread(abs, -1)
         return charged, loop.time(), quotient
 
-    assert run_virtual(main) == (START_S + 2.5, START_S + 2.5, 2)
+    assert run_virtual(main) == (START_S + 6.5, START_S + 6.5, 2)
+
+
+async def test_on_a_real_clock_such_a_call_runs_on_a_worker_thread() -> None:
+    assert await in_thread("merge", threading.get_ident) != threading.get_ident()
 
 
 def test_an_error_of_such_a_call_is_raised_where_it_is_awaited() -> None:
