@@ -1,4 +1,34 @@
-"""What the orchestrator and the edge agents must agree on: messages, links, models, methods, data sets."""
+"""What the orchestrator and the edge agents must agree on: messages, links, models, methods, data sets.
+
+The package also hands on the orchestrator's Python API: `edgebed.run`, `edgebed.simulate`, `edgebed.load_run`,
+`edgebed.load_runs`, `edgebed.compare` (docs/python.md). It is loaded when one of them is first used, so that an agent
+never loads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 PROTOCOL = 2
 """Version of the wire protocol. Both sides refuse a peer with another one."""
+
+API = ("compare", "load_run", "load_runs", "run", "simulate")
+"""Names that are handed on from `orchestrator.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in API:
+        raise AttributeError(f"module 'edgebed' has no attribute {name!r}")
+    try:
+        api = importlib.import_module("orchestrator.api")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"edgebed.{name} needs the package {error.name!r}, which is not installed\n"
+            "Hint: pip install 'edgebed[orchestrator]'"
+        ) from error
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *API])

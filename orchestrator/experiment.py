@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,12 +17,17 @@ from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.files.yaml_file import Document, load_yaml
+from orchestrator.files.yaml_file import Document, load_yaml, plain
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 T = TypeVar("T")
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
+
+UNNAMED = Path("experiment")
+"""What messages call an experiment that is no file. Relative paths in it start at the current folder."""
 
 
 class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -149,23 +154,46 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
 
 
-def load(path: Path, overrides: list[str] | None = None) -> Experiment:
-    """Read an experiment file. `overrides` are `key.sub=value` from the command line, values in YAML.
+def load(path: Path, overrides: Overrides | None = None) -> Experiment:
+    """Read an experiment file. `overrides` change values of it.
 
     Raises:
         UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and hint.
     """
-    document = load_yaml(path)
+    return _checked(load_yaml(path), overrides or ())
+
+
+def from_dict(values: Mapping[str, Any], overrides: Overrides | None = None) -> Experiment:
+    """An experiment that a program made, with the keys of the file. It is checked as a file is; messages call it
+    `experiment`.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    return _checked(Document(plain(values), UNNAMED, {}), overrides or ())
+
+
+def only_methods(experiment: Experiment, names: Collection[str] | None, path: Path) -> Experiment:
+    """The experiment with only the named methods; all of them where no name is given. Raises UsageError."""
+    if not names:
+        return experiment
+    known = [str(method.get("name")) for method in experiment.methods]
+    strange = sorted(set(names) - set(known))
+    if strange:
+        raise UsageError(
+            f"{path} has no method {', '.join(strange)}{nearest(strange[0], known)}", hint=f"it has: {', '.join(known)}"
+        )
+    return msgspec.structs.replace(experiment, methods=[m for m in experiment.methods if m.get("name") in names])
+
+
+def _checked(document: Document, overrides: Overrides) -> Experiment:
+    path = document.path
     if "devices" in document and "methods" not in document:
         raise UsageError(
             f"{path} is a fleet file, where an experiment is wanted",
             hint="give an experiment file, which names a fleet and methods, such as profiles/experiments/demo.yaml",
         )
-    for override in overrides or []:
-        key, found, value = override.partition("=")
-        if not found:
-            raise UsageError(f"--set {override}: no '='", hint="write key=value, as in training.rounds=5")
-        document.put(key.split("."), value, f"--set {override}")
+    _override(document, overrides)
     experiment = convert(document, Experiment, path)
     if not NAME.fullmatch(experiment.name):
         raise UsageError(
@@ -174,6 +202,18 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
         )
     _check_names(experiment, document)
     return experiment
+
+
+def _override(document: Document, overrides: Overrides) -> None:
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            document.put_value(key.split("."), plain(value), f"overrides[{key!r}]")
+        return
+    for override in overrides:
+        key, found, text = override.partition("=")
+        if not found:
+            raise UsageError(f"--set {override}: no '='", hint="write key=value, as in training.rounds=5")
+        document.put(key.split("."), text, f"--set {override}")
 
 
 def _check_names(experiment: Experiment, document: Document) -> None:

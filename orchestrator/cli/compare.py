@@ -12,9 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import complete_run, find_run, find_runs
 from orchestrator.cli.sim_error import as_plain, print_sim_error, sim_error_of
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare, percent, seconds
@@ -22,6 +20,7 @@ from orchestrator.records.groups import Group, ProfileRow, group, profiles
 from orchestrator.records.sim_error import SimError
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
+from orchestrator.runs.find import baseline_last, complete_run, find_runs
 
 MOST_COLUMNS = 6
 """Runs that fit side by side into a terminal; of more only the groups are printed."""
@@ -52,7 +51,7 @@ def command(
     """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
 
     Runs of one method with different seeds are taken together, with 95 % confidence intervals (Student's t)."""
-    folders = _baseline_last(find_runs(runs), baseline)
+    folders = baseline_last(find_runs(runs), baseline)
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
         error = sim_error_of(folders)
@@ -65,24 +64,6 @@ def command(
         _save(csv, tabulate.to_csv(compare(summaries).rows))
     if latex is not None:
         _save(latex, tabulate.to_latex(group(summaries), summaries[-1]["method"], compare(summaries).notes))
-
-
-def _baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
-    """The runs with those of the baseline at the end. Raises UsageError where there is no such method or run."""
-    if baseline is None:
-        return folders
-    methods = {folder: load_summary(folder)["method"] for folder in folders}
-    own = [folder for folder in folders if methods[folder] == baseline]
-    if not own:
-        try:
-            own = [find_run(baseline)]
-        except UsageError:
-            known = ", ".join(sorted(set(methods.values())))
-            raise UsageError(
-                f"{baseline!r} is neither a method of these runs nor a run", hint=f"methods: {known}"
-            ) from None
-    kept = {folder.resolve() for folder in own}
-    return [folder for folder in folders if folder.resolve() not in kept] + own
 
 
 def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:

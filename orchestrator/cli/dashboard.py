@@ -8,9 +8,9 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console
-from orchestrator.cli.folders import complete_run, find_runs, runs_folder
 from orchestrator.dashboard.run_list import Wanted
 from orchestrator.dashboard.serve import Place, serve
+from orchestrator.runs.find import complete_run, find_runs, runs_folder
 
 
 def register(app: typer.Typer) -> None:

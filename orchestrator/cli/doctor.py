@@ -13,11 +13,11 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import runs_folder
 from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host_facts import gather
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.runs.find import runs_folder
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,6 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log
-from orchestrator.cli.folders import complete_run, find_run
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
@@ -17,6 +16,7 @@ from orchestrator.records.metrics import exposition
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import load_summary
+from orchestrator.runs.find import complete_run, find_run
 
 
 def register(app: typer.Typer) -> None:

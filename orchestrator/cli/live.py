@@ -183,7 +183,7 @@ class LiveWatch(session.Watch):
 
     def __init__(self, console: Console) -> None:
         super().__init__(lambda line: console.print(escape(line), highlight=False, soft_wrap=True))
-        self._state = State()
+        self._state, self._simulated = State(), False
         self._live = Live(console=console, refresh_per_second=PER_SECOND, transient=True, get_renderable=self._view)
 
     def __enter__(self) -> LiveWatch:
@@ -202,4 +202,7 @@ class LiveWatch(session.Watch):
 
     def record(self, record: Any) -> None:
         super().record(record)
-        self._state.add(record)
+        if isinstance(record, t.RunStarted):
+            self._simulated = record.enforcement == "simulated"
+        if not self._simulated:  # else its times are not those of the clock that the view is drawn by
+            self._state.add(record)

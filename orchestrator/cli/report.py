@@ -9,8 +9,8 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import complete_run, find_runs
 from orchestrator.report import write_figures, write_results
+from orchestrator.runs.find import complete_run, find_runs
 
 
 def register(app: typer.Typer) -> None:

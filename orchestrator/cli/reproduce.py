@@ -16,11 +16,11 @@ from edgebed.models import operations
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import runs_folder
 from orchestrator.files.shipped import shipped
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.ratios import Cell
+from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
 

@@ -13,19 +13,18 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
-from edgebed.typed import nearest
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
-from orchestrator.cli.folders import complete_run, find_run, runs_folder
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.serve import Place
 from orchestrator.dashboard.subprocess_server import page_beside
-from orchestrator.experiment import Experiment, load
+from orchestrator.experiment import load, only_methods
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.records.loglines import LogLines
 from orchestrator.records.types import Record
 from orchestrator.runs import session
+from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 
 
@@ -109,7 +108,7 @@ def _request(
         return session.resume_request(find_run(resume), set_)
     if experiment is None:
         raise UsageError("no experiment", hint="give an experiment file, such as profiles/experiments/demo.yaml")
-    loaded = _only(load(experiment, set_), method, experiment)
+    loaded = only_methods(load(experiment, set_), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)
 
@@ -128,20 +127,6 @@ def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> 
 
 def _notify(line: str) -> None:
     log.print(line, highlight=False, soft_wrap=True)
-
-
-def _only(experiment: Experiment, names: list[str] | None, path: Path) -> Experiment:
-    """The experiment with only the named methods."""
-    if not names:
-        return experiment
-    chosen = [m for m in experiment.methods if m.get("name") in names]
-    if len({m["name"] for m in chosen}) < len(set(names)):
-        known = [str(m.get("name")) for m in experiment.methods]
-        strange = sorted(set(names) - set(known))
-        raise UsageError(
-            f"{path} has no method {', '.join(strange)}{nearest(strange[0], known)}", hint=f"it has: {', '.join(known)}"
-        )
-    return msgspec.structs.replace(experiment, methods=chosen)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json, print_whole
-from orchestrator.cli.folders import complete_run, is_pattern, runs_folder
 from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.comparison import accuracy, seconds
 from orchestrator.records.recorder import is_being_written
+from orchestrator.runs.find import complete_run, is_pattern, runs_folder
 
 FINISHED = ("rounds done", "target reached")
 Status = Literal["running", "finished", "interrupted", "failed", "killed"]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.folders import complete_run, find_run, runs_folder
+from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
 

@@ -9,10 +9,10 @@ import typer
 
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
-from orchestrator.cli.folders import find_run, runs_folder
-from orchestrator.cli.run import _only, _watching
-from orchestrator.experiment import load
+from orchestrator.cli.run import _watching
+from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.profile import MOST_DEVICES
+from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
 
 
@@ -43,7 +43,7 @@ def command(
     overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
     loaded = load(experiment, overrides)
     request = SimulationRequest(
-        _only(loaded, method, experiment),
+        only_methods(loaded, method, experiment),
         experiment.resolve(),
         runs_folder(),
         devices=devices,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.cli.console import log
-from orchestrator.cli.folders import runs_folder
 from orchestrator.records.comparison import accuracy
+from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Request
 from orchestrator.runs.resume import is_finished

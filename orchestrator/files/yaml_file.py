@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import yaml
 
 from edgebed.errors import UsageError
@@ -54,16 +56,47 @@ class Document(dict[str, Any]):
 
     def put(self, keys: list[str], text: str, option: str) -> None:
         """Set a value, written in YAML, from the command line. Raises UsageError."""
+        value, lines = parse(text, Path(option), keys=tuple(keys))
+        self.put_value(keys, value, option, lines)
+
+    def put_value(self, keys: list[str], value: Any, option: str, places: Iterable[str] = ()) -> None:
+        """Set a value. Messages about it, and about the `places` inside it, name `option`. Raises UsageError."""
         inner: dict[str, Any] = self
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 raise UsageError(f"{option}: {key} is no mapping of keys", hint="name a key of the experiment file")
-        value, lines = parse(text, Path(option), keys=tuple(keys))
         inner[keys[-1]] = value
         own = ".".join(keys)
         self.lines = {p: line for p, line in self.lines.items() if not re.match(rf"{re.escape(own)}($|[.\[])", p)}
-        self.lines |= dict.fromkeys(lines, f", {option}")
+        self.lines |= dict.fromkeys((own, *places), f", {option}")
+
+
+def plain(value: Any, place: Place = ()) -> Any:
+    """A value that a program made, as YAML holds it: mappings, lists, text, numbers, true and false, null.
+
+    Tuples become lists, paths become text, and numpy's scalars become Python's numbers.
+
+    Raises:
+        UsageError: a value of another type, or a key that is no text; with its place.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(f"{spelled(place) or 'experiment'}: the key {key!r} is no text", hint=f"write '{key}'")
+        return {key: plain(inner, (*place, key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner, (*place, number)) for number, inner in enumerate(value)]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise UsageError(
+        f"{spelled(place)} is a {type(value).__name__}, which no experiment file can hold",
+        hint="give text, a number, True, False, None, a list or a dict",
+    )
 
 
 class _Loader(yaml.SafeLoader):

@@ -143,7 +143,7 @@ class Summing:
         for device, replies in facts.replies.items():
             down[device] += sum([reply.bytes for reply in replies])
         for device in facts.delivered:
-            down[device] += _download_bytes(facts, device)
+            down[device] += download_bytes(facts, device)
         for out in facts.out.values():
             self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
 
@@ -274,7 +274,7 @@ def percentile(values: list[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
-def _download_bytes(facts: RoundFacts, device: str) -> int:
+def download_bytes(facts: RoundFacts, device: str) -> int:
     """What a task took that is on the device; its body where nobody counted the frames around it."""
     sent, delivered = facts.sent.get(device), facts.delivered[device]
     return delivered.bytes or (sent.bytes if sent is not None else 0)

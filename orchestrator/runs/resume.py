@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.experiment import Experiment, Training, convert, load
+from orchestrator.experiment import Experiment, Overrides, Training, convert, load
 from orchestrator.files.yaml_file import load_yaml
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
@@ -33,11 +33,11 @@ CHANGEABLE = (
 """Keys that say how long a run goes on and for whom it waits. What has been trained depends on all others."""
 
 
-def resume_request(folder: Path, overrides: list[str] | None = None) -> Request:
+def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
     """The request that goes on with the whole experiment to which the run in `folder` belongs.
 
     Args:
-        overrides: `key=value`, of `CHANGEABLE` keys.
+        overrides: of `CHANGEABLE` keys.
 
     Raises:
         UsageError: there is no run, a key may not be changed, or nothing is left to do.

@@ -17,6 +17,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
+from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.loop import Progress
 from orchestrator.runs.data import Prepared
@@ -35,6 +36,7 @@ class Watch(Protocol):
     notify: Callable[[str], None]
 
     def run(self, method: str, folder: Path, rounds: int) -> None: ...
+    def record(self, record: Record) -> None: ...
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None: ...
 
 

@@ -15,7 +15,6 @@ import msgspec
 from edgebed.methods.base import Context, Method
 from edgebed.wire.messages import Assignment
 from orchestrator.fleet.profile import load_profile
-from orchestrator.records.failures import failure_line
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_what_fits
@@ -56,7 +55,7 @@ class SimulatedRun:
         stage, training = self._stage, self._experiment.training
         folder = self._new_folder()
         recorder = Recorder(folder.records)
-        recorder.subscribe(self._tell)
+        recorder.subscribe(stage.watch.record)
         stage.watch.run(self._method.name, folder.path, training.rounds)
         fleet = SimulatedFleet(
             stage.spec,
@@ -138,11 +137,6 @@ class SimulatedRun:
                 self._loop.advance(costs.orchestrator_s("dispatch", 0))
 
         return record
-
-    def _tell(self, record: Record) -> None:
-        line = failure_line(record)
-        if line is not None:
-            self._stage.watch.notify(line)
 
     def _set_up(self, record: Write) -> None:
         """Give the method its context; where it needs costs of cuts they are measured on this host."""

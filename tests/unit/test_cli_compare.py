@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
-from orchestrator.cli.folders import find_run
 from orchestrator.records import comparison
 from orchestrator.records.summary import summarise
+from orchestrator.runs.find import find_run
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
 

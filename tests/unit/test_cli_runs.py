@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
 from orchestrator.cli import build
-from orchestrator.cli.folders import complete_run, find_run, find_runs
 from orchestrator.cli.runs import status_of
 from orchestrator.records import types as t
 from orchestrator.records.summary import write_summary
+from orchestrator.runs.find import complete_run, find_run, find_runs
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
 

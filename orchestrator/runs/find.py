@@ -1,4 +1,4 @@
-"""Where runs are kept, and how a command line names one."""
+"""Where runs are kept, and how a person names one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
+from orchestrator.records.summary import load_summary
 
 
 def runs_folder() -> Path:
@@ -46,6 +47,25 @@ def find_runs(names: Sequence[str]) -> list[Path]:
             raise _several(name, matches)
         found |= {folder.resolve(): folder for folder in matches}
     return list(found.values())
+
+
+def baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
+    """The runs with those of the baseline at the end. `baseline`: a method, or a run; None
+    leaves them as they are. Raises UsageError where there is no such method or run."""
+    if baseline is None:
+        return folders
+    methods = {folder: load_summary(folder)["method"] for folder in folders}
+    own = [folder for folder in folders if methods[folder] == baseline]
+    if not own:
+        try:
+            own = [find_run(baseline)]
+        except UsageError:
+            known = ", ".join(sorted(set(methods.values())))
+            raise UsageError(
+                f"{baseline!r} is neither a method of these runs nor a run", hint=f"methods: {known}"
+            ) from None
+    kept = {folder.resolve() for folder in own}
+    return [folder for folder in folders if folder.resolve() not in kept] + own
 
 
 def _matches(name: str) -> list[Path]:

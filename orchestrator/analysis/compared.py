@@ -1,0 +1,38 @@
+"""Runs side by side as a pandas table: the figures that `edgebed compare` prints. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import pandas as pd
+
+from orchestrator.records.comparison import compare
+from orchestrator.records.groups import Estimate, Group, group
+
+Summary = dict[str, Any]
+
+
+def comparison_table(summaries: Sequence[Summary], by: Literal["method", "run"] = "method") -> pd.DataFrame:
+    """One row per method (runs with different seeds taken together) or per run. The last run is the baseline.
+
+    `attrs["notes"]` of the table is the list of what makes the figures doubtful or hard to compare.
+    """
+    compared = compare(summaries)
+    rows = compared.rows if by == "run" else [_flat(one) for one in group(summaries)]
+    table = pd.DataFrame([{name: math.nan if value is None else value for name, value in row.items()} for row in rows])
+    table.attrs["notes"] = list(compared.notes)
+    return table
+
+
+def _flat(one: Group) -> dict[str, Any]:
+    """A group as a row: an estimate becomes three columns, the mean and the two ends of its 95 % interval."""
+    row: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(one).items():
+        if isinstance(value, Estimate):
+            row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+        else:
+            row[name] = value
+    return row
