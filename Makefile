@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock demo test test-guest lint check bench clean
+.PHONY: setup lock demo test test-guest lint docs check wheel bench clean
 setup: $(STAMP)
 
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
@@ -46,7 +46,15 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test
+# The site, in build/site. A link that leads nowhere, or a page that is not in the navigation, is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint docs test
+
+# The wheel, in build/dist.
+wheel: setup
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/dist .
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks
