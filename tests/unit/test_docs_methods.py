@@ -45,6 +45,29 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
     assert all(bool(torch.isfinite(value).all()) for value in three.values())
 
 
+async def test_the_method_of_the_tutorial_trains_and_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole run, and one that goes on from what `tensors` gives after the first round."""
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    whole, rest = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = whole + rest.split("as above\n", 1)[1]
+    module = types.ModuleType("example_of_docs_tutorial")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, "docs/tutorial.md", "exec"), module.__dict__)
+
+    def made() -> Method:
+        method = cast(Method, module.FedAvgM())
+        method.setup(Context({"name": "small"}, small_model(), COSTS, server_slots=1))
+        return method
+
+    devices, first, other = {"a": 10, "b": 9}, made(), made()
+    middle = await play(first, small_model().weights(), devices, range(1))
+    other.restore(first.state(), {name: value.clone() for name, value in first.tensors().items()})
+    end = await play(first, middle, devices, range(1, 3))
+    again = await play(other, middle, devices, range(1, 3))
+    assert all(torch.equal(end[name], again[name]) for name in end)
+    assert not torch.equal(end["md1.conv.weight"], middle["md1.conv.weight"])
+
+
 def test_the_device_half_that_is_shown_is_that_of_fedprox() -> None:
     assert CODE[1] in (DOCS.parent / "edgebed" / "methods" / "fedprox.py").read_text(encoding="utf-8")
 
