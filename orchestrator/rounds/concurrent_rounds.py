@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
-from orchestrator.rounds.clock import now_ns, now_s
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.interruption import uninterrupted
+from orchestrator.rounds.event_loop import now_ns, now_s, uninterrupted
 from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
 
 if TYPE_CHECKING:

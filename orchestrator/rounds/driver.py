@@ -29,7 +29,7 @@ from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, U
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
-from orchestrator.rounds.clock import in_thread, now_ns, now_s
+from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
 from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Sender, Trainer
 from orchestrator.rounds.settings import RoundSettings

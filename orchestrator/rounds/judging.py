@@ -8,7 +8,7 @@ from edgebed.methods.parts.aggregation import fault, impossible, moved, not_fini
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Failure, Report, Update, Upload
 from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault
-from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.event_loop import now_ns
 from orchestrator.rounds.work import Work
 
 MAY_NOT = "its update may not be merged"

@@ -23,10 +23,9 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.clock import in_thread, now_ns, now_s
 from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.interruption import uninterrupted
+from orchestrator.rounds.event_loop import in_thread, now_ns, now_s, uninterrupted
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.void import VoidRounds
 

@@ -35,7 +35,7 @@ from orchestrator.records.types import (
     UploadReceived,
 )
 from orchestrator.rounds.bounds import MOST_TEXT
-from orchestrator.rounds.clock import now_ns, now_s
+from orchestrator.rounds.event_loop import now_ns, now_s
 
 AHEAD = 4
 """Requests sent to a node that it has not decided yet."""

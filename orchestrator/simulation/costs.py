@@ -11,7 +11,7 @@ from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.fleet.profile import Limits
-from orchestrator.rounds.clock import OwnWork
+from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
 

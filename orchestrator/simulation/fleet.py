@@ -25,7 +25,7 @@ from orchestrator.records.types import (
     LimitsSet,
     Record,
 )
-from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.event_loop import now_ns
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool

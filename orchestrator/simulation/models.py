@@ -8,7 +8,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
 from orchestrator.experiment import Simulation
-from orchestrator.rounds.clock import now_s
+from orchestrator.rounds.event_loop import now_s
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration
 from orchestrator.simulation.costs import CostModel

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
-from orchestrator.rounds.clock import OwnWork
+from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu

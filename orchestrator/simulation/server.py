@@ -11,7 +11,7 @@ from edgebed.methods.base import Replies, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
-from orchestrator.rounds.clock import now_ns
+from orchestrator.rounds.event_loop import now_ns
 from orchestrator.training.server import ServerTrainer
 
 StepCost = Callable[[Sequence[Assignment], Sequence[int]], float]

@@ -18,8 +18,8 @@ from orchestrator.fleet.profile import load_profile
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, OrchestratorPhase, Record, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_what_fits
-from orchestrator.rounds.clock import now_ns
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.event_loop import now_ns
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
-from orchestrator.rounds.clock import OwnWork
+from orchestrator.rounds.event_loop import OwnWork
 
 T = TypeVar("T")
 START_S = 1.0

@@ -15,8 +15,8 @@ from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
-from orchestrator.rounds.clock import OwnWork, now_ns
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.event_loop import OwnWork, now_ns
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings

@@ -18,7 +18,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
-from orchestrator.rounds.interruption import uninterrupted
+from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.loop import Loop, Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 

@@ -21,7 +21,7 @@ from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import AsIf, Experiment, Simulation
-from orchestrator.rounds.clock import in_thread, now_ns
+from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.simulation.batched import BatchedTrainer, kind_of
 from orchestrator.simulation.context import _accelerator
 from orchestrator.simulation.counts import Flops, Operations

@@ -1,10 +1,11 @@
-"""The clock of a run, and its worker threads: the machine's own, or those of a simulation's event loop."""
+"""The clock of a run and its worker threads, real or of a simulation's event loop, and work that a cancellation must not
+cut short."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -50,3 +51,13 @@ async def in_thread(work: OwnWork, call: Callable[..., T], /, *args: Any, size: 
         return await asyncio.to_thread(call, *args, **kwargs)
     result: T = await charged(work, size, partial(call, *args, **kwargs))
     return result
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; a cancellation waits until it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
