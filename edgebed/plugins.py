@@ -1,8 +1,8 @@
-"""One file, one class, one name: how models, methods and data sets are found and given their options.
+"""How models, methods and data sets are found and given their options.
 
-A plugin package (say `edgebed.methods`) holds one module per plugin. The module defines one class derived from the
-package's base; the class carries `name` and an `Options` struct (msgspec) whose fields are its options. There is no
-list to keep: the package's folder is the registry.
+A plugin package (for example `edgebed.methods`) holds one module per plugin, or one for a few closely related plugins.
+A plugin is a class derived from the package's base, with a `name` and an `Options` struct (msgspec) whose fields are
+its options. A new file in the package's folder is found by itself; there is no list to extend.
 """
 
 from __future__ import annotations

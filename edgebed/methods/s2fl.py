@@ -237,6 +237,21 @@ class S2fl(Method):
         self.memory = msgspec.convert(state, Memory, strict=False)
 
 
+class Sfl(S2fl):
+    """SFL, the baseline of the paper: the largest candidate cut for all devices, no data balance (§5)."""
+
+    name = "sfl"
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        """`cuts`: the candidates of S²FL; the last one is used; by default the model's split points."""
+
+        cuts: tuple[Cut, ...] = ()
+
+    def __init__(self, options: Options | None = None) -> None:
+        chosen = options or Sfl.Options()
+        super().__init__(S2fl.Options(cuts=chosen.cuts, sliding=False, balance=False))
+
+
 def own_seconds(outcome: Outcome, server_share: float = 1.0) -> float:
     """Eq. 1 of measured parts: both models and the features over the link, the gradients back at the same speed, and
     the work of the device, and of the server for it.

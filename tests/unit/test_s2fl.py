@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch, Context, DeviceView, Outcome, Plan
-from edgebed.methods.s2fl import GroupHalf, S2fl, candidate_cuts
-from edgebed.methods.sfl import Sfl
+from edgebed.methods.s2fl import GroupHalf, S2fl, Sfl, candidate_cuts
 from edgebed.models.staged import MODELS
 from edgebed.models.vgg import SPLIT_POINTS
 from edgebed.wire.messages import Assignment, Optimizer, Report
