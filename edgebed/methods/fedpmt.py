@@ -37,7 +37,7 @@ from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.methods.parts.capacity import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
 from edgebed.methods.parts.device_sampling import Draw
 from edgebed.methods.parts.local_training import Half, output_half
-from edgebed.methods.parts.stage_costs import partial_costs, size_bytes
+from edgebed.models.costs import partial_costs, size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 

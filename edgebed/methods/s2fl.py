@@ -43,8 +43,8 @@ from edgebed.methods.parts.device_sampling import draw_share
 from edgebed.methods.parts.label_groups import group_by_labels
 from edgebed.methods.parts.local_training import checked_loss, checked_upload, make_optimizer
 from edgebed.methods.parts.shared_half import checked_half, without_bad
-from edgebed.methods.parts.stage_costs import cut_costs
 from edgebed.methods.parts.time_table import TimeTable, median_rule
+from edgebed.models.costs import cut_costs
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -125,14 +125,15 @@ class S2fl(Method):
         self.cuts = cuts if self.options.sliding else cuts[-1:]
         self.memory = Memory()
         self._groups: list[tuple[str, ...]] = []  # of this round
+        self._counted = cut_costs(context.model)
         self._costs = self._device_costs()
 
     def _device_costs(self) -> dict[int, float]:
         """Device-side cost by candidate cut: measured where it is, else counted operations."""
-        counted, measured = cut_costs(self.context.model), self.context.costs
+        measured = self.context.costs
         if all(cut in measured for cut in self.cuts):
             return {cut: measured[cut].device_s for cut in self.cuts}
-        return {cut: float(counted[cut - 1]) for cut in self.cuts}
+        return {cut: float(self._counted[cut - 1]) for cut in self.cuts}
 
     # ---- a round ----
 
@@ -220,8 +221,7 @@ class S2fl(Method):
     def _server_shares(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Each device's share of what its group's server half worked, by counted operations; what a lost device took
         counts for the others of its group."""
-        counted = cut_costs(self.context.model)
-        upper = {cut: counted[-1] - counted[cut - 1] for cut in self.cuts}
+        upper = {cut: self._counted[-1] - self._counted[cut - 1] for cut in self.cuts}
         work = {each.device: each.report.samples * upper[each.assignment.stages] for each in outcomes}
         shares = {}
         for group in self._groups:

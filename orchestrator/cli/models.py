@@ -12,10 +12,10 @@ from rich import box
 from rich.table import Table
 
 from edgebed.errors import UsageError
+from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.yaml_file import parse
-from orchestrator.training.model_costs import ModelCosts, model_costs
 
 
 def register(app: typer.Typer) -> None:

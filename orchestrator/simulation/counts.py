@@ -8,18 +8,18 @@ from torch import nn
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import trains_head
+from edgebed.models.costs import ModelCosts, built_costs
 from edgebed.models.operations import Convolution, cnn_operations, fcnn_operations
 from edgebed.models.staged import StagedModel
 from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.messages import Assignment
-from orchestrator.training.model_costs import ModelCosts, built_costs
 
 COUNTED = 2
 """Samples of the batch that is counted: batch norm needs more than one."""
 
 
 class Flops:
-    """FLOPs per sample: multiply-adds count two (`orchestrator.training.model_costs`). Of a narrow model they are
+    """FLOPs per sample: multiply-adds count two (`edgebed.models.costs`). Of a narrow model they are
     counted on the narrow model, once for each set of sizes."""
 
     def __init__(self, model: StagedModel) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
-from edgebed.methods.parts.stage_costs import size_bytes
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
 from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload

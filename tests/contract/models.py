@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edgebed.models.costs import model_costs
 from edgebed.models.staged import ModelPlugin, StagedModel, head_name, seeded
 from edgebed.models.width import narrow_model, ordered_keep, width_groups
-from orchestrator.training.model_costs import model_costs
 
 SHAPE, CLASSES, BATCH = (2, 16, 16), 3, 4
 

@@ -12,8 +12,8 @@ import torch
 
 from edgebed.datasets.base import DATASETS
 from edgebed.models import width
+from edgebed.models.costs import model_costs
 from edgebed.models.staged import MODELS, ModelPlugin
-from orchestrator.training.model_costs import model_costs
 from tests.contract.models import CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs"

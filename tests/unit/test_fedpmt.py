@@ -13,7 +13,7 @@ from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Contribution, Plan, find_half
 from edgebed.methods.fedpmt import FedPmt, Masks, masks_of
 from edgebed.methods.parts.capacity import Measured
-from edgebed.methods.parts.stage_costs import partial_costs
+from edgebed.models.costs import partial_costs
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from tests.contract.rounds import CPUS, SCHEDULE, batches_of, make_method, play, shard, small_model, view, work_s

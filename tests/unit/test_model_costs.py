@@ -13,10 +13,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from edgebed.errors import EdgebedError, UsageError
-from edgebed.methods.parts.stage_costs import stage_flops
+from edgebed.models.costs import model_costs, stage_flops
 from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, pooled_head
 from orchestrator.cli import build
-from orchestrator.training.model_costs import model_costs
 
 
 class Hand(ModelPlugin):
@@ -147,7 +146,7 @@ def test_wrong_arguments_name_the_hint(arguments: list[str]) -> None:
     assert result.exception.hint
 
 
-def test_what_methods_plan_with_is_torchs_own_count_and_a_device_never_loads_that() -> None:
+def test_methods_plan_with_the_same_count_and_a_device_never_loads_torchs_counter() -> None:
     plugin = MODELS.create({"name": "mobilenet"})
     stages = model_costs(plugin, (3, 32, 32), 10, 1).stages
     assert stage_flops(plugin.build((3, 32, 32), 10)) == [max(1, stage.forward_flops) for stage in stages]

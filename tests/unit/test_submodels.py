@@ -12,8 +12,8 @@ import torch
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Contribution, Outcome, Plan
 from edgebed.methods.heterofl import window
-from edgebed.methods.parts.stage_costs import stage_flops, width_costs
 from edgebed.methods.parts.submodels import SubModels
+from edgebed.models.costs import stage_flops, width_costs
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.models.width import Group, kept_size, narrow_model, ordered_keep, width_groups
 from edgebed.wire.messages import Report

@@ -24,7 +24,7 @@ from edgebed.methods.base import (
     trained_names,
 )
 from edgebed.methods.parts.capacity import Powers, checked_levels
-from edgebed.methods.parts.stage_costs import size_bytes, width_costs
+from edgebed.models.costs import size_bytes, width_costs
 from edgebed.models.staged import Weights
 from edgebed.models.width import Groups, Keep, ordered_keep, scatter_mean, slice_weights, width_groups
 from edgebed.wire.messages import Assignment

@@ -3,6 +3,9 @@
 Everything is computed on torch's meta device, which knows shapes and holds no numbers, so that the largest model takes
 a second. Operations are those of convolutions and matrix products, a multiply-add counted as two (torch's counter).
 They are counted stage by stage; a half, and a device that trains only its last stages (FedPMT), is a sum of stages.
+
+Methods plan with a coarser figure: `stage_flops`, forward operations of one sample, and backward taken as twice
+forward, as FedPMT has it (§V-A). They use only ratios of these numbers.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, autograd, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from edgebed.errors import UsageError
-from edgebed.models.staged import ModelPlugin, StagedModel, head_name
+from edgebed.models.staged import ModelPlugin, StagedModel, Weights, head_name
+from edgebed.models.width import Groups, narrow_model, ordered_keep
 
 FLOAT = 4  # bytes of a float32
 Shape = Sequence[int]
@@ -150,7 +154,7 @@ def _cuts(
 
 def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
     """What a stage or head costs on the batch `x`, and what it gives."""
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
+    counter = _flop_counter()
     x, parameters = x.detach().requires_grad_(), list(module.parameters())
     with counter:
         out: Tensor = module(x)
@@ -162,12 +166,19 @@ def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
     part = PartCosts(
         name=name,
         parameters=sum(parameter.numel() for parameter in parameters),
-        bytes=sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()),
+        bytes=size_bytes(module.state_dict()),
         forward_flops=forward,
         backward_flops=counter.get_total_flops() - forward - last,
         last_backward_flops=last,
     )
     return part, out.detach()
+
+
+def _flop_counter() -> Any:
+    """Imported here, since its first use loads a second's worth of modules that a device never needs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
 
 
 def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) -> int:
@@ -176,3 +187,45 @@ def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) 
     wanted = rest[-1]  # which of the gradients of input, weight and bias
     forward = 2 * math.prod(grad) * math.prod(weight[1:])
     return forward * (bool(wanted[0]) + bool(wanted[1]))
+
+
+# ---- what methods plan with ----
+
+
+def stage_flops(model: StagedModel) -> list[int]:
+    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed."""
+    with torch.device("meta"), torch.no_grad():
+        bare = copy.deepcopy(model).to("meta").eval()
+        x = torch.zeros(1, *model.input_shape)
+        flops: list[int] = []
+        for name in model.stage_names:
+            with _flop_counter() as counter:
+                x = bare.get_submodule(name)(x)
+            flops.append(max(1, counter.get_total_flops()))
+    return flops
+
+
+def cut_costs(model: StagedModel) -> list[int]:
+    """Forward operations of the device half (without head) at cuts 1..L."""
+    return list(accumulate(stage_flops(model)))
+
+
+def partial_costs(model: StagedModel, train_from: Sequence[int]) -> list[float]:
+    """Cost of a batch where back-propagation reaches the stages after each of `train_from`, relative to all stages.
+
+    cost = Σ_l F_l + 2 Σ_{l > train_from} F_l, F_l the forward operations of stage l.
+    """
+    flops = stage_flops(model)
+    return [(sum(flops) + 2 * sum(flops[first:])) / (3 * sum(flops)) for first in train_from]
+
+
+def width_costs(model: StagedModel, groups: Groups, fractions: Sequence[float]) -> list[float]:
+    """Cost of a batch on the narrow model that keeps each of `fractions` of every group, relative to the full one."""
+    full = sum(stage_flops(model))
+    narrow = [narrow_model(model, ordered_keep(groups, fraction)) for fraction in fractions if fraction < 1]
+    return [sum(stage_flops(each)) / full for each in narrow] + [1.0 for fraction in fractions if fraction >= 1]
+
+
+def size_bytes(weights: Weights) -> int:
+    """Bytes of these weights, as sent uncompressed."""
+    return sum(value.numel() * value.element_size() for value in weights.values())
