@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import ipaddress
 import secrets
 import socket
@@ -18,11 +19,14 @@ from urllib.parse import unquote, urlsplit
 
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
-from orchestrator.broker.runners import FINDERS, Listen, Runner
+from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.temporary import OwnedFolder
 
 KINDS = ("mosquitto", "container", "embedded")
+"""Ways to run a broker of our own, best first. Each is a file of this package with a function `find`, which returns a
+runner, or None where this machine has not what it needs."""
+
 START_S = 20.0
 LOOPBACK = "127.0.0.1"
 
@@ -132,7 +136,7 @@ async def _start_first(kinds: Sequence[str], addresses: list[str], folder: Path)
     """The first way to run a broker that this machine has and that works."""
     failures: list[str] = []
     for kind in kinds:
-        runner = await asyncio.to_thread(FINDERS[kind])
+        runner = await asyncio.to_thread(_find, kind)
         if runner is None:
             continue
         for _ in range(3):  # another program may take the free port before the broker does
@@ -151,6 +155,11 @@ async def _start_first(kinds: Sequence[str], addresses: list[str], folder: Path)
         "no MQTT broker can be started: " + ("; ".join(dict.fromkeys(failures)) or "none is installed"),
         hint="install mosquitto (apt install mosquitto), or pip install amqtt, or name your own with --broker mqtt://…",
     )
+
+
+def _find(kind: str) -> Runner | None:
+    runner: Runner | None = importlib.import_module(f"orchestrator.broker.{kind}").find()
+    return runner
 
 
 async def _wait_ready(runner: Runner, listen: Listen) -> None:

@@ -22,10 +22,12 @@ import pytest
 
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
+from orchestrator.broker import container as container_broker
+from orchestrator.broker import mosquitto
 from orchestrator.broker import open_broker as module
-from orchestrator.broker import runners
+from orchestrator.broker.mosquitto import password_hash, settings
 from orchestrator.broker.open_broker import open_broker, parse_url
-from orchestrator.broker.runners import Listen, mosquitto_hash, mosquitto_settings
+from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.owner import BROKER, OWNER, this_process
 from tests.component._faults import process_status
@@ -151,7 +153,7 @@ def test_urls_are_taken_apart() -> None:
 
 
 async def test_nothing_to_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runners.FINDERS, "mosquitto", lambda: None)
+    monkeypatch.setattr(mosquitto, "find", lambda: None)
     with pytest.raises(LinkError, match="none is installed") as caught:
         async with open_broker([], kinds=["mosquitto"]):
             pass
@@ -210,7 +212,7 @@ def image() -> Iterator[str]:
 @pytest.mark.docker
 @pytest.mark.mosquitto
 async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.MonkeyPatch, image: str) -> None:
-    monkeypatch.setattr(runners, "IMAGES", (image,))
+    monkeypatch.setattr(container_broker, "IMAGES", (image,))
     containers = docker.from_env().containers
     mine = {"label": f"{OWNER}={this_process()}"}
     async with open_broker(["127.0.0.2"], kinds=["container"]) as broker:
@@ -221,7 +223,9 @@ async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.Mon
         assert host["ReadonlyRootfs"]
         assert {status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")} == {"0" * 16}
         assert status["NoNewPrivs"] == "1"
-        assert status["Uid"].split() == [str(runners.CONTAINER_USER if os.geteuid() == 0 else os.geteuid())] * 4
+        assert (
+            status["Uid"].split() == [str(container_broker.CONTAINER_USER if os.geteuid() == 0 else os.geteuid())] * 4
+        )
     assert not containers.list(all=True, filters=mine)
 
 
@@ -250,11 +254,11 @@ def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_
 
 
 def test_settings_drop_nothing_and_let_in_nobody() -> None:
-    lines = mosquitto_settings(Listen(["127.0.0.1", "10.0.0.1"], 1234, "u", "p"), "/x")
+    lines = settings(Listen(["127.0.0.1", "10.0.0.1"], 1234, "u", "p"), "/x")
     wanted = {"allow_anonymous false", "max_inflight_messages 0", "set_tcp_nodelay true", "persistence false"}
     assert wanted | {"listener 1234 127.0.0.1", "listener 1234 10.0.0.1"} <= set(lines)
 
 
 def test_the_password_itself_is_in_no_file() -> None:
-    assert mosquitto_hash("secret", b"0" * 12).startswith("$6$MDAwMDAwMDAwMDAw$")
-    assert "secret" not in mosquitto_hash("secret", b"0" * 12)
+    assert password_hash("secret", b"0" * 12).startswith("$6$MDAwMDAwMDAwMDAw$")
+    assert "secret" not in password_hash("secret", b"0" * 12)

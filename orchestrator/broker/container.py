@@ -1,0 +1,89 @@
+"""Mosquitto in a container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from edgebed.errors import LinkError
+from orchestrator.broker.mosquitto import write_files
+from orchestrator.broker.seams import Listen, Runner
+from orchestrator.fleet.owner import BROKER, OWNER, this_process
+
+IMAGES = ("eclipse-mosquitto:2", "eclipse-mosquitto:latest")
+CONTAINER_USER = 2_100_100_000
+"""The user id of a container's Mosquitto where we are root: nobody else on this host has it (docs/throttling.md)."""
+
+MOST_PROCESSES = 32
+MOUNT = "/edgebed"
+"""Where the container has the folder with its files."""
+
+
+def find() -> Runner | None:
+    """A runner if a Docker engine and an image are here."""
+    try:
+        import docker
+        import docker.errors
+    except ImportError:
+        return None
+    try:
+        client = docker.from_env(timeout=20)
+        tags = {tag for image in client.images.list() for tag in image.tags}
+    except docker.errors.DockerException:
+        return None
+    return next((_Container(client, image) for image in IMAGES if image in tags), None)
+
+
+class _Container:
+    """Mosquitto from an image that is already here. It has no right but to listen. It uses the host's network: devices
+    reach it at the host's ends of their links, and Docker forwards no published port between networks."""
+
+    kind = "mosquitto container"
+
+    def __init__(self, client: Any, image: str) -> None:
+        self._client, self._image = client, image
+        self._container: Any = None
+
+    async def start(self, listen: Listen, folder: Path) -> None:
+        import docker.errors
+
+        write_files(listen, folder, owner=CONTAINER_USER if os.geteuid() == 0 else "", seen_as=MOUNT)
+        try:
+            self._container = await asyncio.to_thread(self._create, folder)
+            await asyncio.to_thread(self._container.start)
+        except docker.errors.DockerException as error:
+            raise LinkError(f"the container did not start: {error}") from None
+
+    def _create(self, folder: Path) -> Any:
+        return self._client.containers.create(
+            self._image,
+            entrypoint=["mosquitto", "-c", f"{MOUNT}/mosquitto.conf"],
+            network_mode="host",
+            user=f"{CONTAINER_USER}:{CONTAINER_USER}" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            read_only=True,
+            pids_limit=MOST_PROCESSES,
+            volumes={str(folder): {"bind": MOUNT, "mode": "ro"}},
+            labels={BROKER: "mosquitto", OWNER: str(this_process())},
+        )
+
+    async def stop(self) -> None:
+        import docker.errors
+
+        container, self._container = self._container, None
+        if container is not None:
+            with contextlib.suppress(docker.errors.DockerException):
+                await asyncio.to_thread(container.remove, force=True)
+
+    def failure(self) -> str:
+        import docker.errors
+
+        try:
+            self._container.reload()
+            return "" if self._container.status in ("created", "running") else str(self._container.logs(tail=3))
+        except docker.errors.DockerException as error:
+            return str(error)

@@ -1,0 +1,81 @@
+"""An installed Mosquitto as a child process, and the files that every Mosquitto of ours reads."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import pwd
+import secrets
+import shutil
+from pathlib import Path
+
+from orchestrator.broker.child import Child
+from orchestrator.broker.seams import Listen, Runner
+
+LARGEST_MESSAGE = 8 << 20
+"""Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
+
+
+def find() -> Runner | None:
+    """A runner if Mosquitto is installed."""
+    binary = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if binary is None:
+        return None
+    user = _user()
+
+    def prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
+        return [binary, "-c", str(write_files(listen, folder, owner=user))], b""
+
+    return Child("mosquitto", prepare, user)
+
+
+def _user() -> str:
+    """The user that Mosquitto runs as where we are root; "" where we are not root, or there is no such user. It is
+    started as that user: if it changed its user later, the kernel would no longer kill it when we end."""
+    try:
+        return pwd.getpwnam("mosquitto").pw_name if os.geteuid() == 0 else ""
+    except KeyError:
+        return ""
+
+
+def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as: str = "") -> Path:
+    """Write configuration and password file; returns the configuration's path.
+
+    Args:
+        owner: who shall own them; "" leaves them ours.
+        seen_as: the folder's path in the broker's container; "" where it runs on the host.
+    """
+    passwords, config = folder / "passwords", folder / "mosquitto.conf"
+    passwords.write_text(f"{listen.username}:{password_hash(listen.password, secrets.token_bytes(12))}\n")
+    passwords.chmod(0o600)
+    config.write_text("\n".join(settings(listen, f"{seen_as or folder}/passwords")))
+    for path in (folder, passwords, config) if owner else ():
+        shutil.chown(path, owner)
+    return config
+
+
+def settings(listen: Listen, passwords: str) -> list[str]:
+    """The lines of mosquitto.conf. The broker must drop no message; our transfers limit how many wait in its queues."""
+    return [
+        "user root",  # keep the user that it was started as
+        "allow_anonymous false",
+        f"password_file {passwords}",
+        "persistence false",
+        "max_inflight_messages 0",
+        "max_queued_messages 100000",
+        f"message_size_limit {LARGEST_MESSAGE}",
+        "set_tcp_nodelay true",
+        "connection_messages false",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+        *[f"listener {listen.port} {address}" for address in listen.addresses],
+        "",
+    ]
+
+
+def password_hash(password: str, salt: bytes) -> str:
+    """As Mosquitto's password file holds it: one salted SHA-512, enough for a random password of 144 bits."""
+    digest = hashlib.sha512(password.encode() + salt).digest()
+    return f"$6${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

@@ -1,0 +1,28 @@
+"""What `open_broker` needs of a way to run a broker. A file of this package that has `find` is such a way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """Where a broker of ours listens and whom it lets in."""
+
+    addresses: list[str]
+    port: int
+    username: str
+    password: str
+
+
+class Runner(Protocol):
+    """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while it
+    runs."""
+
+    kind: str
+
+    async def start(self, listen: Listen, folder: Path) -> None: ...
+    async def stop(self) -> None: ...
+    def failure(self) -> str: ...
