@@ -13,17 +13,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.cli.sim_error import as_plain, print_sim_error, sim_error_of
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare, percent, seconds
 from orchestrator.records.groups import Group, ProfileRow, group, profiles
-from orchestrator.records.sim_error import SimError
+from orchestrator.records.reader import read
+from orchestrator.records.run_index import sort
+from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
 from orchestrator.runs.find import baseline_last, complete_run, find_runs
 
 MOST_COLUMNS = 6
 """Runs that fit side by side into a terminal; of more only the groups are printed."""
+
+SHOWN_SHARE = 0.005
+"""In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
 
 Summary = dict[str, Any]
 
@@ -54,7 +58,7 @@ def command(
     folders = baseline_last(find_runs(runs), baseline)
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-        error = sim_error_of(folders)
+        error = _sim_error_of(folders)
     _print_all(summaries, as_json, error)
     if html is not None:
         with log.status("writing the page"):
@@ -70,7 +74,7 @@ def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
     """The tables of some runs on stdout. Speed-ups refer to the last run."""
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-        error = sim_error_of(folders)
+        error = _sim_error_of(folders)
     _print_all(summaries, as_json, error)
 
 
@@ -79,7 +83,7 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
     if as_json:
         more: dict[str, Any] = {"groups": msgspec.to_builtins(groups), "profiles": msgspec.to_builtins(stragglers)}
         if error is not None:
-            more["sim_error"] = as_plain(error)
+            more["sim_error"] = _as_plain(error)
         print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
         return
     if len(summaries) <= MOST_COLUMNS:
@@ -88,7 +92,7 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
         _print_groups(groups, summaries[-1]["method"])
     _print_profiles(stragglers)
     if error is not None:
-        print_sim_error(error)
+        _print_sim_error(error)
     for note in comparison.notes:
         console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
@@ -137,3 +141,53 @@ def _print_profiles(rows: list[ProfileRow]) -> None:
 def _save(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     log.print(f"Written: {path}", soft_wrap=True, highlight=False)
+
+
+# ---- a simulation beside the run that it simulates ----
+
+
+def _sim_error_of(folders: Sequence[Path]) -> SimError | None:
+    """The error of a simulation, where the folders are one and a real run of the same method."""
+    if len(folders) != 2:
+        return None
+    if sum(load_summary(folder)["enforcement"] == SIMULATED for folder in folders) != 1:
+        return None
+    pair = simulation_and_real([sort(read(folder / "records.jsonl")) for folder in folders])
+    return None if pair is None else sim_error(*pair)
+
+
+def _as_plain(error: SimError) -> dict[str, Any]:
+    """For --json."""
+    plain: dict[str, Any] = msgspec.to_builtins(error)
+    for row, each in zip(plain["rounds"], error.rounds, strict=True):
+        row["error"] = each.error
+    return plain
+
+
+def _print_sim_error(error: SimError) -> None:
+    """Two tables: the rounds in a line, devices and phases in rows."""
+    console.print(
+        f"Error of the simulation over {len(error.rounds)} rounds: median {error.median:.1%}, "
+        f"90th percentile {error.p90:.1%}, all rounds together {error.total_error:+.1%}; "
+        f"{error.same_cuts:.0%} of the assignments are the same",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(title="Devices: medians of simulation and real run", header_style="bold")
+    for name in ("device", "phase", "simulated", "real", "error", "of its round"):
+        table.add_column(name, justify="left" if name in ("device", "phase") else "right")
+    for row in error.devices:
+        if row.phase != "whole" and abs(row.share) < SHOWN_SHARE:
+            continue
+        first = row.phase == "whole"
+        relative = f"{row.simulated_s / row.real_s - 1:+.1%}" if row.real_s else "–"
+        table.add_row(
+            escape(row.device) if first else "",
+            row.phase,
+            f"{row.simulated_s:.3f} s",
+            f"{row.real_s:.3f} s",
+            relative,
+            f"{row.share:+.1%}",
+            style="bold" if first else "",
+        )
+    console.print(table)
