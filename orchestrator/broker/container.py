@@ -11,7 +11,7 @@ from typing import Any
 from edgebed.errors import LinkError
 from orchestrator.broker.mosquitto import write_files
 from orchestrator.broker.seams import Listen, Runner
-from orchestrator.fleet.owner import BROKER, OWNER, this_process
+from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 
 IMAGES = ("eclipse-mosquitto:2", "eclipse-mosquitto:latest")
 CONTAINER_USER = 2_100_100_000

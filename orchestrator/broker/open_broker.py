@@ -21,7 +21,7 @@ from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access
-from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.fleet.ownership import OwnedFolder
 
 KINDS = ("mosquitto", "container", "embedded")
 """Ways to run a broker of our own, best first. Each is a file of this package with a function `find`, which returns a

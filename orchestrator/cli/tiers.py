@@ -14,8 +14,8 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
-from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.papers import tiers
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end

@@ -17,7 +17,7 @@ import docker.types
 import msgspec
 
 from edgebed.errors import FleetError, LimitError
-from orchestrator.fleet import leftovers, links, owner
+from orchestrator.fleet import leftovers, links, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
@@ -64,7 +64,7 @@ class DockerFleet:
         self._client = connect()
         self._fleet_id, self._notify, self._shaper = fleet_id, notify, shaper
         self._names = [device.name for device in spec.devices]
-        self._labels = {FLEET: fleet_id, owner.OWNER: str(owner.this_process())}
+        self._labels = {FLEET: fleet_id, ownership.OWNER: str(ownership.this_process())}
         self._networks: dict[str, Any] = {}
         self._subnets: dict[str, IPv4Network] = {}
         self._containers: dict[str, Any] = {}

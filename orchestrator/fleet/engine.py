@@ -10,7 +10,7 @@ import docker
 import docker.errors
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.owner import OWNER, is_dead, parse
+from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
 
 FLEET, DEVICE = "edgebed.fleet", "edgebed.device"
 
@@ -44,7 +44,7 @@ def dead_things(client: Any) -> list[tuple[str, Any]]:
     containers = client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
     networks = client.networks.list(filters={"label": OWNER})
     made = [("container", thing) for thing in containers] + [("network", thing) for thing in networks]
-    return [(kind, thing) for kind, thing in made if is_dead(parse(_labels(thing).get(OWNER, "")))]
+    return [(kind, thing) for kind, thing in made if is_dead(parse_owner(_labels(thing).get(OWNER, "")))]
 
 
 def remove_named(client: Any, kind: str, name: str) -> None:

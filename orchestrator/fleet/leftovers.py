@@ -1,7 +1,7 @@
 """What killed runs have left on this host, of every backend: found, and removed at the next start of any of them.
 
 Only what is certainly nobody's is touched: a folder whose owner's lock is free, or a container or network whose owner
-is judged dead by `owner.is_dead`.
+is judged dead by `ownership.is_dead`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import psutil
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import netns, temporary
+from orchestrator.fleet import netns, ownership
 from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
 from orchestrator.fleet.shell import missing_tools
 
@@ -70,7 +70,7 @@ def _local_fleets() -> Iterator[Leftover]:
     if not STATE.is_dir():
         return
     for folder in sorted(STATE.iterdir()):
-        if folder.is_dir() and temporary.is_abandoned(folder):
+        if folder.is_dir() and ownership.is_abandoned(folder):
             names = [*_namespaces(folder.name), *_cgroup_names(folder.name)]
             why = f"its orchestrator has ended; namespaces and cgroups: {', '.join(names) or 'none'}"
             yield Leftover("local fleet", folder.name, why)
@@ -106,7 +106,7 @@ def _cgroup_names(fleet_id: str) -> list[str]:
 
 
 def _folders() -> Iterator[Leftover]:
-    for folder in temporary.abandoned():
+    for folder in ownership.abandoned():
         for process in _processes_of(folder):
             yield Leftover("process", str(process.pid), f"a broker of a run that has ended ({folder})")
         yield Leftover("folder", str(folder), "the process that made it has ended")

@@ -17,7 +17,7 @@ import psutil
 
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
-from orchestrator.fleet import leftovers, netns, temporary
+from orchestrator.fleet import leftovers, netns, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.making import CleanUp, Making
@@ -52,7 +52,7 @@ class LocalFleet:
         self._names = [device.name for device in spec.devices]
         self._folder = leftovers.STATE / fleet_id  # of the agents' logs; elsewhere where we are not root
         self._users: Users | None = None  # where we are root
-        self._owned: temporary.OwnedFolder | temporary.Lock | None = None
+        self._owned: ownership.OwnedFolder | ownership.Lock | None = None
         self._wires: dict[str, netns.Wire] = {}
         self._cgroups: dict[str, Cgroup] = {}
         self._limits: dict[str, Limits] = {}
@@ -73,7 +73,7 @@ class LocalFleet:
     async def prepare(self) -> list[str]:
         if not self._kernel:
             await asyncio.to_thread(leftovers.collect)
-            self._owned = folder = temporary.OwnedFolder("edgebed-agents-")
+            self._owned = folder = ownership.OwnedFolder("edgebed-agents-")
             self._folder = folder.path
             self._open_folder()
             return ["127.0.0.1"]
@@ -84,7 +84,7 @@ class LocalFleet:
         with _one_at_a_time():
             leftovers.collect()
             self._folder.mkdir(parents=True)
-            self._owned = temporary.hold(self._folder)
+            self._owned = ownership.hold(self._folder)
             self._open_folder()
             subnets = free_subnets(LOCAL_POOL, 30, host_networks())
             for index, name in enumerate(self._names):

@@ -1,5 +1,5 @@
-"""The clock of a run and its worker threads, real or of a simulation's event loop, and work that a cancellation must not
-cut short."""
+"""The clock of a run and its worker threads, the machine's own or those of a simulation's event loop; work that a
+cancellation must not cut short."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_profile
-from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods

@@ -15,8 +15,8 @@ from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
 from orchestrator.files.output import try_file, try_folder
+from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of
-from orchestrator.fleet.temporary import OwnedFolder
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, Watch

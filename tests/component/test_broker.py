@@ -29,7 +29,7 @@ from orchestrator.broker.mosquitto import password_hash, settings
 from orchestrator.broker.open_broker import open_broker, parse_url
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.owner import BROKER, OWNER, this_process
+from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 from tests.component._faults import process_status
 
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]

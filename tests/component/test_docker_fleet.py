@@ -16,7 +16,7 @@ from docker.models.containers import Container
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
-from orchestrator.fleet import containers, engine, leftovers, links, temporary
+from orchestrator.fleet import containers, engine, leftovers, links, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.containers import DockerFleet
@@ -324,7 +324,7 @@ async def test_agents_of_a_killed_orchestrator_end_and_any_backend_removes_all_i
     ended = await asyncio.to_thread(container.wait, timeout=120)
     assert ended["StatusCode"] == 4
     assert b"no orchestrator has been heard of" in container.logs()
-    folders = await asyncio.to_thread(lambda: list(temporary.abandoned()))
+    folders = await asyncio.to_thread(lambda: list(ownership.abandoned()))
     assert any(path.name.startswith(f"edgebed-{fleet_id}-") for path in folders)
     software = open_backend(small_fleet(tmp_path, 0.3), "software", "fsoftware1")
     try:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.wire import fork_protocol
-from orchestrator.fleet import cgroups, links, netns, owner
+from orchestrator.fleet import cgroups, links, netns, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
@@ -27,73 +27,73 @@ POOL = IPv4Network("10.84.0.0/24")
 
 
 def test_this_process_is_alive_and_survives_being_written_down() -> None:
-    me = owner.this_process()
-    assert owner.parse(str(me)) == me
-    assert not owner.is_dead(me)
+    me = ownership.this_process()
+    assert ownership.parse_owner(str(me)) == me
+    assert not ownership.is_dead(me)
 
 
 def test_a_process_that_ended_is_dead_and_its_number_used_again_too() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        living = msgspec.structs.replace(owner.this_process(), pid=child.pid)
+        living = msgspec.structs.replace(ownership.this_process(), pid=child.pid)
         started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        assert not owner.is_dead(msgspec.structs.replace(living, started=started))
-        assert owner.is_dead(msgspec.structs.replace(living, started=started - 1))
-    assert owner.is_dead(msgspec.structs.replace(living, started=started))
+        assert not ownership.is_dead(msgspec.structs.replace(living, started=started))
+        assert ownership.is_dead(msgspec.structs.replace(living, started=started - 1))
+    assert ownership.is_dead(msgspec.structs.replace(living, started=started))
 
 
 def test_who_cannot_be_judged_is_not_dead() -> None:
-    me = owner.this_process()
-    assert not owner.is_dead(msgspec.structs.replace(me, pid_namespace="1", pid=1, started=0))
-    assert not owner.is_dead(owner.parse("no owner"))
+    me = ownership.this_process()
+    assert not ownership.is_dead(msgspec.structs.replace(me, pid_namespace="1", pid=1, started=0))
+    assert not ownership.is_dead(ownership.parse_owner("no owner"))
 
 
 def test_another_boot_is_dead_on_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines may use one engine: what the other one made has another boot id and is none of ours."""
-    monkeypatch.setattr(owner, "MACHINE_ID", tmp_path / "machine-id")
-    earlier = msgspec.structs.replace(owner.this_process(), boot="another boot")
+    monkeypatch.setattr(ownership, "MACHINE_ID", tmp_path / "machine-id")
+    earlier = msgspec.structs.replace(ownership.this_process(), boot="another boot")
     assert earlier.machine == ""
-    assert not owner.is_dead(earlier)  # a machine without an id
+    assert not ownership.is_dead(earlier)  # a machine without an id
     (tmp_path / "machine-id").write_text("0123456789abcdef\n")
-    earlier = msgspec.structs.replace(owner.this_process(), boot="another boot")
-    assert owner.is_dead(earlier)
-    assert not owner.is_dead(msgspec.structs.replace(earlier, machine="another machine"))
+    earlier = msgspec.structs.replace(ownership.this_process(), boot="another boot")
+    assert ownership.is_dead(earlier)
+    assert not ownership.is_dead(msgspec.structs.replace(earlier, machine="another machine"))
 
 
 def test_an_owner_in_another_pid_namespace_is_dead_when_nobody_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "_pid_namespace", lambda: owner.INITIAL_NAMESPACE)
-    monkeypatch.setattr(owner, "_boot", lambda: "b")
-    monkeypatch.setattr(owner, "PROC", tmp_path)
-    monkeypatch.setattr(owner.os, "geteuid", lambda: 0)
-    inside = owner.Owner("m", "b", "7", 1, 1)
-    for pid, namespace in ((1, owner.INITIAL_NAMESPACE), (9, "7")):
+    monkeypatch.setattr(ownership, "_pid_namespace", lambda: ownership.INITIAL_NAMESPACE)
+    monkeypatch.setattr(ownership, "_boot", lambda: "b")
+    monkeypatch.setattr(ownership, "PROC", tmp_path)
+    monkeypatch.setattr(ownership.os, "geteuid", lambda: 0)
+    inside = ownership.Owner("m", "b", "7", 1, 1)
+    for pid, namespace in ((1, ownership.INITIAL_NAMESPACE), (9, "7")):
         (tmp_path / str(pid) / "ns").mkdir(parents=True)
         (tmp_path / str(pid) / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
-    assert not owner.is_dead(inside)
+    assert not ownership.is_dead(inside)
     (tmp_path / "9" / "ns" / "pid").unlink()  # it has just ended
-    assert owner.is_dead(inside)
-    monkeypatch.setattr(owner.os, "geteuid", lambda: 1000)  # who does not see all processes cannot say so
-    assert not owner.is_dead(inside)
+    assert ownership.is_dead(inside)
+    monkeypatch.setattr(ownership.os, "geteuid", lambda: 1000)  # who does not see all processes cannot say so
+    assert not ownership.is_dead(inside)
 
 
 def test_a_process_that_proc_hides_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, signal: int) -> None:
         raise PermissionError
 
-    me = owner.this_process()
-    monkeypatch.setattr(owner, "_pid_namespace", lambda: me.pid_namespace)
-    monkeypatch.setattr(owner, "_boot", lambda: me.boot)
-    monkeypatch.setattr(owner, "PROC", tmp_path)
-    assert owner.is_dead(me)
-    monkeypatch.setattr(owner.os, "kill", refuse)  # another user's, and /proc is mounted with hidepid
-    assert not owner.is_dead(me)
+    me = ownership.this_process()
+    monkeypatch.setattr(ownership, "_pid_namespace", lambda: me.pid_namespace)
+    monkeypatch.setattr(ownership, "_boot", lambda: me.boot)
+    monkeypatch.setattr(ownership, "PROC", tmp_path)
+    assert ownership.is_dead(me)
+    monkeypatch.setattr(ownership.os, "kill", refuse)  # another user's, and /proc is mounted with hidepid
+    assert not ownership.is_dead(me)
 
 
 @given(st.text(max_size=40))
 def test_no_label_breaks_the_parser(text: str) -> None:
-    parsed = owner.parse(text)
-    assert parsed is None or owner.parse(str(parsed)) == parsed
+    parsed = ownership.parse_owner(text)
+    assert parsed is None or ownership.parse_owner(str(parsed)) == parsed
 
 
 @given(st.lists(st.integers(0, 63), max_size=40))

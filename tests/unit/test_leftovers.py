@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.fleet import leftovers, temporary
-from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.fleet import leftovers, ownership
+from orchestrator.fleet.ownership import OwnedFolder
 
 PIPES: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 OWN = """
 import sys
-from orchestrator.fleet.temporary import OwnedFolder
+from orchestrator.fleet.ownership import OwnedFolder
 folder = OwnedFolder("edgebed-data-")
 print(folder.path, flush=True)
 input()
@@ -28,7 +28,7 @@ input()
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for temporary folders of this test alone."""
-    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ownership.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(leftovers, "STATE", tmp_path / "run")
     monkeypatch.setattr(leftovers, "_of_engine", list)
@@ -63,13 +63,13 @@ def test_the_folder_of_a_killed_process_is_collected_and_that_of_a_living_one_is
 def test_what_nobody_can_judge_stays(place: Path) -> None:
     (place / "edgebed-data-without").mkdir()  # made by an older version, or at this moment
     (place / "elsewhere").mkdir()
-    temporary.hold(place / "elsewhere").close()
+    ownership.hold(place / "elsewhere").close()
     (place / "edgebed-data-link").symlink_to(place / "elsewhere")
     (place / "other-program").mkdir()
-    temporary.hold(place / "other-program").close()
+    ownership.hold(place / "other-program").close()
     (place / "edgebed-data-fifo").mkdir()
     os.mkfifo(place / "edgebed-data-fifo" / "other")
-    (place / "edgebed-data-fifo" / temporary.LOCK).symlink_to("other")
+    (place / "edgebed-data-fifo" / ownership.LOCK).symlink_to("other")
     assert leftovers.collect() == []
     assert len(list(place.iterdir())) == 5
 
@@ -77,12 +77,12 @@ def test_what_nobody_can_judge_stays(place: Path) -> None:
 def test_an_owner_that_forks_lives_for_as_long_as_one_of_the_two(place: Path) -> None:
     folder = place / "edgebed-data-forked"
     folder.mkdir()
-    lock = temporary.hold(folder)
+    lock = ownership.hold(folder)
     copy = os.dup(lock._file)
     lock.close()
-    assert not temporary.is_abandoned(folder)
+    assert not ownership.is_abandoned(folder)
     os.close(copy)
-    assert temporary.is_abandoned(folder)
+    assert ownership.is_abandoned(folder)
 
 
 def test_a_lock_is_never_seen_unlocked_by_who_looks_while_it_is_made(
@@ -93,19 +93,19 @@ def test_a_lock_is_never_seen_unlocked_by_who_looks_while_it_is_made(
     seen: list[bool] = []
 
     def flock(file: int, how: int) -> None:
-        seen.append((folder / temporary.LOCK).exists())
+        seen.append((folder / ownership.LOCK).exists())
         real(file, how)
 
     real = fcntl.flock
-    monkeypatch.setattr(temporary.fcntl, "flock", flock)
-    temporary.hold(folder).close()
+    monkeypatch.setattr(ownership.fcntl, "flock", flock)
+    ownership.hold(folder).close()
     assert seen == [False]
 
 
 def test_a_broker_of_a_dead_run_is_ended_with_its_folder(place: Path) -> None:
     folder = place / "edgebed-broker-left"
     folder.mkdir()
-    temporary.hold(folder).close()
+    ownership.hold(folder).close()
     command = [sys.executable, "-c", "input()", f"{folder}/mosquitto.conf"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as broker:
         assert names(leftovers.collect()) == [("process", str(broker.pid)), ("folder", str(folder))]
