@@ -32,15 +32,12 @@ def enter(root: Path, shard: Path) -> None:
     unshare(CLONE_NEWNS | CLONE_NEWIPC)
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("edgebed", str(root), "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    # First, for the program may lie below /tmp.
+    _mount_new(root / "tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={TMP_MIB}m,mode=1777")
     for path in outermost([*SYSTEM, *program(), *DEVICES]):
         _bind(path, root, MS_NOSUID | (0 if path in DEVICES else MS_RDONLY))
     _bind(str(shard), root, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, at=SHARD)
-    for name, kind, flags, data in (
-        ("proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, ""),
-        ("tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={TMP_MIB}m,mode=1777"),
-    ):
-        (root / name).mkdir(exist_ok=True)
-        mount(kind, str(root / name), kind, flags, data)
+    _mount_new(root / "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("none", str(root), "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(root)
     pivot_root(".", ".")
@@ -53,7 +50,7 @@ def program() -> list[str]:
     source tree around our packages."""
     ours = [str(Path(str(package.__file__)).parent) for package in (edge_agent, edgebed)]
     installed = {*site.getsitepackages(), site.getusersitepackages()}
-    not_whole = {os.getcwd(), *(os.path.dirname(path) for path in ours)} - installed
+    not_whole = {os.getcwd(), "/tmp", *(os.path.dirname(path) for path in ours)} - installed
     roots = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     return [*roots, *(path for path in sys.path if os.path.isdir(path) and path not in not_whole), *ours]
 
@@ -66,6 +63,11 @@ def outermost(paths: Iterable[str]) -> list[str]:
         if path != "/" and not any(path.startswith(f"{outer}/") for outer in found):
             found.append(path)
     return found
+
+
+def _mount_new(at: Path, kind: str, flags: int, data: str = "") -> None:
+    at.mkdir()
+    mount(kind, str(at), kind, flags, data)
 
 
 def _bind(path: str, root: Path, flags: int, at: str = "") -> None:

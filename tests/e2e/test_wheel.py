@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.files.shipped import FOLDERS
 from orchestrator.fleet.image import content, tag_of
+from orchestrator.records.reader import read
+from orchestrator.records.types import RoundFinished
 
 ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
@@ -88,7 +90,7 @@ def test_everything_is_found_without_the_tree(installed: Installed) -> None:
 def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
     said = installed("edgebed", "init", "demo", cwd=tmp_path)
     assert said.splitlines()[-1] == "Next: edgebed run demo/experiment.yaml"
-    short = ("--set", "training.rounds=1")
+    short = ("--set", "training.rounds=1", "--allow-uncalibrated")
     said = installed("edgebed", "run", "demo/experiment.yaml", *short, cwd=tmp_path)
     assert "kernel" in said
     said += installed(
@@ -97,4 +99,7 @@ def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Pa
     assert "software" in said
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 3
-    assert all((run / "report.html").is_file() for run in runs)
+    for run in runs:
+        assert (run / "report.html").is_file()
+        rounds = [record for record in read(run / "records.jsonl") if isinstance(record, RoundFinished)]
+        assert [len(record.merged) for record in rounds] == [5]
