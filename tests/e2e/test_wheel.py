@@ -67,8 +67,12 @@ def test_the_wheel_holds_what_the_tree_ships_in_folders_of_its_own(installed: In
     modules = {path.relative_to(ROOT).as_posix() for package in OURS for path in (ROOT / package).rglob("*.py")}
     assert modules <= names
     assert {f"{package}/py.typed" for package in OURS} <= names
-    for package, patterns in {"orchestrator/dashboard/static": "*", "orchestrator/report": "*.j2"}.items():
-        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / package).glob(patterns)} <= names
+    for package, pattern in {
+        "orchestrator/dashboard/static": "*",
+        "orchestrator/report": "*.j2",
+        "edgebed": "*.pyi",
+    }.items():
+        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / package).glob(pattern)} <= names
     for name, folder in FOLDERS.items():
         files = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {f"edgebed/_data/{name}/{file.as_posix()}" for file in files} <= names
