@@ -12,6 +12,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOCKS = ROOT / "requirements"
+PACKAGE = re.compile(r"^([a-z0-9.-]+)==([^\s;]+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", re.MULTILINE)
 MODULES = {"PyYAML": "yaml", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
 EXTRA = [MODULES.get(name, name) for name in PROJECT["optional-dependencies"]["orchestrator"]]
 
@@ -44,3 +46,44 @@ def test_the_same_version_in_all_places() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert newest is not None
     assert PROJECT["version"].removesuffix(".dev0") == newest[1]
+
+
+# ---- the locks ----
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """The versions of every package in a lock; more than one where they depend on the Python version."""
+    versions: dict[str, set[str]] = {}
+    for package, version, hashes in PACKAGE.findall((LOCKS / name).read_text("utf-8")):
+        assert hashes or name == "torch.txt", f"{name}: {package} has no hash"
+        versions.setdefault(package, set()).add(version)
+    return versions
+
+
+def named(requirements: list[str]) -> set[str]:
+    """Names as the locks write them, without extras and versions."""
+    names = (re.split(r"[\[>=<;! ]", text)[0].lower().replace("_", "-").replace(".", "-") for text in requirements)
+    return {name for name in names if name != "edgebed"}
+
+
+def test_every_package_that_is_asked_for_is_locked() -> None:
+    base, extras = PROJECT["dependencies"], PROJECT["optional-dependencies"]
+    by_version = {"torch", "torchvision"}
+    assert (
+        named([*base, *(text for extra in extras.values() for text in extra)]) <= set(locked("all.lock")) | by_version
+    )
+    assert named(base) <= set(locked("agent.lock")) | by_version
+    assert set(locked("torch.txt")) == by_version
+    assert set(locked("installer.lock")) == {"uv"}
+
+
+def test_the_locks_agree_and_leave_the_build_of_torch_to_the_index() -> None:
+    everything = locked("all.lock")
+    for name in ("agent.lock", "installer.lock"):
+        assert {package: everything[package] for package in locked(name)} == locked(name)
+    assert [name for name in everything if re.match("torch|triton|nvidia|cuda", name)] == []
+
+
+def test_no_lock_names_a_host() -> None:
+    for path in LOCKS.glob("*"):
+        assert re.search(r"https?://|index-url|find-links", path.read_text("utf-8")) is None, path
