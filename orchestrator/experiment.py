@@ -191,7 +191,7 @@ def _checked(document: Document, overrides: Overrides) -> Experiment:
     if "devices" in document and "methods" not in document:
         raise UsageError(
             f"{path} is a fleet file, where an experiment is wanted",
-            hint="give an experiment file, which names a fleet and methods, such as profiles/experiments/demo.yaml",
+            hint="give an experiment file, which names a fleet and methods; `edgebed init DIR` writes one",
         )
     _override(document, overrides)
     experiment = convert(document, Experiment, path)

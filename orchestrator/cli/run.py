@@ -107,7 +107,7 @@ def _request(
             )
         return session.resume_request(find_run(resume), set_)
     if experiment is None:
-        raise UsageError("no experiment", hint="give an experiment file, such as profiles/experiments/demo.yaml")
+        raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
     loaded = only_methods(load(experiment, set_), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)

@@ -138,7 +138,8 @@ def load_yaml(path: Path) -> Document:
     values, lines = parse(text, path)
     if not isinstance(values, dict):
         raise UsageError(
-            f"{path}: holds no mapping of keys to values", hint="write `key: value` lines; profiles/ has examples"
+            f"{path}: holds no mapping of keys to values",
+            hint="write `key: value` lines; `edgebed init DIR` writes examples",
         )
     return Document(values, path, lines)
 
