@@ -161,7 +161,7 @@ def test_what_the_command_line_sets_is_named_as_such(tmp_path: Path) -> None:
 def test_a_fleet_file_and_an_experiment_are_told_apart(tmp_path: Path) -> None:
     said, hint = refusal(write(tmp_path, "name: f\ndevices: [{profile: cpu1}]\n"))
     assert "is a fleet file" in said
-    assert "demo.yaml" in hint
+    assert "edgebed init" in hint
     with pytest.raises(UsageError, match="is an experiment") as caught:
         load_fleet(write(tmp_path, GOOD))
     assert "f.yaml" in caught.value.hint
