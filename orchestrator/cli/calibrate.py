@@ -16,6 +16,7 @@ from orchestrator.calibration import verdicts
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.records.formatting import percent, signed_percent
 from orchestrator.records.types import Calibrated
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
@@ -111,7 +112,7 @@ def _cells(row: Calibrated) -> list[str]:
         row.condition.replace(" connections", " conn.").replace(" connection", " conn."),
         f"{row.requested:,.4g} {row.unit}",
         f"{row.measured:,.4g}",
-        f"{row.error:+.1%}",
+        signed_percent(row.error),
         verdict,
     ]
 
@@ -121,6 +122,6 @@ def _verdict(calibration: Calibration) -> str:
     failed = [row for row in judged if not row.passed]
     if not failed:
         worst = max((abs(r.error) for r in judged if "64 KB" not in r.condition), default=0.0)
-        return f"All {len(judged)} judged rows hold; the largest error is {worst:.1%} (64 KB transfers aside)."
+        return f"All {len(judged)} judged rows hold; the largest error is {percent(worst)} (64 KB transfers aside)."
     causes = "\n".join(f"  {r.device}, {r.quantity}, {r.condition}: {escape(r.cause)}" for r in failed)
     return f"[bold red]{len(failed)} of {len(judged)} judged rows fail:[/]\n{causes}"

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.records import tabulate
-from orchestrator.records.comparison import Comparison, compare, percent, seconds
+from orchestrator.records.comparison import Comparison, compare
+from orchestrator.records.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.records.groups import Group, ProfileRow, group, profiles
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
@@ -131,7 +132,7 @@ def _print_profiles(rows: list[ProfileRow]) -> None:
         table.add_column(name, justify="right")
     table.add_column("why")
     for row in rows:
-        why = ", ".join(f"{cause} {count}" for cause, count in sorted(row.why.items(), key=lambda item: -item[1]))
+        why = tabulate.by_cause(row.why)
         cells = (row.method, row.profile, f"{row.rounds} ({percent(row.share)})", seconds(row.waited_s), why)
         table.add_row(*(escape(cell) for cell in cells))
     if rows:
@@ -167,9 +168,9 @@ def _as_plain(error: SimError) -> dict[str, Any]:
 def _print_sim_error(error: SimError) -> None:
     """Two tables: the rounds in a line, devices and phases in rows."""
     console.print(
-        f"Error of the simulation over {len(error.rounds)} rounds: median {error.median:.1%}, "
-        f"90th percentile {error.p90:.1%}, all rounds together {error.total_error:+.1%}; "
-        f"{error.same_cuts:.0%} of the assignments are the same",
+        f"Error of the simulation over {len(error.rounds)} rounds: median {percent(error.median)}, "
+        f"90th percentile {percent(error.p90)}, all rounds together {signed_percent(error.total_error)}; "
+        f"{percent(error.same_cuts, 0)} of the assignments are the same",
         highlight=False,
         soft_wrap=True,
     )
@@ -180,14 +181,14 @@ def _print_sim_error(error: SimError) -> None:
         if row.phase != "whole" and abs(row.share) < SHOWN_SHARE:
             continue
         first = row.phase == "whole"
-        relative = f"{row.simulated_s / row.real_s - 1:+.1%}" if row.real_s else "–"
+        relative = signed_percent(row.simulated_s / row.real_s - 1) if row.real_s else NONE
         table.add_row(
             escape(row.device) if first else "",
             row.phase,
-            f"{row.simulated_s:.3f} s",
-            f"{row.real_s:.3f} s",
+            seconds(row.simulated_s),
+            seconds(row.real_s),
             relative,
-            f"{row.share:+.1%}",
+            signed_percent(row.share),
             style="bold" if first else "",
         )
     console.print(table)

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.records import types as t
-from orchestrator.records.comparison import accuracy as as_accuracy
-from orchestrator.records.comparison import size
+from orchestrator.records.formatting import accuracy as as_accuracy
+from orchestrator.records.formatting import size
 from orchestrator.runs import session
 
 PER_SECOND = 2

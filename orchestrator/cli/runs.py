@@ -16,7 +16,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
-from orchestrator.records.comparison import accuracy, seconds
+from orchestrator.records.formatting import accuracy, known, seconds
 from orchestrator.records.recorder import is_being_written
 from orchestrator.runs.find import complete_run, is_pattern, runs_folder
 
@@ -147,8 +147,8 @@ def _table(rows: Sequence[Row]) -> Table:
     for name in ("id", "experiment", "method", "rounds", "accuracy", "time to target", "backend", "started", "status"):
         table.add_column(name, justify="right" if name in ("rounds", "accuracy", "time to target") else "left")
     for row in rows:
-        reached = "–" if row.accuracy is None else accuracy(row.accuracy)
-        time = "–" if row.time_to_target_s is None else seconds(row.time_to_target_s)
+        reached = known(row.accuracy, accuracy)
+        time = known(row.time_to_target_s, seconds)
         cells = (row.id, row.experiment, row.method, str(row.rounds), reached, time, row.backend)
         table.add_row(*map(escape, (*cells, row.started[:16].replace("T", " "), row.status)))
     return table

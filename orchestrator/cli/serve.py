@@ -11,6 +11,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.records.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
@@ -141,11 +142,11 @@ def _columns(table: Table, *names: str) -> None:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+    return known(value, percent)
 
 
 def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+    return known(value, seconds)
 
 
 def _number(value: float | None) -> str:

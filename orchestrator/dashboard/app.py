@@ -28,6 +28,7 @@ from orchestrator.dashboard.tail import RecordTail
 from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
 from orchestrator.records.comparison import compare
 from orchestrator.records.metrics import exposition
+from orchestrator.records.vocabulary import for_page
 
 STATIC = Path(__file__).parent / "static"
 
@@ -256,14 +257,20 @@ def _json(value: Any) -> Response:
 
 
 def make_app(desk: DashboardAPI) -> Starlette:
-    """The page as an ASGI application; `guard.Auth` goes around it."""
+    """The page as an ASGI application; `auth.Auth` goes around it."""
 
     async def index(request: Request) -> Response:
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html; charset=utf-8")
 
+    async def vocabulary(request: Request) -> Response:
+        """The words of `orchestrator.records.vocabulary` as a module."""
+        lines = [f"export const {name} = {_encode(words).decode()};" for name, words in for_page().items()]
+        return Response("\n".join(lines), media_type="text/javascript; charset=utf-8")
+
     return Starlette(
         routes=[
             Route("/", index),
+            Route("/vocabulary.js", vocabulary),
             Route("/events", desk.events),
             Route("/api/runs/{run}/rounds/{number:int}", desk.round),
             Route("/api/runs/{run}/devices/{device:path}", desk.device),

@@ -1,4 +1,4 @@
-"""The records of one round -> rows of named stretches for the page. Pure.
+"""The records of one round -> rows of named bars for the page. Pure.
 
 The names are those of `orchestrator.records.timeline`. In a round that still goes on, what a device has not reported
 yet is named by what the orchestrator knows: its task is on the way (`download`), it works (`working`), it is done.
@@ -12,12 +12,13 @@ from typing import Any
 from orchestrator.dashboard.state import Row, SessionState
 from orchestrator.records import types as t
 from orchestrator.records.clock_alignment import FOREVER
+from orchestrator.records.gantt import bars, joined, own_segments, server_segments
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import Segment, timelines
 
 FINEST = 600
-"""A stretch shorter than this part of the round is drawn with its neighbours."""
+"""A bar shorter than this part of the round is drawn together with its neighbours."""
 
 Bars = list[tuple[str, float, float, str]]
 
@@ -34,20 +35,17 @@ def gantt(records: Iterable[t.Record], state: SessionState, row: Row) -> dict[st
     end_ns = facts.end_ns if live or facts.finished is None else _last_ns(facts)
     scale = 1e9 * dilation
 
-    def at(ns: int) -> float:
-        return round((min(ns, end_ns) - row.start_ns) / scale, 4)
-
-    def bars(segments: Iterable[Segment]) -> Bars:
+    def drawn(segments: Iterable[Segment]) -> Bars:
         cut = [s for s in segments if s.start_ns < end_ns]
-        coarse = _coarse(cut, (end_ns - row.start_ns) // FINEST)
-        return [(s.name, at(s.start_ns), at(s.end_ns), s.detail) for s in coarse]
+        coarse = joined(cut, (end_ns - row.start_ns) // FINEST)
+        return [(b.name, round(b.start_s, 4), round(b.end_s, 4), b.detail) for b in bars(coarse, facts, end_ns)]
 
     devices = {}
     for name, device in timeline.devices.items():
         segments = _known(device.segments, facts, name) if live else list(device.segments)
         done, out = facts.done.get(name), facts.out.get(name)
         devices[name] = {
-            "bars": bars(segments),
+            "bars": drawn(segments),
             "sums": {key: round(ns / scale, 4) for key, ns in _sums(segments, end_ns).items()},
             "done_s": None if done is None else round((done.at_ns - row.start_ns) / scale, 4),
             "out": "" if out is None or done is not None else out.how,
@@ -61,8 +59,8 @@ def gantt(records: Iterable[t.Record], state: SessionState, row: Row) -> dict[st
         "live": live,
         "length_s": round((end_ns - row.start_ns) / scale, 4),
         "devices": devices,
-        "server": bars(_server(facts)),
-        "own": bars(Segment(p.name, p.start_ns, p.end_ns) for p in facts.own),
+        "server": drawn(server_segments(facts)),
+        "own": drawn(own_segments(facts)),
         "straggler": None if slow is None or live else slow.device,
     }
 
@@ -123,41 +121,6 @@ def _rename(gap: Segment, edges: list[tuple[int, str]]) -> list[Segment]:
     return parts
 
 
-def _coarse(segments: list[Segment], finest: int) -> list[Segment]:
-    """Neighbours too short to be seen become one stretch with the name of the longest of them."""
-    drawn: list[Segment] = []
-    group: list[Segment] = []
-
-    def flush() -> None:
-        if group:
-            sums: dict[str, int] = {}
-            for s in group:
-                sums[s.name] = sums.get(s.name, 0) + s.end_ns - s.start_ns
-            drawn.append(Segment(max(sums, key=lambda n: sums[n]), group[0].start_ns, group[-1].end_ns))
-            group.clear()
-
-    for segment in segments:
-        if segment.end_ns - segment.start_ns >= finest:
-            flush()
-            drawn.append(segment)
-            continue
-        if group and (segment.end_ns - group[0].start_ns > finest or segment.start_ns - group[-1].end_ns > finest):
-            flush()
-        group.append(segment)
-    flush()
-    return _joined(drawn)
-
-
-def _joined(segments: list[Segment]) -> list[Segment]:
-    result: list[Segment] = []
-    for s in segments:
-        if result and result[-1].name == s.name and result[-1].detail == s.detail and result[-1].end_ns >= s.start_ns:
-            result[-1] = Segment(s.name, result[-1].start_ns, max(s.end_ns, result[-1].end_ns), s.detail)
-        else:
-            result.append(s)
-    return result
-
-
 def _sums(segments: Iterable[Segment], end_ns: int) -> dict[str, int]:
     sums: dict[str, int] = {}
     for s in segments:
@@ -165,8 +128,3 @@ def _sums(segments: Iterable[Segment], end_ns: int) -> dict[str, int]:
         if length > 0:
             sums[s.name] = sums.get(s.name, 0) + length
     return sums
-
-
-def _server(facts: RoundFacts) -> list[Segment]:
-    steps = sorted(facts.steps, key=lambda step: step.start_ns)
-    return [Segment("server", s.start_ns, s.end_ns, ", ".join(s.devices[:3])) for s in steps]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
 
 RESIDUAL_LIMIT = 0.02
 """Beyond this share of a round without a name, a timeline is not to be trusted."""
@@ -28,38 +29,13 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     costs = [str(summary.get("costs") or "") for summary in summaries]
-    texts = [{key: _text(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
+    texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, _notes(rows, costs))
 
 
 def _row(summary: Summary, base: float | None) -> Summary:
     own = summary["time_to_target_s"]
     return {key: summary.get(key) for key in COLUMNS} | {"speed_up": base / own if base and own else None}
-
-
-def _text(value: Any, show: Callable[[Any], str]) -> str:
-    return "–" if value is None else show(value)
-
-
-def seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 1000 else f"{value:.3g} s"
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}" if value >= 0.001 or value == 0 else f"{value:.2%}"
-
-
-def accuracy(value: float) -> str:
-    """An accuracy, never rounded up: 0.8997 misses a target of 90 %, and must not be printed as 90.0 %."""
-    return f"{math.floor(value * 1000 + 1e-6) / 1000:.1%}"
-
-
-def size(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
 
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -71,7 +47,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "target_accuracy": ("target accuracy", accuracy),
     "best_accuracy": ("best accuracy", accuracy),
     "time_to_target_s": ("time to target", seconds),
-    "speed_up": ("speed-up over the last", lambda value: f"{value:.2f} ×"),
+    "speed_up": ("speed-up over the last", factor),
     "total_s": ("time of all rounds", seconds),
     "round_s_median": ("round, median", seconds),
     "round_s_p95": ("round, 95th percentile", seconds),
@@ -82,7 +58,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "timeline_residual_max": ("timeline residual, worst", percent),
     "backend": ("backend", str),
     "enforcement": ("limits held by", str),
-    "dilation": ("dilation", lambda value: f"{value:.3g}"),
+    "dilation": ("dilation", number),
     "calibrated": ("calibrated", lambda value: "yes" if value else "NO"),
 }
 

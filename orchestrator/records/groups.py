@@ -16,6 +16,7 @@ import msgspec
 from scipy.stats import t as student
 
 from orchestrator.records.ratios import CONFIDENCE, interval
+from orchestrator.records.vocabulary import NO_CAUSE
 
 Summary = dict[str, Any]
 
@@ -145,7 +146,7 @@ def _profiles(runs: list[Summary]) -> list[ProfileRow]:
                 rounds[profile] = rounds.get(profile, 0) + 1
                 waited[profile] = waited.get(profile, 0.0) + seconds
                 causes = why.setdefault(profile, {})
-                cause = cause or "no single cause"
+                cause = cause or NO_CAUSE
                 causes[cause] = causes.get(cause, 0) + 1
     total = sum(rounds.values())
     experiment, method = runs[0]["experiment"], named(runs[0])

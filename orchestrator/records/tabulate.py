@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.records.comparison import accuracy, percent, seconds, size
+from orchestrator.records.formatting import NONE, accuracy, factor, percent, seconds, size
 from orchestrator.records.groups import Estimate, Group
+from orchestrator.records.vocabulary import cause
 
 Column = tuple[str, Callable[[Group], str]]
 
@@ -16,14 +17,15 @@ Column = tuple[str, Callable[[Group], str]]
 def with_interval(value: Estimate, show: Callable[[float], str]) -> str:
     """The mean, and its interval where there is one."""
     if value.mean is None:
-        return "–"
+        return NONE
     if value.low is None or value.high is None:
         return show(value.mean)
     return f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]"
 
 
-def times(value: float) -> str:
-    return f"{value:.2f} ×"
+def by_cause(rounds: Mapping[str, int]) -> str:
+    """Rounds by the cause of their straggler, the most first: "its CPU 12, its uplink 3"."""
+    return ", ".join(f"{cause(name)} {count}" for name, count in sorted(rounds.items(), key=lambda item: -item[1]))
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -31,7 +33,7 @@ COLUMNS: tuple[Column, ...] = (
     ("runs", lambda g: str(g.runs)),
     ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
     ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
-    ("speed-up", lambda g: with_interval(g.speed_up, times)),
+    ("speed-up", lambda g: with_interval(g.speed_up, factor)),
     ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
     ("round, median", lambda g: with_interval(g.round_s, seconds)),
     ("idle share", lambda g: with_interval(g.idle_share, percent)),

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgebed.errors import FileError
+from orchestrator.records.formatting import seconds
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.summary import Summing, load_summary, write_summary
@@ -103,9 +104,9 @@ def _chosen(run: RunFacts) -> dict[int, str]:
     """Numbers and labels of the rounds whose Gantt the page offers."""
     phases = sum(len(device.phases) for session in run.sessions for device in session.devices.values())
     finished = [facts for _, facts in run.rounds() if facts.finished is not None]
-    seconds = [facts.finished.seconds / facts.dilation for facts in finished if facts.finished is not None]
-    chosen = charts.choose(seconds, MOST_SEGMENTS // max(1, phases // max(1, len(finished))))
-    return {finished[i].number: f"round {finished[i].number + 1}, {seconds[i]:.2f} s{why}" for i, why in chosen}
+    lengths = [facts.finished.seconds / facts.dilation for facts in finished if facts.finished is not None]
+    chosen = charts.choose(lengths, MOST_SEGMENTS // max(1, phases // max(1, len(finished))))
+    return {finished[i].number: f"round {finished[i].number + 1}, {seconds(lengths[i])}{why}" for i, why in chosen}
 
 
 @contextmanager

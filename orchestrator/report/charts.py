@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from orchestrator.records import vocabulary
+from orchestrator.records.formatting import percent
+from orchestrator.records.gantt import device_rows, length_s
 from orchestrator.records.groups import Group
 from orchestrator.records.limits_in_force import changes
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
-from orchestrator.report.palette import RUNS, colour, ordered
+from orchestrator.records.vocabulary import phase
+from orchestrator.report.palette import COLOURED_AS, RUNS, colour, ordered
 
 LEGEND = 60
 """Pixels kept below every chart for its legend."""
@@ -62,7 +66,14 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
             }
         )
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
-    text = {"xref": "paper", "x": 0, "y": target, "text": f"target {target:.0%}", "showarrow": False, "yshift": 9}
+    text = {
+        "xref": "paper",
+        "x": 0,
+        "y": target,
+        "text": f"target {percent(target, 0)}",
+        "showarrow": False,
+        "yshift": 9,
+    }
     return figure(
         data,
         "seconds of training (see below)" if by_time else "rounds that have ended",
@@ -120,11 +131,11 @@ def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
     data = [
         {
             "type": "bar",
-            "name": name,
+            "name": phase(name),
             "x": [number for number, _ in shown],
             "y": [round(sums.get(name, 0.0), 4) for _, sums in shown],
             "marker": {"color": colour(name), "line": {"width": 0}},
-            "hovertemplate": f"round %{{x}}: {name} %{{y:.2f}} s<extra></extra>",
+            "hovertemplate": f"round %{{x}}: {phase(name)} %{{y:.2f}} s<extra></extra>",
         }
         for name in ordered({name for _, sums in shown for name in sums})
     ]
@@ -154,33 +165,33 @@ def stride(count: int, most: int) -> int:
 
 def gantt(timeline: RoundTimeline) -> Figure:
     """Every device's segments of one round, over seconds since its start."""
-    names = ordered({s.name for device in timeline.devices.values() for s in device.segments})
-    start, dilation = timeline.facts.start_ns, timeline.facts.dilation
+    rows = device_rows(timeline)
     data = []
-    for name in names:
-        bars = [(d, s) for d, device in timeline.devices.items() for s in device.segments if s.name == name]
+    for name in ordered({bar.name for row in rows for bar in row.bars}):
+        bars = [(row.label, bar) for row in rows for bar in row.bars if bar.name == name]
+        shown = phase(name)
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": name,
+                "name": shown,
                 "y": [device for device, _ in bars],
-                "base": [_seconds(s.start_ns - start, dilation) for _, s in bars],
-                "x": [_seconds(s.end_ns - s.start_ns, dilation) for _, s in bars],
-                "customdata": [f" ({s.detail})" if s.detail else "" for _, s in bars],
+                "base": [round(bar.start_s, 6) for _, bar in bars],
+                "x": [round(bar.length_s, 6) for _, bar in bars],
+                "customdata": [f" ({bar.detail})" if bar.detail else "" for _, bar in bars],
                 "marker": {"color": colour(name), "line": {"width": 0}},
-                "hovertemplate": f"%{{y}}: {name}%{{customdata}} %{{x:.3f}} s, from %{{base:.3f}} s<extra></extra>",
+                "hovertemplate": f"%{{y}}: {shown}%{{customdata}} %{{x:.3f}} s, from %{{base:.3f}} s<extra></extra>",
             }
         )
     return figure(
         data,
         "seconds since the start of the round",
         "",
-        xaxis={"range": [0, _seconds(timeline.facts.end_ns - start, dilation)]},
+        xaxis={"range": [0, round(length_s(timeline.facts), 6)]},
         yaxis=BY_DEVICE,
         barmode="overlay",
         bargap=0.25,
-        height=_height(len(timeline.devices)),
+        height=_height(len(rows)),
     )
 
 
@@ -192,11 +203,11 @@ def shares(summary: Summary) -> Figure:
         {
             "type": "bar",
             "orientation": "h",
-            "name": name,
+            "name": phase(name),
             "y": list(phases),
             "x": [phases[device].get(name, 0.0) / whole[device] for device in phases],
             "marker": {"color": colour(name)},
-            "hovertemplate": f"%{{y}}: {name} %{{x:.1%}}<extra></extra>",
+            "hovertemplate": f"%{{y}}: {phase(name)} %{{x:.1%}}<extra></extra>",
         }
         for name in ordered({name for sums in phases.values() for name in sums})
     ]
@@ -211,24 +222,21 @@ def shares(summary: Summary) -> Figure:
     )
 
 
-NO_CAUSE = "no single cause"
-
-
 def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure:
     """Seconds of every round, and how far the slowest device was behind the median one, by cause."""
     numbers = summary["number"]
-    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait", "": "idle"}
     rows = list(zip(numbers, summary["straggler_gaps_s"], summary["straggler"], summary["straggler_why"], strict=True))
     data: list[dict[str, Any]] = []
-    for cause, phase in causes.items():
+    for cause, like in COLOURED_AS.items():
         own = [row for row in rows if row[3] == cause]
         if own:
             bar: dict[str, Any] = {
                 "type": "bar",
-                "name": f"straggler gap: {cause or NO_CAUSE}",
-                "marker": {"color": colour(phase)},
+                "name": f"straggler gap: {vocabulary.cause(cause)}",
+                "marker": {"color": colour(like)},
             }
-            hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({cause or NO_CAUSE})<extra></extra>"
+            why = vocabulary.cause(cause)
+            hover = f"round %{{x}}: %{{customdata}} %{{y:.2f}} s behind the median ({why})<extra></extra>"
             points: dict[str, Any] = {
                 "x": [r[0] for r in own],
                 "y": [r[1] for r in own],
@@ -321,10 +329,6 @@ def choose(seconds: Sequence[float], most: int) -> list[tuple[int, str]]:
     }
     indexes = range(len(seconds)) if len(seconds) <= most else sorted(special)
     return [(i, f" ({special[i]})" if i in special else "") for i in indexes]
-
-
-def _seconds(ns: int, dilation: float) -> float:
-    return round(ns / 1e9 / dilation, 6)
 
 
 def _legend(shown: bool, height: int) -> dict[str, Any]:

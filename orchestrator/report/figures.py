@@ -13,9 +13,13 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from orchestrator.records import vocabulary
+from orchestrator.records.formatting import number
+from orchestrator.records.gantt import device_rows, length_s
 from orchestrator.records.timeline import RoundTimeline
+from orchestrator.records.vocabulary import phase
 from orchestrator.report.charts import Summary, stride
-from orchestrator.report.palette import RUNS, colour, ordered
+from orchestrator.report.palette import COLOURED_AS, RUNS, colour, ordered
 
 SIZE_IN = (5.2, 3.2)
 STYLE: dict[Any, Any] = {
@@ -67,7 +71,7 @@ def _marked(summary: Summary) -> str:
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
     held = f"limits held by {summary['enforcement']}"
     costs = f", {summary['costs']}" if summary.get("costs") else ""
-    return f"{summary['run']}: {summary['method']}, {held}{costs}, dilation {summary['dilation']:.3g}, {calibrated}"
+    return f"{summary['run']}: {summary['method']}, {held}{costs}, dilation {number(summary['dilation'])}, {calibrated}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:
@@ -107,7 +111,7 @@ def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
     width = 0.85 * stride(len(phases), MOST_BARS)
     for name in _large(shown):
         heights = [sums.get(name, 0.0) for _, sums in shown]
-        axes.bar(numbers, heights, width, bottom=below, color=_rgba(name), label=name, linewidth=0)
+        axes.bar(numbers, heights, width, bottom=below, color=_rgba(name), label=phase(name), linewidth=0)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axes.set(xlabel="round", ylabel="seconds")
     _whole_numbers(axes)
@@ -124,13 +128,12 @@ def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
 
 
 def _gaps(axes: Any, summary: Summary) -> None:
-    causes = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait", "": "idle"}
     rows = list(zip(summary["number"], summary["straggler_gaps_s"], summary["straggler_why"], strict=True))
-    for cause, phase in causes.items():
+    for cause, like in COLOURED_AS.items():
         own = [(number, gap) for number, gap, why in rows if why == cause]
         if own:
             axes.bar(
-                [n for n, _ in own], [g for _, g in own], color=_rgba(phase), label=f"gap: {cause or 'no single cause'}"
+                [n for n, _ in own], [g for _, g in own], color=_rgba(like), label=f"gap: {vocabulary.cause(cause)}"
             )
     lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
     axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
@@ -140,14 +143,14 @@ def _gaps(axes: Any, summary: Summary) -> None:
 
 
 def _gantt(axes: Any, timeline: RoundTimeline) -> None:
-    start, scale, names = timeline.facts.start_ns, 1e9 * timeline.facts.dilation, set[str]()
-    for row, device in enumerate(timeline.devices.values()):
-        for s in device.segments:
-            names.add(s.name)
-            axes.barh(row, (s.end_ns - s.start_ns) / scale, 0.75, (s.start_ns - start) / scale, color=_rgba(s.name))
-    _by_device(axes, list(timeline.devices))
-    axes.set(xlabel="seconds since the start of the round", xlim=(0, (timeline.facts.end_ns - start) / scale))
-    _legend(axes, [Patch(color=_rgba(name), label=name) for name in ordered(names)])
+    rows = device_rows(timeline)
+    for index, row in enumerate(rows):
+        for bar in row.bars:
+            axes.barh(index, bar.length_s, 0.75, bar.start_s, color=_rgba(bar.name))
+    _by_device(axes, [row.label for row in rows])
+    axes.set(xlabel="seconds since the start of the round", xlim=(0, length_s(timeline.facts)))
+    names = ordered({bar.name for row in rows for bar in row.bars})
+    _legend(axes, [Patch(color=_rgba(name), label=phase(name)) for name in names])
 
 
 def _shares(axes: Any, summary: Summary) -> None:
@@ -155,7 +158,7 @@ def _shares(axes: Any, summary: Summary) -> None:
     left = [0.0] * len(phases)
     for name in ordered({name for sums in phases.values() for name in sums}):
         widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
-        axes.barh(range(len(phases)), widths, 0.75, left, color=_rgba(name), label=name)
+        axes.barh(range(len(phases)), widths, 0.75, left, color=_rgba(name), label=phase(name))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _by_device(axes, list(phases))
     axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))

@@ -13,7 +13,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from orchestrator.records import tabulate
-from orchestrator.records.comparison import RESIDUAL_LIMIT, compare, percent, seconds, size
+from orchestrator.records.comparison import RESIDUAL_LIMIT, compare
+from orchestrator.records.formatting import number, percent, seconds, size
 from orchestrator.records.groups import group, profiles
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
@@ -136,7 +137,7 @@ def badges(summary: Summary) -> list[Badge]:
     costs = summary.get("costs")
     result = [
         (f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")),
-        (f"dilation {dilation:.3g}", "plain", NOT_DILATED if dilation != 1 else ""),
+        (f"dilation {number(dilation)}", "plain", NOT_DILATED if dilation != 1 else ""),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
     if costs:
@@ -167,7 +168,7 @@ def _render(template: str, *, figures: dict[str, Figure], gantt: list[dict[str, 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"seconds": seconds, "percent": percent, "size": size}
+    environment.filters |= {"seconds": seconds, "number": number, "size": size}
     return environment.get_template(template).render(
         plotly=Markup(get_plotlyjs()),
         data=embedded({"figures": figures, "gantt": gantt}),

@@ -26,6 +26,9 @@ PHASES = {
     "unreported": "#e3001b",
 }
 
+COLOURED_AS = {"cpu": "compute", "uplink": "upload_tail", "downlink": "download", "server": "server_wait", "": "idle"}
+"""Causes of a straggler, and the phase that has the same colour; "" is no single cause."""
+
 RUNS = ("#2f6db3", "#c9541c", "#3a9d5d", "#7d4fa0", "#b8901c", "#d1477a", "#2a9d9d", "#6b6b6b")
 
 

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.records import tabulate, vocabulary
 from orchestrator.records import types as t
-from orchestrator.records.comparison import accuracy, percent, seconds, size
+from orchestrator.records.formatting import (
+    NONE,
+    accuracy,
+    known,
+    number,
+    percent,
+    quantity,
+    rate,
+    seconds,
+    signed_percent,
+    signed_seconds,
+    size,
+)
 from orchestrator.records.groups import ProfileRow
 from orchestrator.records.limits_in_force import changes
 from orchestrator.records.run_index import RunFacts, Session
@@ -18,17 +31,13 @@ MOST_ROWS = 2000
 """Rows of a table; what is beyond is counted and left to records.jsonl."""
 
 
-def text(value: Any, show: Any) -> str:
-    return "–" if value is None else str(show(value))
-
-
 def first(rows: list[Any]) -> dict[str, Any]:
     return {"rows": rows[:MOST_ROWS], "more": max(0, len(rows) - MOST_ROWS)}
 
 
 def tiles(summary: Summary) -> list[tuple[str, str]]:
     """The figures that a reader looks for first."""
-    target, reached = f"{summary['target_accuracy']:.0%}", summary["time_to_target_s"] is not None
+    target, reached = percent(summary["target_accuracy"], 0), summary["time_to_target_s"] is not None
     shown: list[tuple[str, Any, Any]] = [
         (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
         ("best accuracy", summary["best_accuracy"], accuracy),
@@ -41,7 +50,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
         ("bytes up", summary["bytes_up_total"], size),
         ("bytes down", summary["bytes_down_total"], size),
     ]
-    return [(label, text(value, show)) for label, value, show in shown]
+    return [(label, known(value, show)) for label, value, show in shown]
 
 
 def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
@@ -59,7 +68,7 @@ def calibration_row(row: t.Calibrated) -> dict[str, Any]:
             row.condition,
             quantity(row.requested, row.unit),
             quantity(row.measured, row.unit),
-            f"{row.error:+.1%}",
+            signed_percent(row.error),
             f"{verdict} {row.cause}".strip(),
         ],
         "bad": row.judged and not row.passed,
@@ -75,14 +84,14 @@ def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
     """Requested / read back. What the agent holds itself cannot be read back, which is no fault."""
     held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
     asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
-    read = ["–", "–", "–"] if self_held else _limits(*held)
+    read = [NONE, NONE, NONE] if self_held else _limits(*held)
     shown = [f"{a} / {h}" for a, h in zip(_limits(*asked), read, strict=True)]
     return {"cells": [row.device, row.why, row.profile, *shown], "bad": None in held and not self_held}
 
 
 def _limits(cpus: float | None, up: float | None, down: float | None) -> list[str]:
-    rates = ["none" if rate is None else quantity(rate, "bit/s") for rate in (up, down)]
-    return ["none" if cpus is None else f"{cpus:.3g}", *rates]
+    rates = ["none" if limit is None else rate(limit) for limit in (up, down)]
+    return ["none" if cpus is None else number(cpus), *rates]
 
 
 def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
@@ -90,13 +99,13 @@ def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
     return [
         name,
         device.profile,
-        f"{device.cpus:g}",
-        quantity(device.uplink_bit_s, "bit/s"),
-        quantity(device.downlink_bit_s, "bit/s"),
+        number(device.cpus),
+        rate(device.uplink_bit_s),
+        rate(device.downlink_bit_s),
         f"{device.memory_mib} MiB",
         f"{device.samples}",
         " ".join(str(count) for count in device.labels),
-        text(summary["idle_share"].get(name), percent),
+        known(summary["idle_share"].get(name), percent),
         size(summary["bytes_up"].get(name, 0)),
         size(summary["bytes_down"].get(name, 0)),
     ]
@@ -108,7 +117,7 @@ def throttled_rows(summary: Summary) -> list[list[str]]:
     if all(share is None for share in shares.values()):
         return []
     worked = {name: sum(phases.get(own, 0.0) for own in OWN_WORK) for name, phases in summary["phase_s"].items()}
-    return [[name, seconds(worked[name]), text(share, percent)] for name, share in shares.items()]
+    return [[name, seconds(worked[name]), known(share, percent)] for name, share in shares.items()]
 
 
 def event_rows(run: RunFacts) -> list[list[str]]:
@@ -116,7 +125,7 @@ def event_rows(run: RunFacts) -> list[list[str]]:
     rows = []
     for session in run.sessions:
         for event in session.events:
-            at = f"{(event.at_ns - session.started.at_ns) / 1e9 / session.started.dilation:.1f} s"
+            at = seconds(_since(session, event.at_ns))
             rows.append([at, event.device or "orchestrator", *_event(event)])
     return rows
 
@@ -133,13 +142,6 @@ def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> tupl
             return "fault", event.what
 
 
-def quantity(value: float, unit: str) -> str:
-    """With a unit that keeps the figure short."""
-    if unit == "bit/s":
-        return f"{value / 1e6:.4g} Mbit/s"
-    return f"{value:.4g} {unit}"
-
-
 def _since(session: Session, at_ns: int) -> float:
     """Seconds since the orchestrator started, divided by the dilation."""
     return (at_ns - session.started.at_ns) / 1e9 / session.started.dilation
@@ -149,13 +151,13 @@ def change_rows(run: RunFacts) -> list[list[str]]:
     """Every change of a profile: when, on which device, from what to what, from which round on."""
     return [
         [
-            f"{_since(session, change.at_ns):.1f} s",
-            "–" if change.round is None else str(change.round + 1),
+            seconds(_since(session, change.at_ns)),
+            known(change.round, lambda index: str(index + 1)),
             change.device,
             change.before,
             change.after.profile,
-            f"{change.after.cpus:.3g} CPUs, {quantity(change.after.uplink_bit_s, 'bit/s')} up, "
-            f"{quantity(change.after.downlink_bit_s, 'bit/s')} down",
+            f"{number(change.after.cpus)} CPUs, {rate(change.after.uplink_bit_s)} up, "
+            f"{rate(change.after.downlink_bit_s)} down",
         ]
         for session in run.sessions
         for change in changes(session)
@@ -173,17 +175,17 @@ def _round_row(summary: Summary, index: int) -> list[str]:
 
     behind, slow = of("straggler_behind_s") or {}, of("straggler")
     cut = summary["cut"][slow][index] if slow is not None else None
-    own = [str(of("number")), seconds(of("round_s")), text(slow, str), text(of("straggler_profile"), str)]
+    own = [str(of("number")), seconds(of("round_s")), known(slow, str), known(of("straggler_profile"), str)]
     why = [
-        text(cut, str),
-        text(of("straggler_gaps_s"), seconds),
-        text(of("straggler_why"), lambda why: why or "no single cause"),
+        known(cut, str),
+        known(of("straggler_gaps_s"), seconds),
+        known(of("straggler_why"), vocabulary.cause),
     ]
-    return [*own, *why, *(text(behind.get(cause), _signed) for cause in CAUSES), seconds(of("waited_s"))]
+    return [*own, *why, *(known(behind.get(cause), _behind) for cause in CAUSES), seconds(of("waited_s"))]
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.2f} s" if abs(value) >= 0.005 else "0"
+def _behind(value: float) -> str:
+    return signed_seconds(value) if abs(value) >= 0.0005 else "0 s"
 
 
 def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:
@@ -194,7 +196,7 @@ def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:
             row.profile,
             f"{row.rounds} ({percent(row.share)})",
             seconds(row.waited_s),
-            ", ".join(f"{cause} {count}" for cause, count in sorted(row.why.items(), key=lambda item: -item[1])),
+            tabulate.by_cause(row.why),
         ]
         for row in rows
     ]
@@ -209,8 +211,10 @@ def lost_rows(summary: Summary) -> list[list[str]]:
             for cause in CAUSES
         ]
         share = rounds / summary["rounds"]
-        profile = summary["profiles"].get(device, "–")
-        rows.append([device, profile, f"{rounds} ({share:.0%})", *(str(count) for count in causes), seconds(waited)])
+        profile = summary["profiles"].get(device, NONE)
+        rows.append(
+            [device, profile, f"{rounds} ({percent(share, 0)})", *(str(count) for count in causes), seconds(waited)]
+        )
     return rows
 
 
@@ -229,7 +233,7 @@ def saving_rows(summary: Summary) -> list[list[str]]:
     """What would have been saved, the most first."""
     whole = summary["what_if"]["rounds_s"]
     return [
-        [_whose(saving, summary), seconds(saving["saved_s"]), percent(saving["saved_s"] / whole) if whole else "–"]
+        [_whose(saving, summary), seconds(saving["saved_s"]), percent(saving["saved_s"] / whole) if whole else NONE]
         for saving in summary["what_if"]["savings"]
     ]
 
@@ -263,7 +267,7 @@ def host_rows(run: RunFacts) -> list[list[str]]:
             known = rows.setdefault(key, [])
             if value and value not in known:
                 known.append(value)
-    return [[key, ", then ".join(values) or "–"] for key, values in rows.items()]
+    return [[key, ", then ".join(values) or NONE] for key, values in rows.items()]
 
 
 def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
@@ -278,8 +282,7 @@ def _who(summary: Summary) -> str:
     top = max(rows, key=lambda row: int(row[2].split()[0]))
     by_cause = dict(zip(CAUSES, map(int, top[3:7]), strict=True))
     why = max(by_cause, key=lambda cause: by_cause[cause])
-    where = {"cpu": "computing", "uplink": "its uplink", "downlink": "its downlink", "server": "the server"}[why]
-    mostly = f"mostly because of {where}" if by_cause[why] else "and no single cause stands out"
+    mostly = f"mostly because of {vocabulary.cause(why)}" if by_cause[why] else "and no single cause stands out"
     return (
         f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {summary['rounds']} rounds, {mostly}; "
         f"the others together waited {top[7]} for it."

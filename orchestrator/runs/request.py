@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.experiment import Experiment
-from orchestrator.records.comparison import accuracy
 from orchestrator.records.failures import failure_line
+from orchestrator.records.formatting import accuracy
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.loop import Progress

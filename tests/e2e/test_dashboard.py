@@ -16,6 +16,7 @@ import pytest
 from orchestrator.dashboard.serve import Place
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
+from orchestrator.records import formatting
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
@@ -223,3 +224,27 @@ async def landmarks(page: Watched) -> None:
     assert nameless == []
     for selector, count in (("main", 1), ("header", 1), ("h1:visible", 1), ("[aria-live]", 1)):
         assert await page.page.locator(selector).count() == count, selector
+
+
+async def test_the_page_and_python_write_figures_alike(tmp_path: Path) -> None:
+    values = [
+        sign * digits * 10.0**power for sign in (1, -1) for power in range(-4, 9) for digits in (0, 1, 1.125, 9.9951)
+    ]
+    values += [0.0005, 0.00125, 0.9994, 0.9995, 0.89999, 0.9, 999.4, 999.5, 1234567.0, 0.0348, 2.5, 20.75]
+    pairs = {
+        "seconds": formatting.seconds,
+        "signed": formatting.signed_seconds,
+        "percent": formatting.percent,
+        "signedPercent": formatting.signed_percent,
+        "accuracy": formatting.accuracy,
+        "number": formatting.number,
+        "bytes": formatting.size,
+        "rate": lambda value: formatting.rate(1e4 * value),
+    }
+    async with browser(tmp_path, "synthetic") as watched:
+        await watched.go()
+        script = """async ([names, values]) => { const f = await import("/static/format.js");
+            return names.map((name) => values.map((value) => f[name](name === "rate" ? 1e4 * value : value))); }"""
+        found = await watched.page.evaluate(script, [list(pairs), values])
+    for (name, show), texts in zip(pairs.items(), found, strict=True):
+        assert dict(zip(values, texts, strict=True)) == {value: show(value) for value in values}, name

@@ -42,8 +42,8 @@ export class CompareView {
     this.notes.replaceChildren(...notes.map((note) => h("li", {}, note)));
     const all = (x, label) => ({columns: [["run"], [label, "num"], ["accuracy", "num"], ["gap", "num"]],
       rows: () => curves.flatMap((curve, i) => curve.points.map((p) => [names[i], x ? p[3] : seconds(p[0]), accuracy(p[1]), seconds(p[2])]))});
-    this.time.draw({series: series(0, 1, (p) => `${accuracy(p[1])} after ${seconds(p[0])}`), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0, yMax: 1, ...all(false, "time")});
-    this.rounds.draw({series: series(3, 1, (p) => `${accuracy(p[1])} after round ${p[3]}`), whole: true, x: ["round", String], y: ["test accuracy", (v) => percent(v)], yMin: 0, yMax: 1, ...all(true, "round")});
+    this.time.draw({series: series(0, 1, (p) => `${accuracy(p[1])} after ${seconds(p[0])}`), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(false, "time")});
+    this.rounds.draw({series: series(3, 1, (p) => `${accuracy(p[1])} after round ${p[3]}`), whole: true, x: ["round", String], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(true, "round")});
     this.gap.draw({series: series(3, 2, (p) => `round ${p[3]}: ${seconds(p[2])}`), whole: true, x: ["round", String], y: ["behind the median device", tick], ...all(true, "round")});
     const keys = Object.keys(labels).filter((key) => key !== "method");
     this.body.replaceChildren(table("Runs side by side", [[""], ...names.map((name) => [name, "num"])], keys.map((key) => [labels[key], ...texts.map((row) => row[key])])));

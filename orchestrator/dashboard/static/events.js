@@ -2,13 +2,13 @@
 
 import {h, put, table} from "./dom.js";
 import {seconds} from "./format.js";
+import {EVENTS} from "../vocabulary.js";
 
-const KINDS = {profile: "profile changed", left: "left", joined: "came back", out: "left out", fault: "fault", resumed: "resumed", ended: "ended"};
 const SHOWN = 200;
 
 export class Events {
   constructor() {
-    this.kind = h("select", {id: "event-kind", onchange: () => this.redraw(true)}, h("option", {value: ""}, "all"), Object.entries(KINDS).map(([value, label]) => h("option", {value}, label)));
+    this.kind = h("select", {id: "event-kind", onchange: () => this.redraw(true)}, h("option", {value: ""}, "all"), Object.entries(EVENTS).map(([value, label]) => h("option", {value}, label)));
     this.device = h("input", {type: "search", id: "event-device", oninput: () => this.redraw(true)});
     this.count = h("span.quiet");
     this.body = h("div.scroll.short", {tabindex: 0, role: "region", "aria-label": "Events, scrolls"});
@@ -30,7 +30,7 @@ export class Events {
     put(this.count, found.length > SHOWN ? `newest ${SHOWN} of ${found.length}` : String(found.length));
     this.body.replaceChildren(found.length
       ? table("Events, newest first", [["round"], ["time", "num"], ["kind"], ["device"], ["what"]],
-        found.slice(0, SHOWN).map((m) => [m[1], seconds(m[0]), h("span.kind.m-" + m[2], {}, KINDS[m[2]] || m[2]), m[3] || "–", m[4]]), ".events")
+        found.slice(0, SHOWN).map((m) => [m[1], seconds(m[0]), h("span.kind.m-" + m[2], {}, EVENTS[m[2]] || m[2]), m[3] || "–", m[4]]), ".events")
       : h("p.quiet", {}, "Nothing unexpected has happened, and no profile has changed."));
   }
 }

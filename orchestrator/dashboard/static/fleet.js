@@ -4,7 +4,7 @@ import {h, put} from "./dom.js";
 import {number, percent, seconds} from "./format.js";
 
 const COLUMNS = [
-  ["device", ""], ["state", ""], ["last round", "num"], ["predicted", "num"], ["stages", "num"], ["CPU of quota", "num"],
+  ["device", ""], ["state", ""], ["last round", "num"], ["predicted", "num"], ["cut", "num"], ["CPU of quota", "num"],
   ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["profile", ""],
 ];
 
@@ -65,10 +65,10 @@ export class Fleet {
     row.className = `s-${d.state.replace(" ", "-")}`;
     show(0, d.state);
     show(9, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
-    show(4, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share)} of ${number(d.cpus)}`, d.cpu_share);
-    show(8, percent(d.throttled_share), d.throttled_share);
-    show(5, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
-    show(6, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
+    show(4, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share, 0)} of ${number(d.cpus)}`, d.cpu_share);
+    show(8, percent(d.throttled_share, 0), d.throttled_share);
+    show(5, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share, 0)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
+    show(6, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share, 0)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
     show(7, d.memory_used_mib === null ? `– of ${d.memory_mib}` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib}`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);
     show(3, d.cut === null ? "–" : String(d.cut));
     show(1, seconds(d.actual_s));

@@ -1,53 +1,51 @@
-// Numbers for people.
+// Figures as text, in the form of orchestrator/records/formatting.py; a test compares the two.
+
+import {PHASES} from "../vocabulary.js";
 
 export const dash = "–";
+const known = (v, show) => (v === null || v === undefined ? dash : show(v));
 
-export function seconds(v) {
-  if (v === null || v === undefined) return dash;
-  if (v >= 7200) return `${(v / 3600).toFixed(1)} h`;
-  if (v >= 600) return `${(v / 60).toFixed(1)} min`;
-  if (v >= 100) return `${v.toFixed(0)} s`;
-  if (v >= 10) return `${v.toFixed(1)} s`;
-  if (v === 0) return "0 s";
-  if (v >= 1) return `${v.toFixed(2)} s`;
-  return `${(v * 1000).toFixed(v < 0.01 ? 1 : 0)} ms`;
-}
+/** At most `digits` significant digits, no trailing zeros. */
+export const number = (v, digits = 3) => known(v, () => String(Number(v.toPrecision(digits))));
+
+/** Milliseconds below one second. */
+export const seconds = (v) => known(v, () => {
+  if (Math.abs(v) < 0.9995) return v === 0 ? "0 s" : `${number(v * 1000)} ms`;
+  return `${Math.abs(v) < 999.5 ? number(v) : v.toFixed(0)} s`;
+});
+
+export const signed = (v) => (v < 0 ? "−" : "+") + seconds(Math.abs(v));
+
+/** A share; one more digit below 0.1%, where only one was asked for. */
+export const percent = (v, decimals = 1) => known(v, () => `${(v * 100).toFixed(decimals === 1 && v > 0 && v < 0.001 ? 2 : decimals)}%`);
+export const signedPercent = (v) => `${v < 0 ? "−" : "+"}${(Math.abs(v) * 100).toFixed(1)}%`;
+
+/** Never rounded up: 0.8997 misses a target of 90%. */
+export const accuracy = (v) => known(v, () => `${(Math.floor(v * 1000 + 1e-6) / 10).toFixed(1)}%`);
+
+export const bytes = (v) => known(v, () => {
+  for (const unit of ["B", "kB", "MB"]) {
+    if (v < 999.5) return `${number(v)} ${unit}`;
+    v /= 1000;
+  }
+  return `${number(v)} GB`;
+});
+
+/** Four digits and the unit; rates in Mbit/s. */
+export const quantity = (v, unit) => (unit === "bit/s" ? `${number(v / 1e6, 4)} Mbit/s` : `${number(v, 4)} ${unit}`);
+export const rate = (bits) => quantity(bits, "bit/s");
 
 /** Seconds at the ticks of an axis: no more digits than they need. */
 export function tick(v) {
   if (v >= 7200) return `${number(v / 3600)} h`;
   if (v >= 600) return `${number(v / 60)} min`;
-  return v >= 1 || v === 0 ? `${Number(v.toPrecision(4))} s` : `${number(v * 1000)} ms`;
+  return v >= 1 || v === 0 ? `${number(v, 4)} s` : `${number(v * 1000)} ms`;
 }
 
-export const signed = (v) => (v < 0 ? "−" : "+") + seconds(Math.abs(v));
-export const percent = (v, digits = 0) => (v === null || v === undefined ? dash : `${(v * 100).toFixed(digits)} %`);
-/** Never rounded up: 0.8997 misses a target of 90 %. */
-export const accuracy = (v) => (v === null || v === undefined ? dash : `${(Math.floor(v * 1000 + 1e-6) / 10).toFixed(1)} %`);
-export const number = (v) => (v === null || v === undefined ? dash : String(Number(v.toPrecision(3))));
+/** The words for a name of a device's time. */
+export const phase = (name) => name.replaceAll("_", " ");
 
-export function bytes(v) {
-  for (const unit of ["B", "kB", "MB"]) {
-    if (v < 1000) return `${number(v)} ${unit}`;
-    v /= 1000;
-  }
-  return `${number(v)} GB`;
-}
-
-export const NAMES = {
-  cpu: "its CPU", uplink: "its uplink", downlink: "its downlink", server: "the server half",
-};
-
-export const PHASES = {
-  dispatch: "dispatch: its task was not sent yet", download: "download", decode: "decode", compute: "compute", encode: "encode",
-  blocked: "blocked: upload queue full", upload_tail: "upload of the rest", reply_wait: "wait for a reply", request_wait: "wait for a request",
-  server_wait: "wait for its server half", wait_for_others: "wait for others", plan: "plan", merge: "merge",
-  evaluation: "evaluation", checkpoint: "checkpoint", orchestrator: "orchestrator", idle: "not drawn", left_out: "left out",
-  offline: "away", unreported: "unreported", working: "at work, details not reported yet", server: "server half at work",
-  probe: "probe",
-};
-
-/** Names in the order above; those that this page does not know yet at the end. */
+/** Names in the order of the vocabulary; those that it does not have at the end. */
 export function ordered(names) {
   return [...Object.keys(PHASES).filter((name) => names.has(name)), ...[...names].filter((name) => !(name in PHASES)).sort()];
 }

@@ -1,7 +1,8 @@
 // One round: a row per device with the names of its time, the server below. A live round grows.
 
 import {fold, h, s, table, tip} from "./dom.js";
-import {PHASES, ordered, seconds, tick, ticks} from "./format.js";
+import {ordered, phase, seconds, tick, ticks} from "./format.js";
+import {PHASES} from "../vocabulary.js";
 
 const RIGHT = 16, TOP = 22;
 
@@ -64,7 +65,7 @@ export class Gantt {
   row(one, y, size, X, left) {
     const pad = size > 18 ? 4 : 2, cells = one.bars.map(([name, a, b, detail]) => s(`rect.p-${name}`, {
       x: X(a), y: y + pad, width: Math.max(0.6, X(b) - X(a)), height: size - 2 * pad,
-      "data-tip": `${PHASES[name] || name}${detail ? ` (${detail})` : ""}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`}));
+      "data-tip": `${phase(name)}${detail ? ` (${detail})` : ""}${PHASES[name] ? `: ${PHASES[name]}` : ""}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`}));
     const extra = [];
     if (one.one?.predicted_s) {
       const x = X(one.one.predicted_s);
@@ -80,7 +81,7 @@ export class Gantt {
     const seen = new Set(rows.flatMap((one) => one.bars.map((bar) => bar[0])));
     const predicted = rows.some((one) => one.one?.predicted_s);
     this.legend.replaceChildren(
-      ...ordered(seen).map((name) => h("span", {}, h(`i.p-${name}`), PHASES[name] || name.replaceAll("_", " "))),
+      ...ordered(seen).map((name) => h("span", {title: PHASES[name]}, h(`i.p-${name}`), phase(name))),
       predicted ? h("span", {}, h("i.predicted-key"), "predicted") : "");
   }
 
@@ -96,7 +97,7 @@ export class Gantt {
     const seen = new Set(Object.values(data.devices).flatMap((one) => Object.keys(one.sums)));
     const columns = ordered(seen);
     return table(`Round ${data.round}`,
-      [["device"], ["done after", "num"], ["predicted", "num"], ["stages", "num"], ...columns.map((name) => [name.replaceAll("_", " "), "num"])],
+      [["device"], ["done after", "num"], ["predicted", "num"], ["cut", "num"], ...columns.map((name) => [phase(name), "num"])],
       Object.entries(data.devices).map(([name, one]) => [name, one.out || seconds(one.actual_s), seconds(one.predicted_s),
         one.cut ?? "–", ...columns.map((column) => (one.sums[column] ? seconds(one.sums[column]) : "·"))]));
   }

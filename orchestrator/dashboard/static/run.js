@@ -3,12 +3,12 @@
 import {Chart} from "./charts.js";
 import {announce, fold, h, put, table} from "./dom.js";
 import {Fleet} from "./fleet.js";
-import {NAMES, accuracy, bytes, number, percent, seconds, signed, tick} from "./format.js";
+import {accuracy, bytes, number, percent, quantity, rate, seconds, signed, signedPercent, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
+import {CAUSES, EVENTS, NO_CAUSE} from "../vocabulary.js";
 
 export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11};
-const CAUSES = ["cpu", "uplink", "downlink", "server"];
 
 export class RunView {
   constructor(root) {
@@ -36,7 +36,7 @@ export class RunView {
     this.predicted = new Chart("Predicted against actual time, by device", {});
     this.lengths = new Chart("Seconds per round", {onpick: (n) => this.pickRound(n)});
     this.history = new Chart("Rounds of one device", {onpick: (n) => this.pickRound(n)});
-    this.tiers = new Chart("Stages on the device, per round", {height: 120});
+    this.tiers = new Chart("Cut (stages on the device), per round", {height: 120});
     this.deviceTitle = h("h2", {id: "h-device", tabindex: -1}, "Device");
     this.deviceFacts = h("p.why");
     this.deviceMarks = h("div.scroll.short", {tabindex: 0, role: "region", "aria-label": "Events of this device"});
@@ -160,8 +160,8 @@ export class RunView {
       ["time of rounds", seconds(head.elapsed_s)],
       ["accuracy now", known.length ? accuracy(known.at(-1)[R.accuracy]) : "–"],
       ["best", known.length ? accuracy(best) : "–"],
-      [`time to ${percent(head.target)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
-      head.serving ? ["devices", String(this.devices.length)] : ["median straggler gap", gaps.length ? seconds(gaps[Math.floor(gaps.length / 2)]) : "–"],
+      [`time to ${percent(head.target, 0)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
+      head.serving ? ["devices", String(this.devices.length)] : ["median straggler gap", gaps.length ? seconds(median(gaps)) : "–"],
       ["bytes up", bytes(head.bytes_up)],
       ["bytes down", bytes(head.bytes_down)],
     ];
@@ -199,8 +199,8 @@ export class RunView {
     if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
     const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out} `;
     if (!row[R.straggler]) return [took, "Fewer than two devices got done: nobody was behind."];
-    const why = row[R.why] ? [" because of ", h("b", {}, NAMES[row[R.why]]), ` (against the median device: ${CAUSES.map((cause, i) =>
-      `${cause === "cpu" ? "CPU" : cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : row[R.behind].length ? ["; no single cause stands out."] : ["; why is known when it has reported its phases."];
+    const why = row[R.why] ? [" because of ", h("b", {}, CAUSES[row[R.why]]), ` (against the median device: ${Object.values(CAUSES).map((cause, i) =>
+      `${cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : row[R.behind].length ? [`; ${NO_CAUSE} stands out.`] : ["; why is known when it has reported its phases."];
     return [took, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
   }
 
@@ -212,17 +212,17 @@ export class RunView {
     this.accuracy.draw({
       series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
         `${accuracy(row[R.accuracy])} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
-      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v)], yMin: 0, yMax: 1,
-      line: {y: this.head.target, label: `target ${percent(this.head.target)}`}, marks: spread(marks),
+      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1,
+      line: {y: this.head.target, label: `target ${percent(this.head.target, 0)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], accuracy(row[R.accuracy]), number(row[R.loss])]),
     });
     this.gap.draw({
       series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
-        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${NAMES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...CAUSES.map((cause) => ({name: NAMES[cause], cls: `k-${cause}`})), {name: "no single cause", cls: "k-none"}], whole: true, pad: 0.5, xMin: 0.5,
+        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${CAUSES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
+      legend: [...Object.entries(CAUSES).map(([cause, name]) => ({name, cls: `k-${cause}`})), {name: NO_CAUSE, cls: "k-none"}], whole: true, pad: 0.5, xMin: 0.5,
       x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
-      rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), row[R.why] || "–"]),
+      rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), CAUSES[row[R.why]] || "–"]),
       empty: "nobody was behind yet",
     });
     this.lengths.draw({
@@ -249,13 +249,13 @@ export class RunView {
     const {rounds} = data, own = (key, text) => rounds.map((n, i) => [n, data[key][i], `round ${n}: ${text(data[key][i])}`, n]);
     const one = this.devices.find((d) => d.name === data.name), changes = data.marks.filter((m) => m[2] === "profile");
     const marks = data.marks.map(([, x, kind, , text]) => ({x, kind, text}));
-    this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${number(one?.uplink_bit_s / 1e6)} Mbit/s up, ${number(one?.downlink_bit_s / 1e6)} Mbit/s down. `,
+    this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${rate(one?.uplink_bit_s)} up, ${rate(one?.downlink_bit_s)} down. `,
       changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
     this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
-      whole: true, x: ["round", String], y: ["seconds ÷ D", tick], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["stages", "num"]],
+      whole: true, x: ["round", String], y: ["seconds ÷ D", tick], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["cut", "num"]],
       rows: () => rounds.map((n, i) => [n, seconds(data.actual_s[i]), seconds(data.predicted_s[i]), data.cuts[i] ?? "–"])});
-    this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `${v} stages`)}], whole: true, x: ["round", String],
-      y: ["stages", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["stages", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
+    this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `cut ${v}`)}], whole: true, x: ["round", String],
+      y: ["cut", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["cut", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
     this.deviceMarks.replaceChildren(data.marks.length ? table(`Events of ${data.name}`, [["round"], ["time"], ["what"]],
       data.marks.toReversed().map((m) => [m[1], seconds(m[0]), m[4]])) : h("p", {}, "Nothing has happened to it."));
   }
@@ -270,18 +270,19 @@ export class RunView {
 
   checkTable() {
     return table("Requested against measured", [["device"], ["quantity"], ["condition"], ["requested", "num"], ["measured", "num"], ["error", "num"], ["verdict"]],
-      this.calibration.map((row) => [row.device, row.quantity, row.condition, amount(row.requested, row.unit), amount(row.measured, row.unit),
-        `${(row.error * 100).toFixed(1)} %`, row.judged ? (row.passed ? "holds" : `FAILS ${row.cause}`) : "not judged"]));
+      this.calibration.map((row) => [row.device, row.quantity, row.condition, quantity(row.requested, row.unit), quantity(row.measured, row.unit),
+        signedPercent(row.error), row.judged ? (row.passed ? "holds" : `FAILS ${row.cause}`) : "not judged"]));
   }
 }
 
-function amount(value, unit) {
-  return unit === "bit/s" ? `${number(value / 1e6)} Mbit/s` : `${number(value)} ${unit}`;
+/** Of sorted values. */
+function median(values) {
+  const middle = Math.floor(values.length / 2);
+  return values.length % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 function legendOf(marks) {
-  const words = {left: "device left", joined: "came back", out: "left out", fault: "fault", profile: "profile changed", resumed: "resumed"};
-  return [...new Set(marks.map((m) => m.kind))].map((kind) => ({name: words[kind], cls: `key.m-${kind}`}));
+  return [...new Set(marks.map((m) => m.kind))].map((kind) => ({name: EVENTS[kind], cls: `key.m-${kind}`}));
 }
 
 /** Marks that would stand on each other are told together. */

@@ -1,0 +1,65 @@
+"""What people read for the names in records: phases, causes, events, what a device does. Pure.
+
+Terminal, report, figures, comparison and live page use these words. Files keep the names: a phase `upload_tail` is
+"upload tail" on every page and in every table.
+"""
+
+from __future__ import annotations
+
+PHASES = {
+    "dispatch": "its task was not sent yet",
+    "download": "its task is on the way to it",
+    "decode": "it unpacks what it received",
+    "compute": "it computes",
+    "encode": "it packs what it sends",
+    "blocked": "its upload queue is full",
+    "upload_tail": "it sends what is left after its last step",
+    "reply_wait": "it waits for a reply to an upload",
+    "request_wait": "no request is there to be served",
+    "server_wait": "its update is here, its server half has not finished",
+    "wait_for_others": "the round waits for other devices",
+    "plan": "the orchestrator plans the round",
+    "merge": "the orchestrator merges",
+    "evaluation": "the orchestrator measures the accuracy",
+    "checkpoint": "the orchestrator writes a checkpoint",
+    "orchestrator": "the orchestrator works on nothing that has a name",
+    "idle": "it does not take part in this round",
+    "left_out": "its work was left out of this round",
+    "offline": "it is away",
+    "unreported": "no report covers this time",
+    "working": "it works, and has not reported details yet",
+    "server": "a server half computes",
+    "probe": "it is measured",
+}
+"""Names of a device's time, and what they mean. `orchestrator.records.timeline` defines them exactly."""
+
+CAUSES = {"cpu": "its CPU", "uplink": "its uplink", "downlink": "its downlink", "server": "the server half"}
+"""Why a device was behind; the order is that of `RoundRow.behind_s`."""
+
+NO_CAUSE = "no single cause"
+
+EVENTS = {
+    "left": "left",
+    "joined": "came back",
+    "out": "left out",
+    "fault": "fault",
+    "profile": "profile changed",
+    "resumed": "resumed",
+    "ended": "ended",
+}
+"""Kinds of events."""
+
+
+def phase(name: str) -> str:
+    """The words for a name of a device's time."""
+    return name.replace("_", " ")
+
+
+def cause(name: str) -> str:
+    """The words for a cause; for "": that no single one stands out."""
+    return CAUSES.get(name, name) if name else NO_CAUSE
+
+
+def for_page() -> dict[str, object]:
+    """All words, for the live page."""
+    return {"PHASES": PHASES, "CAUSES": CAUSES, "NO_CAUSE": NO_CAUSE, "EVENTS": EVENTS}
