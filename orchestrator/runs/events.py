@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import msgspec
 
 from orchestrator.records import types as t
-from orchestrator.records.comparison import accuracy
 from orchestrator.records.failures import failure_line
+from orchestrator.records.formatting import accuracy
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.loop import Progress
 from orchestrator.runs.request import Watch
