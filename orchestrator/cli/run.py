@@ -117,7 +117,7 @@ def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> 
     """Run it; where it ends early, say what there is and how to go on."""
     watch = None
     try:
-        with _watching(quiet, log_file) as watch:
+        with watching(quiet, log_file) as watch:
             return run_to_end(session.run_experiment(request, watch))
     except (KeyboardInterrupt, EdgebedError, OSError) as error:
         if watch is not None and (watch.folders or isinstance(error, KeyboardInterrupt)):
@@ -130,11 +130,11 @@ def _notify(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _watching(quiet: bool, log_file: Path | None = None) -> Iterator[session.Watch]:
+def watching(quiet: bool, log_file: Path | None = None, *, live: bool = True) -> Iterator[session.Watch]:
     """A live view on a terminal, plain lines without one, nothing where quiet; log lines besides, where wanted."""
     with contextlib.ExitStack() as stack:
         watch = session.Watch(session.quiet if quiet else _line)
-        if not quiet and log.is_terminal:
+        if live and not quiet and log.is_terminal:
             watch = stack.enter_context(LiveWatch(log))
         if log_file is not None:
             tell = _both(watch.record, stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1)))

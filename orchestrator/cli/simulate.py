@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
-from orchestrator.cli.run import _watching
+from orchestrator.cli.run import watching
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.profile import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
@@ -51,7 +51,7 @@ def command(
         calibrate_from=tuple(find_run(run) for run in calibrate_from or ()),
         save_calibration=save_calibration,
     )
-    with _watching(quiet) as watch:
+    with watching(quiet, live=False) as watch:  # the live view runs on the machine's clock
         folders = simulate(request, watch)
     print_comparison(folders, as_json=as_json)
     if not as_json:

@@ -51,7 +51,7 @@ class OneTask:
         task = Task(f"tiers/{device}/{time.time_ns():x}", "tiers", 0, assignment)
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._waiting[device] = future
-        await self._controller.port.send(device, task, body)
+        await self._controller.endpoint.send(device, task, body)
         return await future
 
     def admit(self, peer: str, header: Header, size: int) -> None:

@@ -26,12 +26,13 @@ from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
+from orchestrator.fleet.control.seams import Sender
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
 from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
-from orchestrator.rounds.seams import Sender, Trainer
+from orchestrator.rounds.seams import Trainer
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
 
@@ -61,13 +62,13 @@ class RoundDriver:
 
     def __init__(
         self,
-        port: Sender,
+        endpoint: Sender,
         trainer: Trainer,
         record: Callable[[Record], None],
         give_up: Callable[[str, str], None],
         settings: RoundSettings,
     ) -> None:
-        self._port, self._trainer, self._record, self._give_up = port, trainer, record, give_up
+        self._endpoint, self._trainer, self._record, self._give_up = endpoint, trainer, record, give_up
         self._settings = settings
         self._work: dict[str, Work] = {}
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
@@ -236,7 +237,7 @@ class RoundDriver:
         work.started_ns = now_ns()
         self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
         try:
-            sent = await self._port.send(device, work.task, body)
+            sent = await self._endpoint.send(device, work.task, body)
         except TransferError as error:
             self._put(m.Dropped(device, "refused", str(error)))
             return
@@ -274,7 +275,7 @@ class RoundDriver:
 
     async def _reply(self, device: str, reply: Reply, body: bytes | bytearray) -> None:
         with contextlib.suppress(TransferError):  # the device has ended the task, or is gone, and is judged by that
-            sent = await self._port.send(device, reply, body)
+            sent = await self._endpoint.send(device, reply, body)
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
     async def _complete(self, device: str, work: Work, header: Update, inbound: ReceivedTransfer) -> None:
@@ -315,8 +316,8 @@ class RoundDriver:
             self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why, work.trace))
         work.out, work.left = True, f"{effect.how}: {effect.why}"
         self._trainer.drop(effect.device)
-        self._port.control(effect.device, Cancel(work.task.id, effect.why))
-        self._port.forget(effect.device)
+        self._endpoint.control(effect.device, Cancel(work.task.id, effect.why))
+        self._endpoint.forget(effect.device)
         for job in tuple(work.jobs):
             job.cancel()
         if effect.how == "lost" and not work.gone:

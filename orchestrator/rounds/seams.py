@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgebed.link.endpoint import Sent
 from edgebed.methods.base import ServerHalf
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Control, Header
 
 
 class StepResult(Protocol):
@@ -31,11 +29,3 @@ class Trainer(Protocol):
     def drop(self, device: str) -> None: ...
     async def finish(self, device: str, batches: int) -> Weights: ...
     def busy_s(self, device: str) -> float: ...
-
-
-class Sender(Protocol):
-    """What the driver needs of `link.endpoint.TransferEndpoint`."""
-
-    async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent: ...
-    def control(self, peer: str, message: Control) -> None: ...
-    def forget(self, peer: str) -> None: ...

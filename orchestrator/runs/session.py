@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+
+import torch
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.methods.base import METHODS
-from edgebed.wire.messages import Control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.calibration.calibrate import Calibration, calibrate
+from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import open_backend
@@ -28,10 +33,11 @@ from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_pr
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods
-from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.folder import RunFolder, Series
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
-from orchestrator.runs.run import MethodRun, host_facts
+from orchestrator.runs.run import Platform, Run, RunRequest, start_model
+from orchestrator.training.server import ServerTrainer
 
 JOIN_TIMEOUT_S = 180.0
 
@@ -77,12 +83,12 @@ async def standing_fleet(
 
 
 async def _connect(controller: FleetController, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
-    """Open the orchestrator's two connections, and join port, membership and fleet to each other."""
+    """Open the orchestrator's two connections, and join endpoint, membership and fleet to each other."""
     access = broker.access("127.0.0.1")
     address = Address(access.host, access.port, access.username, access.password)
     client = f"{controller.fleet_id}-{ORCHESTRATOR}"
     control, data = MqttLink(address, f"{client}-control"), MqttLink(address, f"{client}-data")
-    controller.port = TransferEndpoint(
+    controller.endpoint = TransferEndpoint(
         ORCHESTRATOR,
         Topics(controller.fleet_id),
         control,
@@ -95,19 +101,15 @@ async def _connect(controller: FleetController, broker: Broker, stack: contextli
         on_dropped=controller.dropped,
     )
     controller.control = control
-    controller.membership = Membership(controller.names, _say_over(controller.port), controller.record)
+    controller.membership = Membership(controller.names, controller.endpoint.control, controller.record)
     controller.membership.listen(controller.on_device)
     controller.fleet.on_exit(controller.on_exit)
-    controller.port.start()
+    controller.endpoint.start()
     for link in (control, data):
         await link.open()
         stack.push_async_callback(link.close)
-    stack.push_async_callback(controller.port.close)
+    stack.push_async_callback(controller.endpoint.close)
     stack.push_async_callback(controller.close)
-
-
-def _say_over(port: TransferEndpoint) -> Callable[[str, Control], None]:
-    return port.control
 
 
 def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
@@ -172,15 +174,55 @@ async def run_methods(
     listed, series = request.experiment.methods, request.series or uuid.uuid4().hex[:12]
     methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(listed)]
     controller.labels = prepared.label_counts
-    folders = []
+    carrier, folders = _platform(controller, calibration), []
     for place, (method, options) in enumerate(zip(methods, listed, strict=True)):
         if place in request.finished:
             folders.append(request.finished[place])
             continue
-        run = MethodRun(request, series, place, controller, prepared, method, options, calibration, watch)
+        wanted = RunRequest(
+            experiment=request.experiment,
+            path=request.path,
+            runs=request.runs,
+            method=method,
+            options=options,
+            prepared=prepared,
+            model=start_model(request.experiment, prepared, request.path),
+            series=Series(series, place, listed),
+            begun=request.begun.get(place),
+            plan=request.plan,
+        )
+        run = Run(wanted, carrier, watch)
         folders.append(run.folder.path)
-        await run.execute()
+        try:
+            await run.execute()
+        finally:
+            refresh(run.folder.path)
     return folders
+
+
+def _platform(controller: FleetController, calibration: Calibration) -> Platform:
+    accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Platform(
+        fleet=controller,
+        make_trainer=lambda: ServerTrainer(accelerator, slots=1),
+        accelerator=accelerator,
+        server_slots=1,
+        calibrated=calibration.passed,
+        host=host_facts(),
+    )
+
+
+def host_facts() -> dict[str, str]:
+    """This host, as the first record of a run describes it."""
+    return {
+        "cores": str(os.cpu_count()),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "mosquitto": shutil.which("mosquitto") or "",
+    }
 
 
 async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:

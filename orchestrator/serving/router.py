@@ -103,7 +103,7 @@ class Router:
 
     def __init__(
         self,
-        port: TransferEndpoint,
+        endpoint: TransferEndpoint,
         record: Callable[[Record], None],
         posts: Mapping[str, Post],
         labels: Sequence[int],
@@ -111,7 +111,7 @@ class Router:
         liveness_s: float,
         watch: Callable[[int, int], None] = lambda answered, lost: None,
     ) -> None:
-        self._port, self._record, self._labels, self._watch = port, record, labels, watch
+        self._endpoint, self._record, self._labels, self._watch = endpoint, record, labels, watch
         self._posts, self._liveness_s = posts, liveness_s
         self._nodes: dict[str, _Node] = {}
         self._hops: dict[int, tuple[Hop, ...]] = {}  # of requests under way
@@ -147,7 +147,7 @@ class Router:
         node.started_ns = now_ns()
         self._record(TaskSent(node.started_ns, 0, node.name, node.post.task.id, len(node.post.body)))
         try:
-            sent = await self._port.send(node.name, node.post.task, node.post.body)
+            sent = await self._endpoint.send(node.name, node.post.task, node.post.body)
         except TransferError as error:
             self._lose(node, f"it took no task: {error}")
             return
@@ -163,7 +163,7 @@ class Router:
 
     async def _forward(self, node: _Node, waiting: _Waiting, batch: int) -> None:
         with contextlib.suppress(TransferError):  # the node is gone, and what it had is lost by that
-            sent = await self._port.send(node.name, Reply(node.post.task.id, batch), waiting.body)
+            sent = await self._endpoint.send(node.name, Reply(node.post.task.id, batch), waiting.body)
             waiting.delivered_ns, waiting.bytes = sent.done_ns, sent.bytes
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, 0, node.name, batch, sent.bytes))
 
@@ -183,8 +183,8 @@ class Router:
                 job.cancel()
             if not node.ended.is_set() and not node.lost:
                 self._record(DeviceOut(now_ns(), 0, node.name, "cancelled", why))
-                self._port.control(node.name, Cancel(node.post.task.id, why))
-                self._port.forget(node.name)
+                self._endpoint.control(node.name, Cancel(node.post.task.id, why))
+                self._endpoint.forget(node.name)
 
     # ---- what comes from nodes ----
 
@@ -301,7 +301,7 @@ class Router:
         node.lost = why
         self._record(DeviceOut(now_ns(), 0, node.name, "lost", why))
         node.ready.set()
-        self._port.control(node.name, Cancel(node.post.task.id, why))
+        self._endpoint.control(node.name, Cancel(node.post.task.id, why))
         self._forfeit(node, why)
 
     def _forfeit(self, node: _Node, why: str) -> None:

@@ -114,7 +114,7 @@ async def serve_on(
         recorder.record(record)
     recorder.record(_round_started(trained, service, controller))
     router = Router(
-        controller.port,
+        controller.endpoint,
         recorder.record,
         deploy.posts(service, trained, files.path.name, _offsets(controller)),
         service.labels,

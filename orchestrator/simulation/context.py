@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import UsageError
-from edgebed.models.staged import MODELS, ModelPlugin, StagedModel, seeded
+from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
-from orchestrator.records.types import Record
-from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.loop import Progress
 from orchestrator.runs.data import Prepared
+from orchestrator.runs.request import Watch
+from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
@@ -30,31 +27,38 @@ from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import as_if_costs
 
 
-class Watch(Protocol):
-    """What a simulation tells the terminal (`session.Watch`)."""
-
-    notify: Callable[[str], None]
-
-    def run(self, method: str, folder: Path, rounds: int) -> None: ...
-    def record(self, record: Record) -> None: ...
-    def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None: ...
-
-
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """What the command line asks for. Paths in the experiment are relative to the folder of `path`."""
+    """A simulation that is asked for.
+
+    Attributes:
+        path: of the experiment file; paths in it are relative to its folder.
+        runs: the folder in which the runs' folders are made.
+        devices: number of devices, with the profiles of the fleet in turn; None: those of the fleet.
+        accelerator: cpu or cuda.
+        calibrate_from: folders of real runs that the costs are taken from.
+        save_calibration: the file that keeps that calibration.
+        built: the agents have built the model already, as on a fleet that has carried out another run.
+    """
 
     experiment: Experiment
     path: Path
     runs: Path
-    devices: int | None = None  # so many, with the fleet's profiles in the same shares
+    devices: int | None = None
     accelerator: str = "cpu"
-    calibrate_from: tuple[Path, ...] = ()  # folders of real runs
+    calibrate_from: tuple[Path, ...] = ()
     save_calibration: Path | None = None
-    built: bool = False  # the fleet has stood for another run: its agents have built the model
+    built: bool = False
 
 
 class SimulationContext:
-    """What the methods of an experiment share."""
+    """What the methods of an experiment share.
+
+    Attributes:
+        shards: by device.
+        built: devices whose agents have built their model; all runs share one standing fleet.
+        server_slots: server halves that train at once.
+        dilation: of the experiment, else that of the fleet whose costs are used.
+    """
 
     def __init__(
         self,
@@ -66,10 +70,8 @@ class SimulationContext:
     ) -> None:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
-        # Devices whose agents have built their model: methods share the standing fleet.
         self.built: set[str] = set(prepared.shards) if request.built else set()
         self.accelerator = _accelerator(request.accelerator)
-        self.plugin: ModelPlugin = MODELS.create(self.experiment.model, f"{request.path}: model")
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
         made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
@@ -81,13 +83,13 @@ class SimulationContext:
         self.dilation = asked if asked is not None else self.costs.dilation
 
     def _as_if(self, model: StagedModel) -> CostModel | None:
-        """The costs of the larger experiment, where this one stands for one."""
+        """The costs of the larger experiment, where this one is a surrogate for it (`simulation.as_if`)."""
         wanted = self.experiment.simulation.as_if
         samples = [shard.samples for shard in self.shards.values()]
         return None if wanted is None else as_if_costs(self.experiment, wanted, model, samples)
 
     def _calibrate(self, reference: Reference) -> Calibration:
-        """From the runs that the request names; kept as a file where it says so."""
+        """A calibration from the runs that the request names; written to a file where it names one."""
         request = self.request
         self.watch.notify(f"calibrating from {len(request.calibrate_from)} runs")
         made = fit([sort(read(folder / "records.jsonl")) for folder in request.calibrate_from], reference)
@@ -96,9 +98,8 @@ class SimulationContext:
         return made
 
     def build(self) -> StagedModel:
-        return seeded(
-            lambda: self.plugin.build(self.prepared.input_shape, self.prepared.classes), self.experiment.training.seed
-        )
+        """A new model, with the weights that every run starts from."""
+        return start_model(self.experiment, self.prepared, self.request.path)
 
 
 def _accelerator(name: str) -> torch.device:

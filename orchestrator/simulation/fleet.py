@@ -1,4 +1,4 @@
-"""The simulated fleet: what a round driver needs of a port and a loop of a standing fleet, on the virtual clock."""
+"""The simulated fleet: the devices of a run on a virtual clock, and the endpoint that the round driver sends to."""
 
 from __future__ import annotations
 
@@ -7,38 +7,33 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgebed.datasets.shard import Shard
-from edgebed.errors import TransferError, TransferRefused
+from edgebed.errors import TransferError
 from edgebed.link.endpoint import Sent
-from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
-from orchestrator.experiment import Environment, SimulatedFault
+from orchestrator.experiment import SimulatedFault
+from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
-from orchestrator.fleet.environment import candidates, profiles_at
-from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
-from orchestrator.records.types import (
-    ClockOffset,
-    DeviceInfo,
-    DeviceJoined,
-    DeviceLeft,
-    DevicePhases,
-    LimitsSet,
-    Record,
-)
+from orchestrator.fleet.profile import FleetSpec, ProfileSpec
+from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
 from orchestrator.rounds.event_loop import now_ns
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
 
-HEARD_SHARE = 1 / 3
-"""A device that works is heard of after this share of the time in which silence would count as loss."""
+SIMULATED = "simulated"
+"""What records say of who carries the devices and holds their limits."""
+
+HEARTBEAT_SHARE = 1 / 3
+"""Heartbeat period ÷ the silence after which a device counts as lost."""
 
 
-class SimulatedFleet:
-    """Devices by name; the driver's port and the loop's devices in one.
+class SimulatedFleet(RunFleet):
+    """Simulated devices by name. It is its own endpoint: what the driver sends goes straight to the devices.
 
     Args:
         shards: by device.
+        liveness_s: silence after which the driver counts a device as lost.
         faults: devices that die, and may come back.
         built: devices whose agents have built their model in an earlier run on the same fleet; added to.
     """
@@ -49,96 +44,93 @@ class SimulatedFleet:
         shards: Mapping[str, Shard],
         costs: CostModel,
         halves: HalfPool,
-        record: Callable[[Record], None],
         *,
         dilation: float,
         liveness_s: float,
         faults: tuple[SimulatedFault, ...],
-        resolve: Callable[[str], ProfileSpec],
+        resolve: ResolveProfile,
         built: set[str] | None = None,
     ) -> None:
-        self._spec, self._shards, self._record, self._dilation = spec, shards, record, dilation
-        self._resolve, self._faults, self._halves = resolve, faults, halves
-        self.driver: Driver | None = None
-        self.profiles: dict[str, ProfileSpec] = {}
-        self.limits: dict[str, Limits] = {}
-        for device in spec.devices:
-            self._assign(device.name, device.profile)
-        self._incarnations = dict.fromkeys(self.profiles, 0)
+        super().__init__(spec, dilation, resolve)
+        self.endpoint = self
+        self.labels = {name: shard.label_counts for name, shard in shards.items()}
+        self._faults, self._halves = faults, halves
+        self._incarnations = dict.fromkeys(self.names, 0)
         self._away: set[str] = set()
         self._back = asyncio.Event()
-        self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.profiles}
+        self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.names}
         self._jobs: set[asyncio.Task[None]] = set()
-        tell_s = liveness_s * HEARD_SHARE
+        self._heartbeat_s = liveness_s * HEARTBEAT_SHARE
+        self._heartbeats: asyncio.Task[None] | None = None
         built = set() if built is None else built
-        self.devices = {
-            name: SimulatedDevice(
-                lambda name=name: self.who(name),  # type: ignore[misc]
-                shards[name],
-                costs,
-                halves.start,
-                self,
-                lambda phases, name=name: self._phases(name, phases),  # type: ignore[misc]
-                now_ns,
-                tell_s,
-                built,
-            )
-            for name in self.profiles
-        }
+        self.devices = {name: self._device(name, shards[name], costs, built) for name in self.names}
+        for name in self.names:
+            self._join(name, again=False)
+            self.record(self._limits_set(now_ns(), name, "start", None))
+
+    def _device(self, name: str, shard: Shard, costs: CostModel, built: set[str]) -> SimulatedDevice:
+        return SimulatedDevice(
+            lambda: self.who(name),
+            shard,
+            costs,
+            self._halves.start,
+            self,
+            lambda phases: self._phases(name, phases),
+            now_ns,
+            self._heartbeat_s,
+            built,
+        )
+
+    @property
+    def backend(self) -> str:
+        return SIMULATED
+
+    @property
+    def enforcement(self) -> str:
+        return SIMULATED
 
     def who(self, name: str) -> Device:
         return Device(name, self.profiles[name].name, self.limits[name])
 
-    def infos(self) -> tuple[DeviceInfo, ...]:
-        """The devices as the fleet file has them, with their data."""
-        return tuple(self._info(name, profile) for name, profile in self.profiles.items())
+    def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
+        """As `RunFleet.attach`. Heartbeats begin with the first driver."""
+        super().attach(sink, driver)
+        if driver is not None and self._heartbeats is None:
+            self._heartbeats = asyncio.ensure_future(self._beat())
 
-    def _info(self, name: str, profile: ProfileSpec) -> DeviceInfo:
-        limits, shard = profile.limits, self._shards[name]
-        return DeviceInfo(
-            name=name,
-            profile=profile.name,
-            cpus=limits.cpus,
-            uplink_bit_s=limits.uplink_bit_s,
-            downlink_bit_s=limits.downlink_bit_s,
-            memory_mib=limits.memory_mib,
-            samples=shard.samples,
-            labels=tuple(shard.label_counts),
-        )
-
-    def announce(self) -> None:
-        """Record what is true of the fleet at the start of a run."""
-        for name in self.profiles:
-            self._join(name, again=False)
-            self._limits_set(name, "start")
-
-    async def beat(self, seconds: float) -> None:
-        """Heartbeats of all devices, until cancelled."""
+    async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(self._heartbeat_s)
             for name, device in self.devices.items():
                 if name not in self._away:
                     device.beat()
 
-    def close(self) -> None:
+    def end_work(self) -> None:
         """Record the last phases, and end what still works."""
         for name, device in self.devices.items():
             if name not in self._away:
                 self._phases(name, device.phases.take())
             device.stop()
-        for job in (*self._jobs, *(job for jobs in self._sends.values() for job in jobs)):
+        jobs = (*self._jobs, *(job for jobs in self._sends.values() for job in jobs))
+        for job in (*jobs, *([self._heartbeats] if self._heartbeats is not None else [])):
             job.cancel()
 
-    # ---- the driver's port ----
+    async def flush(self) -> None:
+        """Nothing: `end_work` has recorded all phases."""
+
+    # ---- the driver's endpoint ----
 
     async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent:
-        """As `TransferEndpoint.send`: returns when the device has it. Raises TransferError when the device is
-        forgotten."""
+        """As `TransferEndpoint.send`: returns when the device has acknowledged the transfer.
+
+        Raises:
+            TransferError: the device was forgotten meanwhile.
+        """
         begun = now_ns()
         if isinstance(header, Task):
             self._halves.expect(header.assignment, body)
         if peer in self._away:
-            await asyncio.Event().wait()  # an absent receiver is waited for without limit
+            await asyncio.Event().wait()  # as in a real fleet: no time limit for a receiver that is away
         receiving = asyncio.ensure_future(self.devices[peer].receive(header, body))
         self._sends[peer].add(receiving)
         try:
@@ -161,64 +153,25 @@ class SimulatedFleet:
         for sending in tuple(self._sends[peer]):
             sending.cancel()
 
-    # ---- what comes of the devices ----
-
-    def admit(self, peer: str, header: Header, size: int) -> None:
-        if self.driver is None:
-            raise TransferRefused("no run is going on")
-        self.driver.admit(peer, header, size)
-
-    async def deliver(self, inbound: ReceivedTransfer) -> None:
-        if self.driver is not None:
-            await self.driver.deliver(inbound)
-
-    def progress(self, device: str) -> None:
-        if self.driver is not None:
-            self.driver.progress(device)
-
-    def _phases(self, name: str, phases: tuple[Phase, ...]) -> None:
-        if phases:
-            self._record(DevicePhases(now_ns(), name, self._incarnation(name), phases))
-
-    # ---- the loop's devices ----
+    # ---- the run's devices ----
 
     async def ready(self) -> list[DeviceView]:
-        """Devices that are there; waits for one at least."""
         while len(self._away) == len(self.profiles):
             self._back.clear()
             await self._back.wait()
-        return [self._view(name) for name in self.profiles if name not in self._away]
+        return [self._view(name) for name in self.names if name not in self._away]
 
-    def _view(self, name: str) -> DeviceView:
-        limits, shard = self.limits[name], self._shards[name]
-        return DeviceView(
-            name=name,
-            samples=shard.samples,
-            cpus=limits.cpus,
-            uplink_bit_s=limits.uplink_bit_s,
-            downlink_bit_s=limits.downlink_bit_s,
-            memory_bytes=limits.memory_mib * 2**20,
-            labels=tuple(shard.label_counts),
-        )
-
-    async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
-        """As `FleetController.reprofile`."""
-        drawn_from = candidates(self._spec, environment, self._resolve)
-        for name, profile in profiles_at(self._spec, drawn_from, environment, seed, round).items():
-            if self.profiles[name] != profile:
-                self._assign(name, profile)
-                self._limits_set(name, "reprofile")
+    async def change(self, name: str, profile: ProfileSpec) -> None:
+        self._assign(name, profile)
+        self.record(self._limits_set(now_ns(), name, "reprofile", None))
 
     def lost(self, device: str, why: str) -> None:
-        """The round gave a device up. Here it is there all the same: only a fault takes it away."""
-
-    def _assign(self, name: str, profile: ProfileSpec) -> None:
-        self.profiles[name], self.limits[name] = profile, profile.limits.dilated(self._dilation)
+        """The round gave a device up. It stays present here: only a fault takes a device away."""
 
     # ---- faults ----
 
     def begin_round(self, round: int) -> None:
-        """Set the clocks of the faults of this round."""
+        """Start the timers of this round's faults."""
         for fault in self._faults:
             if fault.round == round and fault.device in self.devices:
                 job = asyncio.ensure_future(self._strike(fault))
@@ -227,18 +180,18 @@ class SimulatedFleet:
 
     async def _strike(self, fault: SimulatedFault) -> None:
         name = fault.device
-        await asyncio.sleep(fault.after_s * self._dilation)
+        await asyncio.sleep(fault.after_s * self.dilation)
         if name in self._away:
             return
         self._phases(name, self.devices[name].phases.take())
         self._away.add(name)
         self.devices[name].die()
-        self._record(DeviceLeft(now_ns(), name, "died (a fault of the experiment)"))
+        self.record(DeviceLeft(now_ns(), name, "died (a fault of the experiment)"))
         self.forget(name)
         if self.driver is not None:
             self.driver.lost(name, "died (a fault of the experiment)")
         if fault.away_s is not None:
-            await asyncio.sleep(fault.away_s * self._dilation)
+            await asyncio.sleep(fault.away_s * self.dilation)
             self._return(name)
 
     def _return(self, name: str) -> None:
@@ -246,7 +199,7 @@ class SimulatedFleet:
         self.devices[name].phases.restart()
         self._away.discard(name)
         self._join(name, again=True)
-        self._limits_set(name, "rejoin")
+        self.record(self._limits_set(now_ns(), name, "rejoin", None))
         self._back.set()
 
     # ---- records ----
@@ -255,25 +208,9 @@ class SimulatedFleet:
         return f"{name}/{self._incarnations[name]}"
 
     def _join(self, name: str, again: bool) -> None:
-        self._record(DeviceJoined(now_ns(), name, self._incarnation(name), again, {}))
-        self._record(ClockOffset(now_ns(), name, 0, 0))
+        self.record(DeviceJoined(now_ns(), name, self._incarnation(name), again, {}))
+        self.record(ClockOffset(now_ns(), name, 0, 0))
 
-    def _limits_set(self, name: str, why: str) -> None:
-        limits = self.limits[name]
-        self._record(
-            LimitsSet(
-                at_ns=now_ns(),
-                device=name,
-                why=why,
-                profile=self.profiles[name].name,
-                cpus=limits.cpus,
-                uplink_bit_s=limits.uplink_bit_s,
-                downlink_bit_s=limits.downlink_bit_s,
-                held_cpus=None,
-                held_uplink_bit_s=None,
-                held_downlink_bit_s=None,
-            )
-        )
-
-
-__all__ = ["SimulatedFleet", "Task"]
+    def _phases(self, name: str, phases: tuple[Phase, ...]) -> None:
+        if phases:
+            self.record(DevicePhases(now_ns(), name, self._incarnation(name), phases))

@@ -142,8 +142,10 @@ class Hooked:
 class Fleet:
     """What a test may look at and touch."""
 
-    def __init__(self, controller: FleetController, hub: MemoryHub, connect: Connect, port: TransferEndpoint) -> None:
-        self.controller, self.hub, self.connect, self.port = controller, hub, connect, port
+    def __init__(
+        self, controller: FleetController, hub: MemoryHub, connect: Connect, endpoint: TransferEndpoint
+    ) -> None:
+        self.controller, self.hub, self.connect, self.endpoint = controller, hub, connect, endpoint
         self.trainers: dict[str, Hooked] = {}
         self.agents: dict[str, Agent] = {}
         self.data: dict[str, Any] = {}  # links, by device
@@ -195,7 +197,7 @@ class Fleet:
 
         def make() -> RoundDriver:
             trainers.append(ServerTrainer(CPU, slots=slots))
-            return RoundDriver(self.port, trainers[-1], self.record, self.controller.lost, settings)
+            return RoundDriver(self.endpoint, trainers[-1], self.record, self.controller.lost, settings)
 
         driver = RoundRouter(make)
         self.controller.attach(self.record, driver)
@@ -248,7 +250,7 @@ async def fleet(
         FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name]
     )
     control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
-    port = TransferEndpoint(
+    endpoint = TransferEndpoint(
         ORCHESTRATOR,
         Topics(FLEET),
         control,
@@ -261,11 +263,11 @@ async def fleet(
         on_dropped=controller.dropped,
         chunk_bytes=8192,
     )
-    controller.port, controller.control = port, control
-    controller.membership = Membership(devices, port.control, controller.record)
+    controller.endpoint, controller.control = endpoint, control
+    controller.membership = Membership(devices, endpoint.control, controller.record)
     controller.membership.listen(controller.on_device)
-    made = Fleet(controller, hub, connect, port)
-    port.start()
+    made = Fleet(controller, hub, connect, endpoint)
+    endpoint.start()
     await control.open()
     await data.open()
     agents = []
@@ -285,7 +287,7 @@ async def fleet(
             hooked.gate.set()
         await controller.close()
         await asyncio.wait_for(asyncio.gather(*agents), 60)
-        await port.close()
+        await endpoint.close()
         await data.close()
         await control.close()
 

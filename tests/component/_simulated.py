@@ -14,12 +14,13 @@ from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
-from orchestrator.records.types import Record, RoundStarted, RunFinished, RunStarted
+from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns
 from orchestrator.rounds.loop import Loop, Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
+from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.fleet import SimulatedFleet
@@ -133,26 +134,20 @@ async def _play(
         shards,
         costs,
         pool,
-        record,
         dilation=1.0,
         liveness_s=wanted.liveness_s,
         faults=faults,
         resolve=lambda name: known[name],
     )
-    assignments: dict[str, Assignment] = {}
-
-    def note(each: Record) -> None:
-        if isinstance(each, RoundStarted):
-            assignments.update(each.assignments)
-            fleet.begin_round(each.round)
-        record(each)
-
+    charging = Charging(loop, costs, fleet)
+    note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
-    trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, assignments)
-    fleet.driver = driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
-    loop.charge = costs.orchestrator_s
-    record(_started(fleet))
-    fleet.announce()
+    trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, charging.assignments)
+    driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    note(_started(fleet))
+    for fact in fleet.facts():
+        note(fact)
+    fleet.attach(note, driver)
     rounds = Loop(
         method=method(spec),
         driver=driver,
@@ -166,7 +161,7 @@ async def _play(
         watch=lambda progress, result, seconds: None,
     )
     await rounds.run(start_weights(), Progress())
-    fleet.close()
+    fleet.end_work()
     record(RunFinished(now_ns(), "rounds done"))
     played.together, played.alone = pool.together, pool.alone
 

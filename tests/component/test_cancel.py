@@ -58,7 +58,7 @@ async def give(made: Fleet, task: str) -> None:
     views = await made.controller.ready()
     assignment: Assignment = made_method.plan(0, views, SCHEDULE).assignments["dev-1"]
     weights = made_method.task_weights(start_weights(), assignment)
-    await made.port.send("dev-1", Task(task, "run", 0, assignment), encode_tensors(weights, Codec()))
+    await made.endpoint.send("dev-1", Task(task, "run", 0, assignment), encode_tensors(weights, Codec()))
 
 
 async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelled(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
         await holding.until(lambda: holding.phases.get("first") == "upload_tail")
         sending = made.agents["dev-1"]._port._peers[ORCHESTRATOR].sending
         assert len(sending) == 2
-        made.port.control("dev-1", Cancel("first", "the round is over"))
+        made.endpoint.control("dev-1", Cancel("first", "the round is over"))
         await holding.until(lambda: holding.phases.get("") == "waiting")
         assert not sending
         holding.gate.set()

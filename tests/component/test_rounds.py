@@ -349,7 +349,7 @@ async def test_foreign_tasks_devices_and_names_change_nothing(tmp_path: Path) ->
         assert not made.of(DeviceOut)
         (fault,) = made.of(Fault)
         assert "'stranger-0' is not a device of this fleet" in fault.what
-        assert made.port.dropped == 1000
+        assert made.endpoint.dropped == 1000
 
 
 # ---- time ----

@@ -65,7 +65,7 @@ def posts(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> tupl
 
 def route(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> Router:
     found, labels = posts(made, levels, rate)
-    router = Router(made.port, made.record, found, labels, liveness_s=5.0)
+    router = Router(made.endpoint, made.record, found, labels, liveness_s=5.0)
     made.controller.attach(made.record, router)
     return router
 

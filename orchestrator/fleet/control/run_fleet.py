@@ -1,0 +1,201 @@
+"""What a run needs of its devices, real or simulated: profiles, limits and data, and where records and events go."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from edgebed.errors import TransferRefused
+from edgebed.link.endpoint import ReceivedTransfer
+from edgebed.methods.base import DeviceView
+from edgebed.wire.messages import Header
+from orchestrator.experiment import Environment
+from orchestrator.fleet.base import Held
+from orchestrator.fleet.control.seams import Driver, Sender
+from orchestrator.fleet.environment import candidates, profiles_at
+from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
+from orchestrator.records.types import (
+    Calibrated,
+    ClockOffset,
+    DeviceInfo,
+    DeviceJoined,
+    DeviceLeft,
+    LimitsSet,
+    Record,
+)
+
+PRESENCE = (DeviceJoined, DeviceLeft)
+
+ResolveProfile = Callable[[str], ProfileSpec]
+"""The profile of a name, for an experiment whose devices change profiles."""
+
+
+class RunFleet(ABC):
+    """The devices of a run. `FleetController` has an agent for each, `SimulatedFleet` simulates them.
+
+    Attributes:
+        endpoint: sends tasks and replies to the devices.
+        names: of the devices, in the order of the fleet file.
+        profiles: in force, by device.
+        limits: in force, by device, after dilation.
+        labels: samples per class of every device, as the shards of the run in hand were cut.
+        driver: sends tasks to the devices at the moment; None where no run is going on.
+    """
+
+    endpoint: Sender
+
+    def __init__(self, spec: FleetSpec, dilation: float, resolve_profile: ResolveProfile) -> None:
+        self.spec, self.dilation = spec, dilation
+        self.profiles: dict[str, ProfileSpec] = {}
+        self.limits: dict[str, Limits] = {}
+        for device in spec.devices:
+            self._assign(device.name, device.profile)
+        self.names = list(self.profiles)
+        self.labels: Mapping[str, Sequence[int]] = {}
+        self.driver: Driver | None = None
+        self._resolve = resolve_profile
+        self._sink: Callable[[Record], None] | None = None
+        self._calibration: list[Record] = []
+        self._facts: dict[tuple[object, str], Record] = {}  # the latest of each kind and device
+
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """What carries the devices, in the word of the records."""
+
+    @property
+    @abstractmethod
+    def enforcement(self) -> str:
+        """What holds their limits, in the word of the records."""
+
+    # ---- records ----
+
+    def record(self, record: Record) -> None:
+        """To the run in hand; kept for the next one where it is a fact about the fleet."""
+        match record:
+            case Calibrated():
+                self._calibration.append(record)
+            case ClockOffset() | LimitsSet() | DeviceJoined() | DeviceLeft():
+                key = (PRESENCE if isinstance(record, PRESENCE) else type(record), record.device)
+                self._facts.pop(key, None)
+                self._facts[key] = record
+            case _:
+                pass
+        if self._sink is not None:
+            self._sink(record)
+
+    def facts(self) -> list[Record]:
+        """What is true of the fleet now, in the order of time: every run begins with it."""
+        return [*self._calibration, *self._facts.values()]
+
+    def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
+        """Send records and events of the fleet to a run from now on; None: to no run."""
+        self._sink, self.driver = sink, driver
+
+    def infos(self) -> tuple[DeviceInfo, ...]:
+        """The devices with their profiles (before dilation) and their data, for RunStarted."""
+        return tuple(self._info(name) for name in self.names)
+
+    def _info(self, name: str) -> DeviceInfo:
+        profile, labels = self.profiles[name], self._labels_of(name)
+        return DeviceInfo(
+            name=name,
+            profile=profile.name,
+            cpus=profile.limits.cpus,
+            uplink_bit_s=profile.limits.uplink_bit_s,
+            downlink_bit_s=profile.limits.downlink_bit_s,
+            memory_mib=profile.limits.memory_mib,
+            samples=sum(labels),
+            labels=labels,
+        )
+
+    def _labels_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self.labels[name])
+
+    def _limits_set(self, at_ns: int, name: str, why: str, held: Held | None) -> LimitsSet:
+        """The record of the limits in force. `held`: what was read back; None where nothing holds them."""
+        limits = self.limits[name]
+        return LimitsSet(
+            at_ns=at_ns,
+            device=name,
+            why=why,
+            profile=self.profiles[name].name,
+            cpus=limits.cpus,
+            uplink_bit_s=limits.uplink_bit_s,
+            downlink_bit_s=limits.downlink_bit_s,
+            held_cpus=held.cpus if held else None,
+            held_uplink_bit_s=held.uplink_bit_s if held else None,
+            held_downlink_bit_s=held.downlink_bit_s if held else None,
+            details=held.details if held else {},
+        )
+
+    # ---- profiles ----
+
+    async def reset(self) -> None:
+        """Give every device the profile of the fleet file again, so that all runs begin alike."""
+        for device in self.spec.devices:
+            if self.profiles[device.name] != device.profile:
+                await self.change(device.name, device.profile)
+
+    async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
+        """Give every device its profile of this round, where it has another one."""
+        drawn_from = candidates(self.spec, environment, self._resolve)
+        for name, profile in profiles_at(self.spec, drawn_from, environment, seed, round).items():
+            if self.profiles[name] != profile:
+                await self.change(name, profile)
+
+    @abstractmethod
+    async def change(self, name: str, profile: ProfileSpec) -> None:
+        """Give one device another profile, in mid-run and without restart."""
+
+    def _assign(self, name: str, profile: ProfileSpec) -> None:
+        self.profiles[name], self.limits[name] = profile, profile.limits.dilated(self.dilation)
+
+    # ---- who can work ----
+
+    @abstractmethod
+    async def ready(self) -> list[DeviceView]:
+        """Devices that can work now; waits for one at least."""
+
+    def _view(self, name: str) -> DeviceView:
+        limits, labels = self.limits[name], self._labels_of(name)
+        return DeviceView(
+            name=name,
+            samples=sum(labels),
+            cpus=limits.cpus,
+            uplink_bit_s=limits.uplink_bit_s,
+            downlink_bit_s=limits.downlink_bit_s,
+            memory_bytes=limits.memory_mib * 2**20,
+            labels=labels,
+        )
+
+    @abstractmethod
+    def lost(self, device: str, why: str) -> None:
+        """The round gave a device up."""
+
+    # ---- the end of a run ----
+
+    @abstractmethod
+    def end_work(self) -> None:
+        """The rounds are over: end what devices still do. Called before the run's last record."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Have every device report its phases up to now. Called after the run's last record."""
+
+    # ---- transfers from the devices, for the driver ----
+
+    def admit(self, peer: str, header: Header, size: int) -> None:
+        """Raises TransferRefused for what nobody waits for."""
+        if self.driver is None:
+            raise TransferRefused("no run is going on")
+        self.driver.admit(peer, header, size)
+
+    async def deliver(self, inbound: ReceivedTransfer) -> None:
+        if self.driver is not None:
+            await self.driver.deliver(inbound)
+
+    def progress(self, device: str, transfer: str = "") -> None:
+        """The device, or its link with this transfer, has made progress."""
+        if self.driver is not None:
+            self.driver.progress(device)
