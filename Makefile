@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml $(LOCKS)
 	@$(PYTHON) -m venv $(VENV) || { echo "Hint for Debian/Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PIP) install --require-hashes -r requirements/installer.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/all.lock || \
-	  $(PIP) install --require-hashes -r requirements/all.lock
+	  { echo "uv could not install the packages; pip tries"; $(PIP) install --require-hashes -r requirements/all.lock; }
 	$(PIP) install -r requirements/torch.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
