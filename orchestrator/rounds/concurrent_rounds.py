@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import now_ns, now_s, uninterrupted
+from orchestrator.rounds.progress import Progress
+from orchestrator.rounds.steps import Begun, RoundSteps
 from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
-
-if TYPE_CHECKING:
-    from orchestrator.rounds.loop import Begun, Loop, Progress
 
 ABSENT_S = 1.0
 """How often a lane looks whether one of its devices has come back."""
@@ -29,14 +27,14 @@ NOBODY_S = 120.0
 class ConcurrentRounds:
     """The rest of a run, from the moment its method has more than one lane."""
 
-    def __init__(self, loop: Loop, weights: Weights, progress: Progress) -> None:
-        self._loop, self._weights, self._progress = loop, weights, progress
+    def __init__(self, steps: RoundSteps, weights: Weights, progress: Progress) -> None:
+        self._steps, self._weights, self._progress = steps, weights, progress
         self._lock = asyncio.Lock()
         self._start_ns, self._before_s = now_ns(), progress.elapsed_s
         self._untested: tuple[int, Weights] | None = None
         self._news = asyncio.Event()
         self._ended = False
-        self._void, self._seen, self._somebody_s = VoidByDevice(loop.training), set[str](), now_s()
+        self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
 
     async def run(self, lanes: list[str]) -> Weights:
         """Until the rounds are used up or the target is reached; the last weights. Cancelling it cancels the rounds of
@@ -49,7 +47,7 @@ class ConcurrentRounds:
             for task in (*rounds, tests):
                 task.cancel()
             await asyncio.gather(*rounds, tests, return_exceptions=True)
-        await self._loop.keep(self._progress.round - 1, self._weights, self._progress)
+        await self._steps.keep(self._progress.round - 1, self._weights, self._progress)
         return self._weights
 
     async def _until_over(self, rounds: list[asyncio.Task[None]], tests: asyncio.Task[None]) -> None:
@@ -66,22 +64,24 @@ class ConcurrentRounds:
     async def _lane(self, name: str) -> None:
         """One lane's rounds, one after the other."""
         while (begun := await self._begin(name)) is not None:
-            result = await self._loop.carry_out(begun, self._weights, min(self._loop.training.quorum, len(begun.views)))
+            result = await self._steps.carry_out(
+                begun, self._weights, min(self._steps.training.quorum, len(begun.views))
+            )
             async with self._lock:
                 await uninterrupted(self._conclude(begun, result))
             self._count_void(begun, result)
 
     async def _begin(self, name: str) -> Begun | None:
         """The lane's next round, as soon as one of its devices can work; None when all rounds have begun."""
-        loop, progress = self._loop, self._progress
+        steps, progress = self._steps, self._progress
         while True:
             async with self._lock:
-                if progress.round >= loop.training.rounds:
+                if progress.round >= steps.training.rounds:
                     return None
-                lanes = loop.method.lanes(await loop.prepare(progress))
+                lanes = steps.method.lanes(await steps.prepare(progress))
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
-                    return loop.begin(name, able[name], progress)
+                    return steps.begin(name, able[name], progress)
                 self._check_somebody(lanes, any(able.values()))
             await asyncio.sleep(ABSENT_S)
 
@@ -101,15 +101,15 @@ class ConcurrentRounds:
         merged = [part.device for part in result.contributions]
         for device in self._void.count(begun.plan.assignments, result.why == "void", merged, result.missing):
             why = self._void.left_out[device]
-            self._loop.fault(device, f"left out from now on: its last {VOID_ROUNDS} rounds were void ({why})")
+            self._steps.fault(device, f"left out from now on: its last {VOID_ROUNDS} rounds were void ({why})")
 
     async def _conclude(self, begun: Begun, result: RoundResult) -> None:
-        loop, progress = self._loop, self._progress
-        self._weights = await loop.merge(begun.number, self._weights, result)
-        seconds = loop.finish(begun, result)
+        steps, progress = self._steps, self._progress
+        self._weights = await steps.merge(begun.number, self._weights, result)
+        seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (now_ns() - self._start_ns) / 1e9
-        await loop.keep(begun.number, self._weights, progress)
-        loop.watch(progress, result, seconds)
+        await steps.keep(begun.number, self._weights, progress)
+        steps.watch(progress, result, seconds)
         if result.contributions:
             self._untested = begun.number, self._weights
             self._news.set()
@@ -121,6 +121,6 @@ class ConcurrentRounds:
             self._news.clear()
             if self._untested is not None:
                 (number, weights), self._untested = self._untested, None
-                await self._loop.test(number, weights, self._progress)
-                if self._loop.reached(self._progress):
+                await self._steps.test(number, weights, self._progress)
+                if self._steps.reached(self._progress):
                     return

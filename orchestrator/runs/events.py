@@ -14,7 +14,7 @@ from orchestrator.records import types as t
 from orchestrator.records.failures import failure_line
 from orchestrator.records.formatting import accuracy
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.request import Watch
 
 

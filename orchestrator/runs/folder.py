@@ -20,7 +20,7 @@ from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
 from orchestrator.records.reader import decode, read
 from orchestrator.records.types import RunFinished, RunStarted
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
 
 

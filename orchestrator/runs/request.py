@@ -12,7 +12,7 @@ from orchestrator.records.failures import failure_line
 from orchestrator.records.formatting import accuracy
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 
 Notify = Callable[[str], None]
 """Tells the person at the terminal what is going on, one line at a time."""

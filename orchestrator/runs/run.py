@@ -22,7 +22,8 @@ from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStar
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import in_thread, now_ns
-from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings

@@ -24,7 +24,7 @@ from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, skip

@@ -34,7 +34,8 @@ from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings

@@ -17,7 +17,8 @@ from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns
-from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
 from orchestrator.simulation.charging import Charging

@@ -18,7 +18,8 @@ from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
 from orchestrator.records.types import Evaluated, Fault, Record, RoundStarted
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.loop import Loop, Progress
+from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.progress import Progress
 
 VIEWS = [DeviceView(name, 10, 1.0, 10**9, 10**9) for name in ("a", "b")]
 

@@ -9,7 +9,7 @@ import pytest
 from edgebed.methods.parts.exits import confidence, exit_logits, thresholds
 from edgebed.models.staged import MODELS, seeded
 from orchestrator.experiment import load
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import validation_of
 from orchestrator.runs.folder import RunFolder, resolved
 from orchestrator.serving import deploy

@@ -40,7 +40,7 @@ from edgebed.wire.messages import (
     encode,
 )
 from orchestrator.records import reader, types
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
 
 EXAMPLES = 150

@@ -19,7 +19,8 @@ from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
 from orchestrator.rounds.event_loop import uninterrupted
-from orchestrator.rounds.loop import Loop, Progress, cosine, plateau
+from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 
 

@@ -13,7 +13,7 @@ from orchestrator.cli.unfinished import resume_command, tell_unfinished
 from orchestrator.experiment import Experiment, Training
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import Fault, Record, RunFinished, RunStarted
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder, Series, resolved
 from orchestrator.runs.request import Request
 from orchestrator.runs.resume import CHANGEABLE, resume_request

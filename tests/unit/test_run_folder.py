@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgebed.errors import FileError, UsageError
-from orchestrator.rounds.loop import Progress
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
 
 

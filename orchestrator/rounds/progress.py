@@ -1,0 +1,38 @@
+"""What a run has reached, and the rules by which its learning rate falls. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from orchestrator.experiment import Training
+
+
+class Progress(msgspec.Struct):
+    """What a run has reached; saved with every checkpoint, so that a resumed run goes on where it was."""
+
+    round: int = 0  # the next one: so many have begun
+    elapsed_s: float = 0.0  # of all rounds, not divided by the dilation; evaluation excluded but where lanes overlap
+    lr: float = 0.0
+    best_accuracy: float = 0.0
+    since_best: int = 0
+    accuracy: float = 0.0
+    method: dict[str, Any] = {}
+
+
+def plateau(progress: Progress, training: Training) -> None:
+    """Lower the learning rate when accuracy has not risen for some evaluations (papers.md §1)."""
+    if progress.accuracy > progress.best_accuracy:
+        progress.best_accuracy, progress.since_best = progress.accuracy, 0
+        return
+    progress.since_best += 1
+    rule = None if training.cosine else training.plateau
+    if rule is not None and progress.since_best >= rule.patience:
+        progress.lr, progress.since_best = progress.lr * rule.factor, 0
+
+
+def cosine(round: int, training: Training) -> float:
+    """The learning rate of round 0, 1, … of a cosine from `optimizer.lr` to 0 at the end (papers.md §4)."""
+    return training.optimizer.lr * (1 + math.cos(math.pi * round / training.rounds)) / 2

@@ -1,0 +1,223 @@
+"""The steps of one round: prepare, begin, carry out, merge, finish, keep, test. `Loop` and `ConcurrentRounds` put them
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from edgebed.link.endpoint import CHUNK_BYTES
+from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
+from edgebed.models.staged import Weights
+from orchestrator.experiment import Environment, Training
+from orchestrator.records.types import (
+    Evaluated,
+    Fault,
+    FinalTest,
+    OrchestratorPhase,
+    Record,
+    RoundFinished,
+    RoundStarted,
+)
+from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.progress import Progress, cosine, plateau
+from orchestrator.rounds.replay import Replay
+
+
+class Devices(Protocol):
+    """What the loop needs of the standing fleet."""
+
+    async def ready(self) -> list[DeviceView]:
+        """Devices present with their limits on; waits for one at least."""
+
+    async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
+        """Put on the devices the profiles that they have in this round."""
+
+
+class Rounds(Protocol):
+    """Carries rounds out: a `RoundDriver`, or `RoundRouter` for a method that has several rounds going on at once."""
+
+    async def run(
+        self,
+        round: int,
+        plan: Plan,
+        weights: Weights,
+        method: Method,
+        accelerator: torch.device,
+        patience_s: float = 0.0,
+        quorum: int | None = None,
+    ) -> RoundResult: ...
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A round that is planned and recorded as started."""
+
+    number: int
+    views: list[DeviceView]
+    plan: Plan
+    start_ns: int
+
+
+class RoundSteps:
+    """What the rounds of one run have in common, and the steps that a round consists of.
+
+    Args:
+        test: x (N, C, H, W) and y (N,) of the test set.
+        validation: the same of samples held out of the training part. Rounds are judged by these where there are any,
+            and the last weights by the test set, once.
+        save: called after every round with weights, progress and the method's tensors.
+        watch: called after every evaluation, for the terminal.
+        replay: a recorded plan, followed instead of the method's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        driver: Rounds,
+        devices: Devices,
+        training: Training,
+        environment: Environment | None,
+        accelerator: torch.device,
+        test: tuple[Tensor, Tensor],
+        save: Callable[[Weights, Progress, Weights], None],
+        record: Callable[[Record], None],
+        watch: Callable[[Progress, RoundResult, float], None],
+        validation: tuple[Tensor, Tensor] | None = None,
+        replay: Replay | None = None,
+    ) -> None:
+        self.method, self._driver, self._devices = method, driver, devices
+        self.training, self._environment, self._accelerator = training, environment, accelerator
+        self._test_set, self._save, self._record, self.watch = test, save, record, watch
+        self._validation = validation
+        self._replay = replay
+        self._tested: Weights | None = None
+
+    def reached(self, progress: Progress) -> bool:
+        return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
+
+    async def prepare(self, progress: Progress) -> list[DeviceView]:
+        """Learning rate and profiles of the next round; the devices that are present for it."""
+        if self.training.cosine:
+            progress.lr = cosine(progress.round, self.training)
+        if self._environment is not None:
+            await self._devices.reprofile(self._environment, self.training.seed, progress.round)
+        return await self._devices.ready()
+
+    def begin(self, lane: str, present: Sequence[DeviceView], progress: Progress) -> Begun:
+        """Draw and plan the next round."""
+        number = progress.round
+        progress.round += 1
+        start = now_ns()
+        views, plan = self._plan(number, present, progress.lr)
+        planned_s = (now_ns() - start) / 1e9
+        self._record(
+            RoundStarted(
+                at_ns=start,
+                round=number,
+                planned_s=planned_s,
+                lr=progress.lr,
+                devices=tuple(sorted(plan.assignments)),
+                assignments=plan.assignments,
+                predicted_s=plan.predicted_s,
+                notes=plan.notes,
+                lane=lane,
+            )
+        )
+        self._record(OrchestratorPhase(start, now_ns(), number, "plan"))
+        return Begun(number, views, plan, start)
+
+    def _plan(self, number: int, present: Sequence[DeviceView], lr: float) -> tuple[list[DeviceView], Plan]:
+        if self._replay is not None:
+            return self._replay.begin(number, present)
+        views = self.method.draw(number, present, self.training.sample, self.training.seed)
+        return views, self.method.plan(number, views, self._schedule(lr))
+
+    async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
+        wait_s = patience(begun.views)
+        return await self._driver.run(begun.number, begun.plan, weights, self.method, self._accelerator, wait_s, quorum)
+
+    async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
+        if not result.contributions:
+            return weights
+        with _phase(self._record, number, "merge"):
+            weights = await in_thread("merge", self.method.merge, weights, result.contributions)
+            self.method.observe(number, _sorted(result.outcomes))
+        return weights
+
+    def finish(self, begun: Begun, result: RoundResult) -> float:
+        """Record the end of the round; its seconds."""
+        at_ns = now_ns()
+        seconds = (at_ns - begun.start_ns) / 1e9
+        merged = tuple(c.device for c in result.contributions)
+        self._record(RoundFinished(at_ns, begun.number, seconds, merged, result.why))
+        return seconds
+
+    def fault(self, device: str, what: str) -> None:
+        """Record something unexpected that does not end the run."""
+        self._record(Fault(now_ns(), device, what))
+
+    def _schedule(self, lr: float) -> Schedule:
+        t = self.training
+        optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
+        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed, t.augment)
+
+    async def keep(self, number: int, weights: Weights, progress: Progress) -> None:
+        """Save a checkpoint."""
+        with _phase(self._record, number, "checkpoint"):
+            progress.method = self.method.state()
+            await in_thread("checkpoint", self._save, weights, progress, self.method.tensors())
+
+    async def test(self, number: int, weights: Weights, progress: Progress) -> None:
+        start = now_s()
+        with _phase(self._record, number, "evaluation"):
+            judged = self._validation or self._test_set
+            score = await in_thread("evaluation", self.method.evaluate, weights, *judged, self._accelerator)
+        self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
+        progress.accuracy = score.accuracy
+        if self._tested is None or not same(weights, self._tested):
+            plateau(progress, self.training)
+        self._tested = weights
+
+    async def final_test(self, weights: Weights, progress: Progress) -> None:
+        """The last weights on the test set, where the rounds were judged by a validation part."""
+        if self._validation is None:
+            return
+        start = now_s()
+        score = await in_thread(
+            "final_test", self.method.final, weights, self._validation, self._test_set, self._accelerator
+        )
+        self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
+
+
+class _phase:
+    """Records what the orchestrator does while all devices wait."""
+
+    def __init__(self, record: Callable[[Record], None], round: int, name: str) -> None:
+        self._record, self._round, self._name = record, round, name
+
+    def __enter__(self) -> None:
+        self._start = now_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._record(OrchestratorPhase(self._start, now_ns(), self._round, self._name))
+
+
+def patience(devices: Sequence[DeviceView]) -> float:
+    """Seconds in which the slowest link of a round certainly moves one chunk: only whole chunks show as progress."""
+    slowest = min((min(view.uplink_bit_s, view.downlink_bit_s) for view in devices), default=0)
+    return 3 * 8 * CHUNK_BYTES / slowest if slowest else 0.0
+
+
+def same(one: Weights, other: Weights) -> bool:
+    """Whether weights are equal to the bit: testing the same again says nothing about the learning rate."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def _sorted(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.device)
