@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from edgebed.link.base import Handler, Link
-from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Configure
 
 CREDIT_S = 0.1

@@ -21,10 +21,8 @@ from edgebed.methods.base import Batch, Outgoing, Trained, check_hold, find_half
 from edgebed.methods.parts.local_training import Half, make_optimizer
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.models.width import narrow_model
-from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Header, Optimizer, Task, Upload
-
-LOSSLESS = Codec()
 
 
 class Cancelled(EdgebedError):

@@ -16,9 +16,6 @@ import msgspec
 
 from edgebed.errors import WireError
 
-WIRE_SHARE = 1448 / 1514
-"""Payload's share of a full Ethernet frame with TCP/IPv4 and timestamps. Limits are rates on the wire."""
-
 BLOCK = bytes(64 * 1024)
 GO = b"G"
 UNSENT_BYTES = 256 * 1024

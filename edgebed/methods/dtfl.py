@@ -2,9 +2,9 @@
 
 Each device trains its lower stages against the auxiliary head of its cut and sends features while it trains. The
 server trains a copy of the upper stages for each device as the features arrive. Both are averaged (papers.md §1).
-Tier m of M is one of the M deepest cuts (table 11). The file follows algorithm 1: the round, then the tier scheduler
-(lines 21-35 and eq. 5, papers.md §1.2), then the estimate of a round's seconds. All seconds are those of the
-orchestrator's clock, so a dilated fleet is planned in dilated seconds throughout.
+Tier m of M is one of the M deepest cuts (table 11). The file follows algorithm 1: the round (lines 1-20), then the tier
+scheduler (lines 21-35 and eq. 5, papers.md §1.2). All seconds are those of the orchestrator's clock: a dilated fleet is
+planned in dilated seconds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.methods.parts.device_speed import moving_average, work_s
 from edgebed.methods.parts.local_training import UpperHalf, count_batches
 from edgebed.models.staged import Weights
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment
 
 KEPT_SHARE = 0.75
-"""Of a device's memory, what the features that it keeps may take: the agent itself takes some 375 MiB with torch."""
-
-PAYLOAD_SHARE = 1448 / 1514
-"""Bytes of payload per byte on the wire in a full TCP segment: what a declared rate is worth before it is measured."""
+"""The part of a device's memory that kept features may fill: the agent with torch needs some 375 MiB itself."""
 
 Tier = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -73,6 +71,7 @@ class Dtfl(Method):
             )
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        """Line 2: a tier for each device; the device's own part of the round (lines 15-20) is the objective `head`."""
         self.history.meet(devices)
         batches = {device.name: count_batches(device.samples, schedule) for device in devices}
         if not self.options.overlap:
@@ -104,13 +103,16 @@ class Dtfl(Method):
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
     ) -> list[ServerHalf]:
+        """Lines 6-8, one server half per device."""
         return [UpperHalf(self.context.model, weights, each, accelerator) for each in assignments.values()]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
-        """Stages by device and server half alike; the head of a tier over the devices that trained it **[ours]**."""
+        """Lines 9-13: device side and server side are averaged together, the head of a tier over the devices that
+        trained it **[ours]**."""
         return merge_by_name(weights, contributions, self.options.aggregate)
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
+        """Line 5: what was measured."""
         self.history.observe(outcomes, self.context.costs, self.options.ema)
 
     def state(self) -> dict[str, Any]:
@@ -193,15 +195,15 @@ class History(msgspec.Struct):
     cpus: dict[str, float] = {}  # in force in the last round planned
 
     def meet(self, devices: Sequence[DeviceView]) -> None:
-        """Call with the devices of every round that is planned: what they report is judged by their quota."""
+        """Call with the devices of every round that is planned: `observe` needs their CPU quota."""
         self.cpus |= {device.name: device.cpus for device in devices}
 
     def observe(self, outcomes: Sequence[Outcome], costs: Mapping[int, CutCost], ema: float) -> None:
-        """Add a round's measurements; devices that are not among them keep their last estimate.
+        """Add a round's measurements (lines 22 and 23); other devices keep their last estimate.
 
-        The paper takes the round's time less its communication as compute time. The device measures its compute
-        directly here, since the two overlap; turning features into bytes holds the training up and counts; CPU seconds
-        ÷ CPUs count where they are more than the wall seconds (`device_speed.work_s`) **[ours]**.
+        The paper's compute time is the round's time less its communication. Here the two overlap, so the device
+        measures its compute itself. Encoding features holds up the training and counts as compute. Where CPU seconds ÷
+        CPUs are more than the wall seconds, they count (`device_speed.work_s`) **[ours]**.
         """
         for outcome in outcomes:
             device, cut, report = outcome.device, outcome.assignment.stages, outcome.report
@@ -221,8 +223,8 @@ class History(msgspec.Struct):
             self.server_factor = moving_average(self.server_factor, median(factors), ema)
 
     def batch_s(self, device: DeviceView, cost: CutCost, costs: Mapping[int, CutCost]) -> float:
-        """T^c of one batch at `cost.cut`: the last tier's T̄ scaled by the ratio of reference seconds (line 26). A
-        device never seen starts from its declared CPUs."""
+        """T^c of one batch at `cost.cut` (line 26): the last tier's T̄, scaled by the ratio of reference seconds. A
+        device that was never measured starts from its declared CPUs."""
         last = self.last_cut.get(device.name)
         if last is None:
             return cost.device_s / device.cpus
@@ -230,37 +232,43 @@ class History(msgspec.Struct):
 
     def speed(self, device: DeviceView) -> float:
         """ν in bytes per second; the declared uplink, less headers, before the first measurement."""
-        return self.link_bytes_s.get(device.name, device.uplink_bit_s / 8 * PAYLOAD_SHARE)
+        return self.link_bytes_s.get(device.name, device.uplink_bit_s / 8 * WIRE_SHARE)
 
 
-def schedule_tiers(
-    devices: Sequence[DeviceView],
+def _estimate(
+    device: DeviceView,
+    cost: CutCost,
     costs: Mapping[int, CutCost],
     history: History,
-    batches: Mapping[str, int],
-    *,
-    server_slots: int,
+    batches: int,
+    others: Sequence[float],
+    slots: int,
     overlap: bool,
-) -> Choice:
-    """The cut of each device (lines 30-33): T_max = max_k min_m T_k(m), then the largest m with T_k(m) <= T_max.
+) -> Estimate:
+    """T_k(m) of one device at one cut: communication (line 25), compute (26), server (27), the round (28)."""
+    speed = history.speed(device)
+    compute_s = history.batch_s(device, cost, costs) * batches
+    model_s, features_s = cost.model_bytes / speed, cost.feature_bytes * batches / speed
+    server_s = contended_s(cost.server_s * history.server_factor * batches, others, slots)
+    total_s = round_s(compute_s, model_s, features_s, server_s, batches, overlap=overlap)
+    return Estimate(cost.cut, compute_s, 2 * model_s + features_s, server_s, total_s)
 
-    `batches` is Ñ_k by device; `costs` holds the cuts to choose from. The server halves share `server_slots`
-    **[ours]**: a first choice without contention says how much work each device leaves to the server, the second
-    counts the waiting for it.
-    """
-    alone = _choose(devices, costs, history, batches, {}, server_slots, overlap)
-    loads = {name: alone.estimates[name][cut].server_s for name, cut in alone.cuts.items()}
-    return _choose(devices, costs, history, batches, loads, server_slots, overlap)
+
+def contended_s(work_s: float, others_s: Sequence[float], slots: int) -> float:
+    """Seconds until `work_s` of server work is done beside the work of other devices on `slots` workers that take
+    turns: while it runs, each other gets at most as much time as it does **[ours]**."""
+    return max(work_s, (work_s + sum(min(work_s, other) for other in others_s)) / slots)
 
 
 def round_s(
     compute_s: float, model_s: float, features_s: float, server_s: float, batches: int, *, overlap: bool
 ) -> float:
-    """T_k(m) from the round's seconds of compute, of one model transfer, of all features, of the server half.
+    """T_k(m) from the round's seconds of compute, of one model transfer, of all features, of the server half
+    (line 28).
 
     Without overlap eq. 5: max{T^c + T^com, T^s + T^com} with T^com = 2 model transfers + features. With overlap the
-    three run as a pipeline over the batches: the slowest sets the pace, the others stand out by one batch, and the
-    model goes down before the first batch and up after the last **[ours]**.
+    three run as a pipeline over the batches: the slowest sets the pace, and each of the others adds one batch. The model
+    goes down before the first batch and up after the last **[ours]**.
     """
     if not overlap:
         return max(compute_s, server_s) + 2 * model_s + features_s
@@ -280,6 +288,7 @@ def _choose(
     slots: int,
     overlap: bool,
 ) -> Choice:
+    """T_max = max_k min_m T_k(m) (line 31), then for each device the largest m with T_k(m) <= T_max (line 33)."""
     estimates = {}
     for device in devices:
         others = [load for name, load in loads.items() if name != device.name]
@@ -295,25 +304,21 @@ def _choose(
     return Choice(cuts, t_max, estimates)
 
 
-def _estimate(
-    device: DeviceView,
-    cost: CutCost,
+def schedule_tiers(
+    devices: Sequence[DeviceView],
     costs: Mapping[int, CutCost],
     history: History,
-    batches: int,
-    others: Sequence[float],
-    slots: int,
+    batches: Mapping[str, int],
+    *,
+    server_slots: int,
     overlap: bool,
-) -> Estimate:
-    speed = history.speed(device)
-    compute_s = history.batch_s(device, cost, costs) * batches
-    model_s, features_s = cost.model_bytes / speed, cost.feature_bytes * batches / speed
-    server_s = contended_s(cost.server_s * history.server_factor * batches, others, slots)
-    total_s = round_s(compute_s, model_s, features_s, server_s, batches, overlap=overlap)
-    return Estimate(cost.cut, compute_s, 2 * model_s + features_s, server_s, total_s)
+) -> Choice:
+    """The cut of each device: the estimates (lines 24-30), then the choice (lines 31-35).
 
-
-def contended_s(work_s: float, others_s: Sequence[float], slots: int) -> float:
-    """Seconds until `work_s` of server work is done beside the work of other devices on `slots` workers that take
-    turns: while it runs, each other gets at most as much time as it does **[ours]**."""
-    return max(work_s, (work_s + sum(min(work_s, other) for other in others_s)) / slots)
+    `batches` is Ñ_k by device; `costs` holds the cuts to choose from. The server halves share `server_slots`
+    **[ours]**: a first choice ignores contention and gives the server work of each device; the second choice includes
+    the waiting for the server.
+    """
+    alone = _choose(devices, costs, history, batches, {}, server_slots, overlap)
+    loads = {name: alone.estimates[name][cut].server_s for name, cut in alone.cuts.items()}
+    return _choose(devices, costs, history, batches, loads, server_slots, overlap)

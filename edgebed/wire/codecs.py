@@ -33,6 +33,8 @@ from edgebed.errors import UsageError, WireError, short
 from edgebed.wire.messages import Codec
 
 DTYPES = ("float32", "float16", "uint8")
+LOSSLESS = Codec()
+"""For weights, whatever the codec of the run: float32, not compressed."""
 MAX_DECODED = 2 << 30
 """Bytes a body may have after decompression, unless the caller says otherwise."""
 

@@ -16,6 +16,10 @@ from edgebed.errors import WireError, short
 
 EMPTY = memoryview(b"")
 
+WIRE_SHARE = 1448 / 1514
+"""Bytes of payload per byte on the wire in a full Ethernet frame with TCP/IPv4 and timestamps. Limits are rates on the
+wire."""
+
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Chunk `index` of `count`. `after` is the sender's transfer before this one while that is not done, else "";

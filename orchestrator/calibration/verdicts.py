@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits

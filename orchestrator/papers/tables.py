@@ -1,5 +1,5 @@
 """A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and a
-scale at which this machine can do it. Pure but for reading the file.
+scale at which this machine can do it.
 
     rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces);
                          `options` are added to those of the method, so that a row and a column may both set some

@@ -24,8 +24,8 @@ from edgebed.errors import (
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
-from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
+from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.fleet.control.seams import Sender
 from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
@@ -38,8 +38,6 @@ from orchestrator.rounds.work import Work, done_record, outcome, update_record, 
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half; beyond that its link is held back."""
-
-LOSSLESS = Codec()
 
 
 class RoundResult(msgspec.Struct):

@@ -13,15 +13,13 @@ from edgebed.datasets.shard import Shard
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Trained, real_work
-from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Failure, Header, Phase, Reply, Report, Task, Update, Upload
+from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
+from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Report, Task, Update, Upload
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.halves import Start
 from orchestrator.simulation.link import Arrival, Pipe, wire_bytes
 from orchestrator.simulation.phases import OWN_WORK, Phases
 from orchestrator.simulation.task_executor import Cancelled, SimulatedUploadQueue, TaskExecutor, TaskMetrics, raw_bytes
-
-LOSSLESS = Codec()
 
 
 class Receiver(Protocol):

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgebed.methods.base import CutCost, DeviceView, Outcome
-from edgebed.methods.dtfl import PAYLOAD_SHARE, History, contended_s, round_s, schedule_tiers
+from edgebed.methods.dtfl import History, contended_s, round_s, schedule_tiers
 from edgebed.methods.parts.local_training import count_batches
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Report
 from tests.contract.rounds import SCHEDULE, view
 
@@ -92,7 +93,7 @@ def test_a_device_never_seen_starts_from_its_declared_profile() -> None:
     views = [DeviceView("new", 10, cpus=0.5, uplink_bit_s=8000, downlink_bit_s=8000)]
     choice = schedule_tiers(views, COSTS, History(), {"new": 10}, server_slots=1, overlap=False)
     assert choice.estimates["new"][2].compute_s == pytest.approx(2.0 * 10 / 0.5)
-    assert choice.estimates["new"][2].communication_s == pytest.approx(200 * 10 / (1000 * PAYLOAD_SHARE))
+    assert choice.estimates["new"][2].communication_s == pytest.approx(200 * 10 / (1000 * WIRE_SHARE))
 
 
 def test_the_ratio_of_reference_seconds_carries_an_estimate_to_other_tiers() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_agent.software_throttle import CREDIT_S, CpuGovernor, SoftwareThrottle, TokenBucket
 from edgebed.link.base import Handler
-from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Configure
 
 

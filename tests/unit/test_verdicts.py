@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgebed.link.link_probe import WIRE_SHARE
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
 from orchestrator.calibration import verdicts as j
 from orchestrator.fleet.base import Held

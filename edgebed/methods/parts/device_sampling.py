@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 from random import Random
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:  # base needs this file
-    from edgebed.methods.base import DeviceView
+from typing import Literal, Protocol, TypeVar
 
 
-def draw_share(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
-    """`share` of the devices, rounded half up, one at least; the same for the same seed, in the order of names."""
+class Present(Protocol):
+    """What is read of a device (`methods.base.DeviceView`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cpus(self) -> float: ...
+
+
+D = TypeVar("D", bound=Present)
+
+
+class Sampling(Protocol):
+    """A way to draw devices."""
+
+    def __call__(self, devices: Sequence[D], share: float, seed: int, round: int) -> list[D]: ...
+
+
+def draw_share(devices: Sequence[D], share: float, seed: int, round: int) -> list[D]:
+    """`share` of the devices, rounded half up, at least one; the same for the same seed; in the order of names."""
     ordered = sorted(devices, key=lambda view: view.name)
     drawn = Random(f"{seed}/sample/{round}").sample(ordered, _drawn_count(len(ordered), share))
     return sorted(drawn, key=lambda view: view.name)
 
 
-def draw_by_level(devices: Sequence[DeviceView], share: float, seed: int, round: int) -> list[DeviceView]:
+def draw_by_level(devices: Sequence[D], share: float, seed: int, round: int) -> list[D]:
     """As many devices as `draw_share`, equally many of each compute level: devices with equal CPUs are one level.
 
     Where the number does not divide, random levels get one more; where a level has too few devices, the others fill
     its places.
     """
     chance = Random(f"{seed}/sample/{round}")
-    levels: dict[float, list[DeviceView]] = {}
+    levels: dict[float, list[D]] = {}
     for view in sorted(devices, key=lambda view: view.name):
         levels.setdefault(view.cpus, []).append(view)
     queues = [chance.sample(level, len(level)) for _, level in sorted(levels.items())]
@@ -40,7 +55,7 @@ def _drawn_count(devices: int, share: float) -> int:
 
 Draw = Literal["random", "levels"]
 
-DRAWS: dict[Draw, Callable[[Sequence[DeviceView], float, int, int], list[DeviceView]]] = {
+DRAWS: dict[Draw, Sampling] = {
     "random": draw_share,
     "levels": draw_by_level,
 }
