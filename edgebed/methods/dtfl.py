@@ -267,8 +267,8 @@ def round_s(
     (line 28).
 
     Without overlap eq. 5: max{T^c + T^com, T^s + T^com} with T^com = 2 model transfers + features. With overlap the
-    three run as a pipeline over the batches: the slowest sets the pace, and each of the others adds one batch. The model
-    goes down before the first batch and up after the last **[ours]**.
+    three run as a pipeline over the batches: the slowest sets the pace, and each of the others adds one batch. The
+    model goes down before the first batch and up after the last **[ours]**.
     """
     if not overlap:
         return max(compute_s, server_s) + 2 * model_s + features_s

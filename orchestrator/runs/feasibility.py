@@ -1,5 +1,5 @@
-"""Settings that are right one by one and cannot work together, found before a fleet starts. Pure but for the profile
-files that an experiment names."""
+"""Finds settings that are valid one by one and cannot work together, before a fleet starts. Reads no files but the
+profiles that an experiment names."""
 
 from __future__ import annotations
 

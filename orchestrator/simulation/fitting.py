@@ -1,4 +1,4 @@
-"""Records of real runs -> a calibration. Pure but for the reference laws, which are measured on this host."""
+"""Fits a calibration to the records of real runs. Only the reference laws are measured, on this host."""
 
 from __future__ import annotations
 
