@@ -1,0 +1,36 @@
+"""The import contracts of pyproject.toml cover every module, and all modules that call themselves pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+from tests.equality.structure import PACKAGES, contract_names, module_name
+
+ROOT = Path(__file__).parents[2]
+FILES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")) if path.name != "__init__.py"]
+PYPROJECT = ROOT / "pyproject.toml"
+
+
+def within(file: Path, names: set[str]) -> bool:
+    module = module_name(file.relative_to(ROOT))
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def test_every_module_stands_in_a_contract() -> None:
+    named = contract_names(PYPROJECT)
+    assert [file for file in FILES if not within(file, named)] == []
+
+
+def test_a_module_that_calls_itself_pure_stands_in_the_contract_of_pure_modules() -> None:
+    contracts = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
+    (pure,) = [set(each["source_modules"]) for each in contracts if each["name"].startswith("Pure modules")]
+    claims = [
+        file
+        for file in FILES
+        if re.search(r"\bPure\b", ast.get_docstring(ast.parse(file.read_text()), clean=False) or "")
+    ]
+    assert len(claims) > 50
+    assert [file for file in claims if not within(file, pure)] == []
