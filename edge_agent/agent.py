@@ -18,13 +18,14 @@ import msgspec
 
 import edgebed
 from edge_agent import machine as m
-from edge_agent.phases import PhaseLog
 from edge_agent.probe import run_probe
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
-from edge_agent.telemetry import ThreadCpu, Throttling, host_facts
-from edge_agent.training import Result, Trainer
+from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling, host_facts
+from edge_agent.training import Trainer
 from edgebed.datasets.shard import Shard, read_shard
+from edgebed.device.core import Result
+from edgebed.device.phases import OWN_WORK, PhaseLog
 from edgebed.errors import DivergedError, LinkError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
@@ -48,9 +49,6 @@ from edgebed.wire.messages import (
     encode,
 )
 from edgebed.wire.topics import ORCHESTRATOR, Topics
-
-AT_WORK = ("decode", "compute", "encode")
-"""Phases in which CPU time of the training thread is progress; while it waits, looking up now and then is none."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -93,7 +91,7 @@ class Agent:
         self._topics = Topics(settings.fleet)
         self._control, self._data = control, data
         self._throttling = Throttling()
-        self.phases = PhaseLog(time.monotonic_ns, time.process_time_ns, self._throttling.recent)
+        self.phases = PhaseLog(time.monotonic_ns, CpuUsage(time.process_time_ns, self._throttling.recent))
         self._shard = read_shard(settings.shard)
         self._trainer = Trainer(self._shard, self.phases)
         self._machine = m.AgentMachine()
@@ -270,10 +268,9 @@ class Agent:
         assert run.result is not None
         self.phases.enter("upload_tail")
         try:
-            await run.outbox.drained()
+            await run.uploads.drained()
         except TransferError as error:
-            why = f"an upload could not be delivered: {error}"
-            await self._send_end(Failure(self._settings.device, run.task.id, why), b"", run.task.id)
+            await self._send_end(Failure(self._settings.device, run.task.id, str(error)), b"", run.task.id)
             return
         await self._send_end(Update(self._settings.device, run.task.id, run.report()), run.result.body, run.task.id)
 
@@ -324,7 +321,7 @@ class Agent:
                 await asyncio.wait_for(self._beat_now.wait(), self._heartbeat_s)
             self._beat_now.clear()
             self._count_alone(time.monotonic() - before)
-            if self.phases.name in AT_WORK and self._thread_cpu.advanced():
+            if self.phases.name in OWN_WORK and self._thread_cpu.advanced():  # waiting uses a little CPU, too
                 self._advance()
             self._notify(self._status())
 

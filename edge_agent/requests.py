@@ -1,7 +1,7 @@
-"""The requests that come to a device that serves: its batches, each given out when it arrives.
+"""The batches of a device that serves: one request each, given out when it arrives.
 
-Arrivals do not wait for the device: one that comes while it is busy is given out late, and waits in its queue from the
-moment it was due.
+Requests arrive whether the device is free or busy. One that arrives while it is busy is given out late. Its waiting
+time counts from its arrival.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edge_agent.phases import PhaseLog
 from edgebed.datasets.shard import Shard
+from edgebed.device.phases import PhaseLog
 from edgebed.methods.base import Batch
 from edgebed.methods.parts.serving import arrival_times_ns
 from edgebed.wire.messages import Arrivals
 
 
 class Patience(Protocol):
-    """What waiting needs of `training.TaskIO`; `wait` and `check` raise Cancelled when the task ends."""
+    """The calls of `training.TaskIO` that are needed here; `wait` and `check` raise when the task has ended."""
 
     def check(self) -> None: ...
     def progress(self) -> None: ...
@@ -27,11 +27,12 @@ class Patience(Protocol):
 
 
 class Requests:
-    """An iterable of batches of one sample (`methods.serving.Incoming`).
+    """Batches of one sample (`device.batches.Batches` and `methods.parts.serving.Incoming`).
 
     Attributes:
-        arrived_ns: when the request given out last was due, on this device's clock.
-        waited_s: how long nothing was there to do.
+        samples, drawn: as in `Batches`.
+        arrived_ns: when the last request given out arrived, nanoseconds of this device's clock.
+        waited_s: seconds in which no request was there.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Requests:
     ) -> None:
         self._shard, self._arrivals, self._seed = shard, arrivals, seed
         self._phases, self._io, self._clock_ns = phases, io, clock_ns
+        self.samples, self.drawn = shard.samples, list[int]()
         self.arrived_ns, self.waited_s = 0, 0.0
 
     def now_ns(self) -> int:
+        """Nanoseconds of this device's clock."""
         return self._clock_ns()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -56,6 +59,7 @@ class Requests:
         for after, batch in zip(due, self._shard.singles(self._arrivals.count, self._seed), strict=True):
             self._wait_until(start + after)
             self.arrived_ns = start + after
+            self.drawn.append(len(batch[1]))
             yield batch
             self._io.progress()
             self._io.pace()

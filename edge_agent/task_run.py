@@ -1,28 +1,30 @@
-"""One task in hand: what the training thread asks of the event loop, and what came of it."""
+"""The agent's current task: the calls of its training thread to the event loop, its end and its report."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from edge_agent.phases import PhaseLog
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import ThreadCpu, Throttling, resident_mib
-from edge_agent.training import Cancelled, Result, Trainer
-from edge_agent.upload_queue import SLOTS, UploadQueue
+from edge_agent.training import Trainer
+from edge_agent.upload_queue import UploadQueue
+from edgebed.device.core import Body, Cancelled, Result
+from edgebed.device.metrics import TaskMetrics
+from edgebed.device.phases import PhaseLog
+from edgebed.device.uploads import SLOTS
 from edgebed.link.endpoint import ReceivedTransfer
-from edgebed.wire.messages import Header, Report, Task
+from edgebed.wire.messages import Header, Report, Task, Upload
 
 LONGEST_REST_S = 0.5
-"""A throttled thread looks up so often."""
+"""Seconds after which a throttled thread looks for cancellation."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What every task shares. `send` returns at the end-to-end acknowledgement; `advance` counts progress."""
+    """What all tasks share. `send` returns at the end-to-end acknowledgement; `advance` counts progress."""
 
     loop: asyncio.AbstractEventLoop
     phases: PhaseLog
@@ -34,30 +36,41 @@ class Tools:
 
 
 class TaskRun:
-    """One task in hand: what the training thread asks of the loop (`training.TaskIO`), and what came of it."""
+    """One task. It implements `training.TaskIO`.
+
+    Attributes:
+        result: what the training gave; None until it has ended well.
+        diverged: training failed because values were not finite.
+        trace: traceback of an unexpected error.
+        ending: the job that sends the update or the failure.
+    """
 
     def __init__(self, task: Task, inbound: ReceivedTransfer, tools: Tools) -> None:
         self.task, self._tools = task, tools
         self.result: Result | None = None
         self.diverged = False
-        self.trace = ""  # of an error that nobody foresaw
-        self.ending: asyncio.Task[None] | None = None  # sends the update, or why there is none
-        self._body: bytes | memoryview = inbound.body
-        self._download = (inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
+        self.trace = ""
+        self.ending: asyncio.Task[None] | None = None
+        self.metrics = TaskMetrics(inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
+        self._body: Body = inbound.body
         self._cancelled = threading.Event()
         self._throttled_ns = tools.throttling.read()[0]
         self._replies = ReplyBox(self._cancelled)
         slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
-        self.outbox = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, slots, hold)
+        self.uploads = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, self.metrics, slots, hold)
 
     def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
         self._tools.thread_cpu.watch(threading.get_ident())
-        body, self._body = self._body, b""  # the trainer alone holds it, and lets go after decoding
-        return trainer.run(self.task, body, self, threads, cpus)
+        return trainer.run(self.task, self._take_body(), self, threads, cpus)
 
-    def upload(self, header: Header, body: bytes | bytearray) -> None:
-        self.outbox.put(header, body)
+    def _take_body(self) -> Body:
+        """The encoded weights. Nothing here refers to them afterwards, so that they are freed once decoded."""
+        body, self._body = self._body, b""
+        return body
+
+    def upload(self, header: Upload, body: bytes | bytearray) -> None:
+        self.uploads.put(header, body)
 
     def reply(self, batch: int) -> bytes:
         return self._replies.take(batch)
@@ -68,7 +81,7 @@ class TaskRun:
     def check(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled("the task was cancelled")
-        self.outbox.check()
+        self.uploads.check()
 
     def progress(self) -> None:
         self._tools.advance()
@@ -80,48 +93,29 @@ class TaskRun:
     def pace(self) -> None:
         while self._tools.throttle.rest(LONGEST_REST_S):
             self.check()
-            self.progress()  # a rest that the limit demands is no standstill
+            self.progress()  # a device that waits because of its limit is not stuck
 
     def cancel(self) -> None:
-        """The task is over: stop training, give up all that is still to be sent for it."""
+        """The task is over: stop training, and give up everything that is still to be sent for it."""
         self._cancelled.set()
-        self.outbox.abandon()  # first, for it knows the right order
+        self.uploads.abandon()  # before the update: uploads must end in their own order
         if self.ending is not None and self.ending is not asyncio.current_task():
             self.ending.cancel()
 
     def report(self) -> Report:
-        """Made when every upload has been acknowledged, so that bytes and seconds of the link belong together."""
-        result = self.result
-        assert result is not None
+        """Call it when every upload has been acknowledged."""
+        assert self.result is not None
         counters = self._tools.throttling
         throttled_s = (counters.read()[0] - self._throttled_ns) / 1e9 if counters.visible else None
-        return Report(
-            samples=result.samples,
-            batches=result.batches,
-            loss=result.loss,
-            compute_s=result.compute_s,
-            compute_cpu_s=result.compute_cpu_s,
-            encode_s=result.encode_s,
-            encode_cpu_s=result.encode_cpu_s,
-            notes=result.notes,
-            throttled_s=throttled_s,
-            download_bytes=self._download[0],
-            download_s=self._download[1],
-            upload_bytes=self.outbox.bytes,
-            upload_s=self.outbox.busy_s,
-            blocked_s=self.outbox.blocked_s,
-            reply_s=self._replies.waited_s,
-            memory_mib=resident_mib(),
-        )
+        return self.metrics.report(self.result, throttled_s, resident_mib())
 
 
 class ReplyBox:
-    """Replies by batch; the training thread waits here."""
+    """Replies by upload number. The training thread waits here."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled, self._ready = cancelled, threading.Condition()
         self._bodies: dict[int, bytes] = {}
-        self.waited_s = 0.0
 
     def put(self, batch: int, body: bytes) -> None:
         with self._ready:
@@ -129,11 +123,9 @@ class ReplyBox:
             self._ready.notify_all()
 
     def take(self, batch: int) -> bytes:
-        start = time.monotonic()
         with self._ready:
             while batch not in self._bodies:
                 if self._cancelled.is_set():
                     raise Cancelled("the task was cancelled")
                 self._ready.wait(0.5)
-            self.waited_s += time.monotonic() - start
             return self._bodies.pop(batch)

@@ -1,15 +1,17 @@
-"""What a device tells of itself: host facts once, CPU time and progress with every heartbeat."""
+"""What an agent measures of itself: host facts, CPU time, throttling and memory."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import edgebed
+from edgebed.device.phases import Usage
 from edgebed.wire.fork_protocol import HOST_PID
 
 
@@ -47,8 +49,8 @@ class Throttling:
         return (0, 0) if self._file is None else parse_cpu_stat(os.pread(self._file, 1024, 0))
 
     def recent(self) -> tuple[int, int]:
-        """The same, at most RECENT_NS old: reading costs more than all else at a change of phase, and with small
-        batches phases change every few milliseconds, while the kernel looks at a quota every 100."""
+        """The same, at most RECENT_NS old. Reading is the slowest part of a change of phase, and with small batches
+        phases change every few milliseconds. The kernel looks at a quota every 100 ms."""
         now = time.monotonic_ns()
         if now - self._at > RECENT_NS:
             self._at, self._last = now, self.read()
@@ -63,8 +65,8 @@ def parse_cpu_stat(text: bytes) -> tuple[int, int]:
 
 
 def _cpu_stat(root: Path) -> Path | None:
-    """Where a process sees the counters of its own cgroup: below its path in /proc/self/cgroup, or, in a container
-    whose hierarchy is mounted at its own group, at the top."""
+    """The file with the counters of this process's cgroup: below its path in /proc/self/cgroup or, in a container whose
+    hierarchy is mounted at its own group, at the top."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -87,20 +89,39 @@ def _content(path: Path) -> bytes:
 
 
 def resident_mib(statm: Path = Path("/proc/self/statm")) -> float:
-    """What of this process is in memory, with what it shares with others; 0 where the kernel does not say."""
+    """Resident memory of this process in MiB, shared pages included; 0 where the kernel does not tell."""
     fields = _content(statm).split()
     return round(int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1) if len(fields) > 1 else 0.0
 
 
+class CpuUsage:
+    """What the process used since the last call, for `PhaseLog`.
+
+    Args:
+        cpu_ns: CPU nanoseconds of the process.
+        throttled: nanoseconds for which, and periods in which, the quota stopped the process.
+    """
+
+    def __init__(self, cpu_ns: Callable[[], int], throttled: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
+        self._cpu_ns, self._throttled = cpu_ns, throttled
+        self._cpu, self._stopped = cpu_ns(), throttled()
+
+    def __call__(self, name: str, length_ns: int) -> Usage:
+        cpu, stopped = self._cpu_ns(), self._throttled()
+        used = (cpu - self._cpu, stopped[0] - self._stopped[0], stopped[1] - self._stopped[1])
+        self._cpu, self._stopped = cpu, stopped
+        return used
+
+
 class ThreadCpu:
-    """Whether a thread has received CPU time since the last look: progress of a batch that takes minutes."""
+    """Whether a thread has received CPU time since the last call. A batch that takes minutes shows progress so."""
 
     def __init__(self) -> None:
         self._clock: int | None = None
         self._last = 0.0
 
     def watch(self, thread_id: int | None) -> None:
-        """Watch the thread with this `threading.get_ident()`, or none."""
+        """Watch the thread with this `threading.get_ident()`, or no thread."""
         self._clock = time.pthread_getcpuclockid(thread_id) if thread_id else None
         self._last = self._read()
 

@@ -1,7 +1,8 @@
-"""Devices whose halves are alike train together: one stacked network, as many rows as devices (torch.func).
+"""Devices with equal halves train together as one stacked network with one row per device (torch.func).
 
-Rows do not meet: a row's loss has no gradient in another, torch's optimizers work element by element, and batch norm
-keeps running statistics per row. So each row is what its device would have trained alone, within float tolerance.
+Rows do not influence each other: the loss of a row has no gradient in another one, torch's optimizers work element by
+element, and batch norm keeps running statistics per row. Each row equals what its device trains alone, within float
+tolerance.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from edgebed.datasets.shard import Shard
+from edgebed.device.batches import Batches, ShardBatches
 from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
-from edgebed.methods.parts.local_training import make_optimizer
+from edgebed.methods.parts.local_training import Half, make_optimizer
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Privacy
 from edgebed.wire.order import batch_bounds
-from orchestrator.simulation.halves import Step, batches_of
 
 ALIKE = ("head", "output")
-"""Objectives that can be stacked: what they do is known here, they wait for no reply and read no options."""
+"""Objectives that can be stacked. Their arithmetic is repeated here; they wait for no reply and read no options."""
 
 BUDGET_BYTES = 1 << 30
-"""About what the features, weights and activations of the devices that train together may hold."""
+"""About how many bytes the features, weights and activations of devices that train together may take."""
 
 MOST = 64
-"""Devices that train together: beyond this nothing is gained."""
+"""The most devices that train together; more do not make it faster."""
 
 
 def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
-    """What devices must have in common to train together; None for a half that trains alone."""
+    """Devices with equal kinds can train together; None for a half that trains alone."""
     hidden = assignment.privacy.dcor_alpha or assignment.privacy.patch_shuffle
     plain = not assignment.keep and not hidden
     if assignment.objective not in ALIKE or not plain or assignment.arrivals is not None:
@@ -57,23 +58,29 @@ def fits(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
 
 
 class Row:
-    """One device's part of what was trained together, handed out moment by moment."""
+    """One device's part of a stacked training."""
 
     def __init__(self) -> None:
-        self._moments: deque[Step | DivergedError] = deque()
+        self._events: deque[tuple[tuple[int, ...], Outgoing | Trained | DivergedError]] = deque()
 
-    def add(self, moment: Step | DivergedError) -> None:
-        self._moments.append(moment)
+    def add(self, drawn: tuple[int, ...], event: Outgoing | Trained | DivergedError) -> None:
+        """After batches of the sizes `drawn` comes an upload, the result, or an error."""
+        self._events.append((drawn, event))
 
-    def next(self, reply: Weights | None) -> Step:
-        moment = self._moments.popleft()
-        if isinstance(moment, DivergedError):
-            raise moment
-        return moment
+    def half(self, batches: Batches) -> Half:
+        """What the device half would yield and return."""
+        while True:
+            drawn, event = self._events.popleft()
+            batches.drawn.extend(drawn)
+            if isinstance(event, DivergedError):
+                raise event
+            if isinstance(event, Trained):
+                return event
+            yield event
 
 
 class _Half(nn.Module):
-    """The device's stages and head as one module, so that it can be called with other weights."""
+    """The device's stages and head as one module, which torch can call with other weights."""
 
     def __init__(self, model: StagedModel, assignment: Assignment) -> None:
         super().__init__()
@@ -92,10 +99,10 @@ class _Half(nn.Module):
 
 
 class BatchedTrainer:
-    """Trains some devices of one kind from their weights to their ends.
+    """Trains devices of one kind through their whole tasks.
 
     Args:
-        model: one that may be put into training mode; its own weights are not changed.
+        model: is put into training mode; its weights are not changed.
         assignments, shards, weights: by row.
     """
 
@@ -108,7 +115,7 @@ class BatchedTrainer:
         accelerator: torch.device,
     ) -> None:
         self._model, self._assignments, self._accelerator = model, assignments, accelerator
-        self._batches = [batches_of(shard, each) for shard, each in zip(shards, assignments, strict=True)]
+        self._batches = [iter(ShardBatches(shard, each)) for shard, each in zip(shards, assignments, strict=True)]
         self.rows = [Row() for _ in assignments]
         first = assignments[0]
         self._half = _Half(model, first).to(accelerator)
@@ -135,7 +142,7 @@ class BatchedTrainer:
         return {**self._parameters, **self._buffers}
 
     def train(self) -> list[Row]:
-        """All batches of all rows; what each device uploads and ends with is in its row."""
+        """Train all batches of all rows. Returns the rows, which hold the uploads and the results."""
         uploads = "features" in self._assignments[0].uploads
         while batch := [next(each, None) for each in self._batches]:
             if batch[0] is None:
@@ -162,17 +169,17 @@ class BatchedTrainer:
         return out
 
     def _hand_out(self, batch: Sequence[Batch], losses: Tensor, features: Tensor | None, count: int) -> None:
-        """A row whose loss is not finite ends there, as its device would; its features had left already."""
+        """A row ends when its loss is not finite, as its device would, after the upload of that batch."""
         for index, row in enumerate(self.rows):
             if index in self._gone:
                 continue
             if features is not None:
                 tensors = {"features": features[index], "labels": batch[index][1]}
-                row.add(Step((count,), out=Outgoing(tensors, samples=count)))
+                row.add((count,), Outgoing(tensors, samples=count))
             if not math.isfinite(losses[index]):
                 where = f"batch {self._steps} on device {self._assignments[index].device!r}"
                 text = f"training diverged: the loss of {where} is {float(losses[index])}"
-                row.add(DivergedError(text, hint="lower optimizer.lr"))
+                row.add((), DivergedError(text, hint="lower optimizer.lr"))
                 self._gone.add(index)
         self._loss += losses * count
         self._samples += count
@@ -186,4 +193,4 @@ class BatchedTrainer:
             weights = {name: whole[name][index].clone() for name in self._names}
             loss = float(self._loss[index]) / max(1, self._samples)
             if index not in self._gone:
-                row.add(Step(drawn, end=Trained(weights, loss=loss, batches=self._steps)))
+                row.add(drawn, Trained(weights, loss=loss, batches=self._steps))

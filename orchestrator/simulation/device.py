@@ -1,4 +1,4 @@
-"""One simulated device: the real device half over its real shard, while virtual time passes as the cost model says."""
+"""One simulated device: the device core on its real shard, while virtual time passes as the cost model says."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-import msgspec
-
 from edgebed.datasets.shard import Shard
+from edgebed.device.batches import Batches, ShardBatches
+from edgebed.device.core import Body, Cancelled, complete_assignment, run_task
+from edgebed.device.metrics import TaskMetrics
+from edgebed.device.phases import OWN_WORK, PhaseLog, Usage
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.receiver import ReceivedTransfer
-from edgebed.methods.base import Trained, real_work
-from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Report, Task, Update, Upload
+from edgebed.methods.base import real_work
+from edgebed.methods.parts.local_training import Half
+from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Task, Update, Upload
 from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.halves import Start
 from orchestrator.simulation.link import Arrival, Pipe, wire_bytes
-from orchestrator.simulation.phases import OWN_WORK, Phases
-from orchestrator.simulation.task_executor import Cancelled, SimulatedUploadQueue, TaskExecutor, TaskMetrics, raw_bytes
+from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 
 
 class Receiver(Protocol):
-    """What a device's transfers meet: the round driver, through the fleet."""
+    """Takes a device's transfers: the fleet, which hands them to the round driver."""
 
     def admit(self, peer: str, header: Header, size: int) -> None: ...
     async def deliver(self, inbound: ReceivedTransfer) -> None: ...
@@ -31,14 +31,14 @@ class Receiver(Protocol):
 
 
 class SimulatedDevice:
-    """Works on one task at a time, as `edge_agent.agent`; a newer task replaces what was not begun.
+    """Does one task at a time, as `edge_agent.agent`. A newer task replaces one that has not begun.
 
     Args:
-        who: name, profile and limits now.
-        start: begins a device half.
-        report: told of phases, and the device's last word in a task.
-        tell_s: no silence of a working device is longer.
-        built: devices whose agents have built their model.
+        who: the device's name, profile and limits in force.
+        begin: starts the device half of an assignment, as `core.Begin`.
+        report: gets the phases at the end of each task.
+        tell_s: a working device is never silent for longer, in seconds.
+        built: devices whose agents have built their model; added to.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SimulatedDevice:
         who: Callable[[], Device],
         shard: Shard,
         costs: CostModel,
-        start: Start,
+        begin: Callable[[Assignment, Body, Batches], Half],
         receiver: Receiver,
         report: Callable[[tuple[Phase, ...]], None],
         now_ns: Callable[[], int],
@@ -55,18 +55,29 @@ class SimulatedDevice:
     ) -> None:
         self._built = built
         self._cpu = costs.cpu(who)
-        self.who, self.costs, self._shard, self._start = who, costs, shard, start
+        self.who, self.costs, self._shard, self._begin_half = who, costs, shard, begin
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
         self.name = who().name
-        self.phases = Phases(now_ns, lambda: who().limits.cpus)
+        self.restart_phases()
         self._reset()
+
+    def restart_phases(self) -> None:
+        """A new agent starts: what the old one had not reported is lost."""
+        self.phases = PhaseLog(self._now_ns, self._usage)
+
+    def _usage(self, name: str, length_ns: int) -> Usage:
+        """CPU time of a phase, and the time for which the quota would have stopped the device."""
+        if name not in OWN_WORK:
+            return 0, 0, 0
+        busy_ns = int(length_ns * min(1.0, self.who().limits.cpus))
+        return busy_ns, length_ns - busy_ns, int(length_ns > busy_ns)
 
     def _reset(self) -> None:
         self._down = Pipe(lambda: self.costs.downlink(self.who()), self._now_ns, self._moved, self._tell_s)
         self._up = Pipe(lambda: self.costs.uplink(self.who()), self._now_ns, self._moved, self._tell_s)
         self._delivering = asyncio.Lock()
         self._task: Task | None = None
-        self._doing: Assignment | None = None  # the work that is really done
+        self._doing: Assignment | None = None  # as `real_work` gives it
         self._cancelled: set[str] = set()
         self._next: tuple[Task, memoryview, Arrival] | None = None
         self._jobs: set[asyncio.Task[Any]] = set()
@@ -75,7 +86,7 @@ class SimulatedDevice:
     # ---- what comes down ----
 
     async def receive(self, header: Header, body: bytes | bytearray) -> Arrival:
-        """A transfer to this device; returns when it has been acknowledged."""
+        """A transfer to this device. Returns when it is acknowledged."""
         size = self._size(header.assignment if isinstance(header, Task) else self._doing, header, body)
         arrival = await self._down.carry(size)
         view = memoryview(body)
@@ -98,7 +109,8 @@ class SimulatedDevice:
             return
         (task, body, arrival), self._next = self._next, None
         self._task = task
-        self.spawn(self._work(task, body, TaskMetrics(arrival)))
+        metrics = TaskMetrics(arrival.bytes, (arrival.last_ns - arrival.first_ns) / 1e9)
+        self.spawn(self._work(task, body, metrics))
 
     def _answer(self, reply: Reply, body: memoryview) -> None:
         if self._task is not None and reply.task == self._task.id:
@@ -107,40 +119,41 @@ class SimulatedDevice:
                 waiting.set_result(body)
 
     def reply_to(self, batch: int) -> asyncio.Future[memoryview]:
+        """The body of the reply to an upload of the current task."""
         return self._replies.setdefault(batch, asyncio.get_running_loop().create_future())
 
     def cancel(self, task: str) -> None:
-        """The task is wanted no longer: what has begun stops at its next batch."""
+        """The task is no longer wanted. If it has begun, it stops at its next step."""
         self._cancelled.add(task)
         if self._next is not None and self._next[0].id == task:
             self._next = None
         for waiting in self._replies.values():
             if self._task is not None and self._task.id == task and not waiting.done():
                 waiting.set_exception(Cancelled("the task was cancelled"))
-                waiting.exception()  # looked at, in case nobody waits
+                waiting.exception()  # marks it as seen: asyncio warns of errors that nobody reads
 
     def die(self) -> None:
-        """The agent's process ends: nothing more comes of it."""
+        """The agent's process ends, and with it all its work."""
         self._built.discard(self.name)
         self.stop()
-        self.phases.restart()
+        self.restart_phases()
 
     def stop(self) -> None:
-        """Whatever it does ends; the agent stays."""
+        """End all work; the agent stays."""
         for job in tuple(self._jobs):
             job.cancel()
         self._reset()
 
     # ---- one task ----
 
-    async def _work(self, task: Task, body: memoryview, meter: TaskMetrics) -> None:
+    async def _work(self, task: Task, body: memoryview, metrics: TaskMetrics) -> None:
         try:
-            await self._train(task, body, meter)
+            await self._train(task, body, metrics)
         except Cancelled:
             pass
         except TransferError as error:
-            await self._fail(task, f"an upload could not be delivered: {error}")
-        except Exception as error:  # as on a device: whatever a half raises fails its task, and no other
+            await self._fail(task, str(error))
+        except Exception as error:  # as in the agent: an error of the half fails its task and no other
             await self._fail(task, in_words(error), isinstance(error, DivergedError), trace_of(error))
         self._task = self._doing = None
         self._replies.clear()
@@ -148,44 +161,25 @@ class SimulatedDevice:
         self._report(self.phases.take())
         self._begin()
 
-    async def _train(self, task: Task, body: memoryview, meter: TaskMetrics) -> None:
-        who = self.who()
-        assignment = msgspec.structs.replace(task.assignment, cpus=who.limits.cpus, privacy=self._shard.privacy)
+    async def _train(self, task: Task, body: memoryview, metrics: TaskMetrics) -> None:
+        assignment = complete_assignment(task.assignment, self.who().limits.cpus, self._shard)
         doing = self._doing = real_work(assignment)
-        self.phases.enter("decode", task.id)
         first = self.name not in self._built
         self._built.add(self.name)
-        await self.use(task, self.costs.decode_s(who, doing, len(body), first))
-        half = self._start(self.name, assignment, decode_tensors(body))
-        outbox = SimulatedUploadQueue(self, meter, doing.hold)
-        trained = await TaskExecutor(self, task, doing, half, outbox, meter).run()
-        self.phases.enter("encode")
-        update = encode_tensors(trained.weights, LOSSLESS)
-        await self.use(task, self.costs.encode_s(who, doing, raw_bytes(trained.weights), LOSSLESS))
+        batches = ShardBatches(self._shard, assignment)
+        steps = run_task(task, assignment, body, self._begin_half, batches, self.phases)
+        uploads = SimulatedUploadQueue(self, metrics, doing)
+        result = await TaskExecutor(self, task, doing, steps, uploads, metrics, first=first).run()
         self.phases.enter("upload_tail")
-        await outbox.drained()
+        await uploads.drained()
         self._check(task)
-        report = self._made(trained, meter)
-        await self.send(Update(self.name, task.id, report), update)
+        await self._send_update(Update(self.name, task.id, metrics.report(result)), result.body)
 
-    def _made(self, trained: Trained, meter: TaskMetrics) -> Report:
-        return Report(
-            samples=self._shard.samples,
-            batches=trained.batches,
-            loss=trained.loss,
-            compute_s=meter.compute_s,
-            compute_cpu_s=meter.compute_cpu_s,
-            throttled_s=None,
-            download_bytes=meter.download_bytes,
-            download_s=meter.download_s,
-            upload_bytes=meter.upload_bytes,
-            upload_s=meter.upload_s,
-            blocked_s=meter.blocked_s,
-            reply_s=meter.reply_s,
-            encode_s=meter.encode_s,
-            encode_cpu_s=meter.encode_cpu_s,
-            notes=trained.notes,
-        )
+    async def _send_update(self, header: Update, body: bytes | bytearray) -> None:
+        try:
+            await self.send(header, body)
+        except TransferError as error:
+            raise TransferError(f"the update could not be delivered: {error}") from None
 
     async def _fail(self, task: Task, why: str, diverged: bool = False, trace: str = "") -> None:
         self.phases.enter("upload_tail")
@@ -196,7 +190,7 @@ class SimulatedDevice:
         return self._now_ns() / 1e9
 
     async def use(self, task: Task, cpu_s: float) -> float:
-        """Own work of so many CPU seconds; returns the wall seconds that it took."""
+        """Compute for so many CPU seconds. Returns the wall seconds that it took."""
         self._check(task)
         start = self._now_ns()
         await self._cpu.use(cpu_s)
@@ -210,17 +204,18 @@ class SimulatedDevice:
     # ---- what goes up ----
 
     async def send(self, header: Upload | Update | Failure, body: bytes | bytearray) -> int:
-        """Returns the payload's bytes at the acknowledgement; raises TransferRefused where it is not wanted."""
+        """Returns the bytes of the payload at the acknowledgement. Raises TransferRefused if it is not wanted."""
         size = self._size(self._doing, header, body)
         if header.task in self._cancelled:
             raise Cancelled("the task was cancelled")
         cost = self.costs.uplink(self.who())
-        # Half of an upload's CPU time is for hearing that it has arrived: who has used its quota up hears of it late.
+        # Half of an upload's CPU time is charged for its acknowledgement: a device that has used up its quota reads the
+        # acknowledgement late.
         send_s, hear_s = (cost.cpu_s / 2, cost.cpu_s / 2) if isinstance(header, Upload) else (cost.update_cpu_s, 0.0)
         await self._cpu.use(send_s, urgent=True)
         self._receiver.admit(self.name, header, len(body))
         arrival = await self._up.carry(size)
-        async with self._delivering:  # one after the other, in the order they were sent
+        async with self._delivering:  # one at a time, in the order of sending
             view = memoryview(body)
             await self._receiver.deliver(
                 ReceivedTransfer(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
@@ -230,12 +225,12 @@ class SimulatedDevice:
         return size - (wire_bytes(header, len(body)) - len(body))
 
     def _size(self, doing: Assignment | None, header: Header, body: bytes | bytearray) -> int:
-        if doing is None:  # the task has ended: nobody wants it
+        if doing is None:  # the task has ended: the transfer is not wanted
             return wire_bytes(header, len(body))
         return self.costs.transfer_bytes(doing, header, len(body))
 
     def beat(self) -> None:
-        """A heartbeat: whoever computes is heard of."""
+        """A heartbeat. It counts as progress while the device computes."""
         if self._task is not None and self.phases.name in OWN_WORK:
             self._moved()
 
@@ -243,6 +238,7 @@ class SimulatedDevice:
         self._receiver.progress(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a job that ends with the device's work."""
         job = asyncio.ensure_future(work)
         self._jobs.add(job)
         job.add_done_callback(self._ended)

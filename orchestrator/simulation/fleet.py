@@ -73,7 +73,7 @@ class SimulatedFleet(RunFleet):
             lambda: self.who(name),
             shard,
             costs,
-            self._halves.start,
+            self._halves.begin,
             self,
             lambda phases: self._phases(name, phases),
             now_ns,
@@ -196,7 +196,7 @@ class SimulatedFleet(RunFleet):
 
     def _return(self, name: str) -> None:
         self._incarnations[name] += 1
-        self.devices[name].phases.restart()
+        self.devices[name].restart_phases()
         self._away.discard(name)
         self._join(name, again=True)
         self.record(self._limits_set(now_ns(), name, "rejoin", None))

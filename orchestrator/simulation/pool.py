@@ -1,4 +1,4 @@
-"""Starts the devices' halves: those that are alike together, the others each on a model of its own."""
+"""Starts the devices' halves: equal halves as one stacked network, the others each on a copy of the model."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import Shard
+from edgebed.device.batches import Batches
+from edgebed.device.core import Body, begin_half
 from edgebed.errors import in_words
+from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
 from orchestrator.simulation.batched import BatchedTrainer, Row, fits, kind_of
-from orchestrator.simulation.halves import Execution, Unbatched
 
-Body = bytes | bytearray
 LEAST = 2
-"""Devices that are worth stacking."""
+"""The least number of devices that are stacked."""
 
 
 class HalfPool:
-    """Halves of the tasks in hand. Told of every task when it is sent, so that at the first start of a kind all its
-    devices are known.
+    """The halves of the current tasks. The fleet tells it of every task that is sent, so that all devices of a kind are
+    known when the first of them begins.
 
     Attributes:
-        together, alone: how many halves were started so.
+        together, alone: how many halves were trained in a stack, and on their own.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class HalfPool:
         self._batched, self._notify = batched, notify
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
         self._rows: dict[str, tuple[Assignment, Row]] = {}
-        self._alone: set[bytes] = set()  # kinds that torch cannot stack
+        self._alone: set[bytes] = set()  # kinds that cannot be stacked
         self.together = self.alone = 0
 
     def expect(self, assignment: Assignment, body: Body) -> None:
-        """A task is on its way."""
+        """A task was sent."""
         assignment = self._own(assignment)
         self.forget(assignment.device)
         kind = kind_of(assignment, self._shards[assignment.device]) if self._batched else None
@@ -54,29 +55,33 @@ class HalfPool:
             self._expected.setdefault(kind, {})[assignment.device] = (assignment, body)
 
     def forget(self, device: str) -> None:
-        """Its task is wanted no longer."""
+        """The task of this device is no longer wanted."""
         self._rows.pop(device, None)
         for waiting in self._expected.values():
             waiting.pop(device, None)
 
-    def start(self, device: str, assignment: Assignment, weights: Weights) -> Execution:
-        own = self._own(assignment)
+    def begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
+        """As `device.core.Begin`. The work is done at the first `send`: the time of decoding has passed then, and every
+        device that trains with this one has been sent its task."""
+        device, own = assignment.device, self._own(assignment)
         if device not in self._rows:
             self._train_with(own)
         known = self._rows.pop(device, None)
         if known is not None and known[0] == own:
             self.together += 1
-            return known[1]
+            return (yield from known[1].half(batches))
         self.alone += 1
         self.forget(device)
-        return Unbatched(self._model, assignment, self._shards[device], weights)
+        half = begin_half(self._model, assignment, body, batches, keep=True)
+        del body
+        return (yield from half)
 
     def _own(self, assignment: Assignment) -> Assignment:
-        """As the device has it, its quota aside: halves that look at that are not stacked."""
+        """As the device has it, but without its quota: halves that read the quota are not stacked."""
         return msgspec.structs.replace(assignment, privacy=self._shards[assignment.device].privacy, cpus=0.0)
 
     def _train_with(self, assignment: Assignment) -> None:
-        """Train this device with as many of its kind as fit."""
+        """Train this device with as many others of its kind as fit into memory."""
         kind = kind_of(assignment, self._shards[assignment.device])
         waiting = self._expected.get(kind, {}) if kind is not None else {}
         if kind is None or assignment.device not in waiting or kind in self._alone:
@@ -88,7 +93,7 @@ class HalfPool:
         chosen = {name: waiting.pop(name) for name in (assignment.device, *others)}
         try:
             rows = self._together(chosen)
-        except Exception as error:  # what torch cannot stack; an error of one half then fails that half alone
+        except Exception as error:  # torch cannot stack this; each half then trains, and fails, alone
             self._alone.add(kind)
             why = in_words(error)
             self._notify(f"halves of {assignment.objective} at cut {assignment.stages} train one by one: {why}")

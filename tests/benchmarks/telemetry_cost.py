@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from edge_agent.phases import PhaseLog
-from edge_agent.telemetry import Throttling, resident_mib
+from edge_agent.telemetry import CpuUsage, Throttling, resident_mib
+from edgebed.device.phases import PhaseLog
 from edgebed.models.staged import MODELS
 from edgebed.wire.messages import Status, encode
 from tests.benchmarks._figures import figure
@@ -47,7 +47,7 @@ def batch_us() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     throttling = Throttling()
-    log = PhaseLog(time.monotonic_ns, time.process_time_ns, throttling.recent)
+    log = PhaseLog(time.monotonic_ns, CpuUsage(time.process_time_ns, throttling.recent))
     names = iter(["compute", "encode"] * 1_000_000)
     change = cpu_us(lambda: log.enter(next(names), "run/1/dev"), 20_000)
     log.seen(10**9)

@@ -17,8 +17,9 @@ import torch
 
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.training import Result, Trainer, warm_up
+from edge_agent.training import Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
+from edgebed.device.core import Result
 from edgebed.link.base import Link
 from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.phases import PhaseLog
 from edge_agent.upload_queue import UploadQueue
+from edgebed.device.metrics import TaskMetrics
+from edgebed.device.phases import PhaseLog
 from edgebed.errors import TransferError
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.dtfl import Dtfl
@@ -101,7 +102,7 @@ async def test_abandoned_uploads_end_last_first_and_no_other_follows() -> None:
                 all_ended.set()
             raise
 
-    outbox = UploadQueue(loop, send, PhaseLog(lambda: 0, lambda: 0, lambda: (0, 0)), cancelled, slots=4)
+    outbox = UploadQueue(loop, send, PhaseLog(lambda: 0), cancelled, TaskMetrics(), slots=4)
     for size in (1, 2, 3):
         await asyncio.to_thread(outbox.put, Upload("dev", "task", size, 1), bytes(size))
     await all_begun.wait()

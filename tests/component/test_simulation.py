@@ -6,12 +6,15 @@ import asyncio
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from edgebed.device import core
 from edgebed.methods.base import HALVES
+from edgebed.wire.messages import Task
 from orchestrator.experiment import SimulatedFault
 from orchestrator.fleet.profile import Limits, ProfileSpec
 from orchestrator.records.run_index import sort
@@ -42,12 +45,50 @@ SHARED = [{"name": "fedgkt", "cut": 2}, {"name": "s2fl", "cuts": [2], "sliding":
 (FedAT's rounds side by side merge in the order in which they end, so in another one on another clock.)"""
 
 
+Steps = dict[tuple[str, int], list[object]]
+"""By device and round: the steps of the device core, and its result."""
+
+
+def recorded(module: str, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """What the device core does from now on, driven by this module."""
+    seen: Steps = {}
+
+    def recording(task: Task, *rest: Any) -> core.Steps:
+        steps, answer = core.run_task(task, *rest), None
+        taken = seen.setdefault((task.assignment.device, task.round), [])
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as stop:
+                taken.append(stop.value)
+                return stop.value
+            taken.append(without_task(step))
+            answer = yield step
+
+    monkeypatch.setattr(f"{module}.run_task", recording)
+    return seen
+
+
+def without_task(step: core.Step) -> object:
+    """The step without the id of its task, which is unique over all runs."""
+    if not isinstance(step, core.SendUpload):
+        return step
+    return step.header.batch, step.header.samples, bytes(step.body), step.wait
+
+
 @pytest.mark.parametrize("spec", METHODS + SHARED, ids=lambda spec: str(spec["name"]))
-async def test_a_simulation_trains_to_the_weights_of_a_real_fleet(spec: dict[str, object], tmp_path: Path) -> None:
+async def test_a_simulation_trains_to_the_weights_of_a_real_fleet(
+    spec: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every device does the same steps, with the same bytes."""
     (tmp_path / "sim").mkdir()
+    simulated = recorded("orchestrator.simulation.device", monkeypatch)
+    by_agents = recorded("edge_agent.training", monkeypatch)
     played = await asyncio.to_thread(play, tmp_path / "sim", THREE, spec, training())
     async with fleet(tmp_path, THREE) as real:
         weights = await real.play(spec, training())
+    assert simulated == by_agents
+    assert {device for device, _ in simulated} == set(THREE)
     assert weights.keys() == played.saved[-1].keys()
     for name, value in weights.items():
         assert torch.equal(value, played.saved[-1][name]), name

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from edge_agent.phases import PhaseLog
-from edge_agent.training import Result, Trainer
+from edge_agent.training import Trainer
 from edgebed.datasets.shard import read_shard, write_shard
+from edgebed.device.core import Result
+from edgebed.device.metrics import TaskMetrics
+from edgebed.device.phases import PhaseLog
 from edgebed.errors import DivergedError, UsageError
 from edgebed.methods.base import HALVES, Trained
 from edgebed.methods.parts.feature_privacy import distance_correlation, patch_order, patch_side, shuffle_patches
@@ -296,6 +298,7 @@ class NoIO:
 
     def __init__(self) -> None:
         self.sent: list[Weights] = []
+        self.metrics = TaskMetrics()
 
     def upload(self, header: object, body: bytes | bytearray) -> None:
         self.sent.append(decode_tensors(body))
@@ -318,7 +321,7 @@ def train(folder: Path, chosen: Privacy, told: Privacy) -> tuple[Result, list[We
     model = {"name": "resnet-tiny"}
     half = Assignment("a", model, 2, (1, 8, 8), 2, "head", uploads=("features", "weights"), batch_size=4, privacy=told)
     clock = iter(range(10_000))
-    trainer, io = Trainer(read_shard(path), PhaseLog(lambda: next(clock), lambda: 0)), NoIO()
+    trainer, io = Trainer(read_shard(path), PhaseLog(lambda: next(clock))), NoIO()
     built = seeded(lambda: MODELS.create(model).build((1, 8, 8), 2), 0)
     body = encode_tensors({n: built.weights()[n] for n in built.names_below(2, head=True)}, Codec())
     return trainer.run(Task("t", "r", 0, half), body, io, threads=1), io.sent

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from edge_agent.phases import PhaseLog
 from edge_agent.upload_queue import UploadQueue
+from edgebed.device.metrics import TaskMetrics
+from edgebed.device.phases import PhaseLog
 from edgebed.errors import TransferError, TransferRefused
 from edgebed.wire.messages import Header, Upload
 
@@ -36,9 +37,9 @@ class Line:
             raise TransferRefused("not wanted")
 
 
-def outbox(line: Line) -> UploadQueue:
-    phases = PhaseLog(lambda: 0, lambda: 0)
-    return UploadQueue(asyncio.get_running_loop(), line.send, phases, threading.Event(), slots=2, hold=True)
+def outbox(line: Line, metrics: TaskMetrics) -> UploadQueue:
+    loop, phases = asyncio.get_running_loop(), PhaseLog(lambda: 0)
+    return UploadQueue(loop, line.send, phases, threading.Event(), metrics, slots=2, hold=True)
 
 
 def put(box: UploadQueue, count: int) -> None:
@@ -49,18 +50,18 @@ def put(box: UploadQueue, count: int) -> None:
 async def test_nothing_leaves_before_the_end_and_then_in_order_and_as_many_at_once_as_there_are_slots() -> None:
     line = Line()
     line.go.set()
-    box = outbox(line)
+    box = outbox(line, metrics := TaskMetrics())
     await asyncio.to_thread(put, box, 7)
     assert line.batches == []
     await box.drained()
     assert line.batches == list(range(7))
     assert line.most <= 2
-    assert (box.bytes, box.blocked_s) == (28, 0.0)
+    assert (metrics.upload_bytes, metrics.blocked_s) == (28, 0.0)
 
 
 async def test_a_cancelled_task_forgets_what_it_kept() -> None:
     line = Line()
-    box = outbox(line)
+    box = outbox(line, TaskMetrics())
     put(box, 5)
     draining = asyncio.ensure_future(box.drained())
     async with asyncio.timeout(5):
@@ -74,7 +75,7 @@ async def test_an_upload_that_is_refused_ends_it() -> None:
     line = Line()
     line.go.set()
     line.error = True
-    box = outbox(line)
+    box = outbox(line, TaskMetrics())
     put(box, 9)
     with pytest.raises(TransferError, match="not wanted"):
         async with asyncio.timeout(5):

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.phases import MOST_PER_STATUS, PhaseLog
+from edge_agent.telemetry import CpuUsage
+from edgebed.device.phases import MOST_PER_STATUS, PhaseLog
 
 
 class Clock:
@@ -20,7 +21,7 @@ class Clock:
 
 def log() -> tuple[PhaseLog, Clock]:
     clock = Clock()
-    return PhaseLog(clock, clock), clock
+    return PhaseLog(clock, CpuUsage(clock)), clock
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from(["waiting", "compute", "encode"])), max_size=50))
@@ -68,7 +69,7 @@ def test_a_status_carries_a_bounded_number() -> None:
 
 def test_throttling_is_counted_in_the_phase_in_which_it_was() -> None:
     clock, counters = Clock(), [(0, 0)]
-    phases = PhaseLog(clock, clock, lambda: counters[-1])
+    phases = PhaseLog(clock, CpuUsage(clock, lambda: counters[-1]))
     phases.enter("compute")
     counters.append((5_000, 2))
     phases.enter("encode")
@@ -78,3 +79,18 @@ def test_throttling_is_counted_in_the_phase_in_which_it_was() -> None:
         ("compute", 5_000, 2),
         ("encode", 0, 0),
     ]
+
+
+def test_taking_leaves_nothing_behind_and_no_phase_without_length() -> None:
+    phases, clock = log()
+    phases.enter("decode", "t")
+    clock.now += 3
+    phases.enter("compute")
+    clock.now += 2
+    assert [(p.name, p.task, p.start_ns, p.end_ns) for p in phases.take()] == [
+        ("decode", "t", 0, 3),
+        ("compute", "t", 3, 5),
+    ]
+    assert phases.take() == ()
+    clock.now += 1
+    assert [p.name for p in phases.take()] == ["compute"]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from edge_agent.phases import PhaseLog
 from edge_agent.requests import Requests
-from edge_agent.training import Cancelled
 from edgebed.datasets.shard import About, Shard, single_rows
+from edgebed.device.core import Cancelled
+from edgebed.device.phases import PhaseLog
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch, Outgoing, find_half
 from edgebed.methods.parts.exits import exit_logits
@@ -154,7 +154,7 @@ def requests(clock: Clock, arrivals: Arrivals, phases: PhaseLog) -> Requests:
 
 def test_a_request_is_given_out_when_it_arrives_and_late_when_the_device_was_busy() -> None:
     clock = Clock()
-    phases = PhaseLog(lambda: clock.ns, lambda: 0)
+    phases = PhaseLog(lambda: clock.ns)
     phases.enter("compute")
     arrivals = Arrivals(2.0, 3)
     due = arrival_times_ns(arrivals, 7)
@@ -176,4 +176,4 @@ def test_waiting_ends_when_the_task_is_cancelled() -> None:
     clock = Clock()
     clock.cancelled.set()
     with pytest.raises(Cancelled):
-        next(iter(requests(clock, Arrivals(0.001, 1), PhaseLog(lambda: clock.ns, lambda: 0))))
+        next(iter(requests(clock, Arrivals(0.001, 1), PhaseLog(lambda: clock.ns))))

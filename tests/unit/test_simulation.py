@@ -7,6 +7,7 @@ import copy
 import math
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ import pytest
 import torch
 
 from edgebed.datasets.shard import Shard
+from edgebed.device.batches import Batches, ShardBatches
+from edgebed.device.core import begin_half
 from edgebed.errors import DivergedError, RunError, UsageError
+from edgebed.methods.base import Batch, Outgoing, Trained
+from edgebed.methods.parts.local_training import Half
 from edgebed.models.operations import fcnn_operations
-from edgebed.models.staged import MODELS, StagedModel, seeded
+from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import AsIf, Experiment, Simulation
 from orchestrator.rounds.event_loop import in_thread, now_ns
-from orchestrator.simulation.batched import BatchedTrainer, kind_of
+from orchestrator.simulation.batched import BatchedTrainer, Row, kind_of
 from orchestrator.simulation.context import _accelerator
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
-from orchestrator.simulation.halves import Step, Unbatched
 from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
@@ -338,11 +342,43 @@ def shards(folder: Path, count: int, samples: int = 20) -> list[Shard]:
     return [write_noise_shard(folder / f"{i}.safetensors", samples) for i in range(count)]
 
 
-def all_of(execution: Any) -> list[Step]:
-    moments = [execution.next(None)]
-    while moments[-1].end is None:
-        moments.append(execution.next(None))
-    return moments
+Events = list[tuple[tuple[int, ...], Outgoing | Trained]]
+"""What a half yields and returns, each with the sizes of the batches taken for it."""
+
+
+class NoBatches:
+    """Given to a row: it takes none, and only says which it has trained on."""
+
+    def __init__(self) -> None:
+        self.samples, self.drawn = 0, list[int]()
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise AssertionError("a row takes no batches")
+
+
+def all_of(half: Half, batches: Batches) -> Events:
+    events: Events = []
+
+    def add(event: Outgoing | Trained) -> None:
+        events.append((tuple(batches.drawn), event))
+        batches.drawn.clear()
+
+    try:
+        while True:
+            add(half.send(None))
+    except StopIteration as stop:
+        add(stop.value)
+    return events
+
+
+def row_events(row: Row) -> Events:
+    return all_of(row.half(batches := NoBatches()), batches)
+
+
+def on_its_own(whole: StagedModel, own: Assignment, shard: Shard, weights: Weights) -> Events:
+    batches = ShardBatches(shard, own)
+    body = encode_tensors(weights, Codec())
+    return all_of(begin_half(whole, own, body, batches, keep=True), batches)
 
 
 WORKS = [
@@ -363,13 +399,13 @@ def test_devices_that_train_together_get_what_they_would_have_got_alone(work: di
     assigned = [assignment(device=f"d{i}", seed=i, **work) for i in range(3)]
     rows = BatchedTrainer(copy.deepcopy(whole), assigned, owned, weights, torch.device("cpu")).train()
     for row, own, shard, start in zip(rows, assigned, owned, weights, strict=True):
-        together, alone = all_of(row), all_of(Unbatched(whole, own, shard, start))
-        assert [m.drawn for m in together] == [m.drawn for m in alone]
-        for a, b in zip(together, alone, strict=True):
-            close(a.out.tensors if a.out else {}, b.out.tensors if b.out else {})
-        ours, theirs = together[-1].end, alone[-1].end
-        assert ours is not None
-        assert theirs is not None
+        together, alone = row_events(row), on_its_own(whole, own, shard, start)
+        assert [drawn for drawn, _ in together] == [drawn for drawn, _ in alone]
+        for (_, a), (_, b) in zip(together, alone, strict=True):
+            close(a.tensors if isinstance(a, Outgoing) else {}, b.tensors if isinstance(b, Outgoing) else {})
+        ours, theirs = together[-1][1], alone[-1][1]
+        assert isinstance(ours, Trained)
+        assert isinstance(theirs, Trained)
         close(ours.weights, theirs.weights)
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
         assert ours.batches == theirs.batches
@@ -389,10 +425,11 @@ def test_a_device_that_diverges_ends_alone(tmp_path: Path) -> None:
     rows = BatchedTrainer(
         copy.deepcopy(whole), [assignment(device="a"), assignment(device="b")], owned, weights, torch.device("cpu")
     ).train()
-    assert all_of(rows[0])[-1].end is not None
-    assert rows[1].next(None).out is not None  # its features had left before its loss was known
+    assert isinstance(row_events(rows[0])[-1][1], Trained)
+    half = rows[1].half(NoBatches())
+    assert isinstance(next(half), Outgoing)  # its features had left before its loss was known
     with pytest.raises(DivergedError, match="device 'b'"):
-        rows[1].next(None)
+        next(half)
 
 
 def test_only_halves_that_are_known_and_wait_for_nobody_train_together(tmp_path: Path) -> None:
@@ -421,7 +458,9 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
         pool.expect(assignment(device=device), body)
     pool.forget("c")
     for device in "ab":
-        assert all_of(pool.start(device, assignment(device=device), weights))[-1].end is not None
+        own = assignment(device=device)
+        batches = ShardBatches(owned[device], own)
+        assert isinstance(all_of(pool.begin(own, body, batches), batches)[-1][1], Trained)
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
 
 

@@ -1,0 +1,58 @@
+"""The batches of a task, in the order that the assignment's seed fixes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from edgebed.datasets.shard import Shard
+from edgebed.methods.base import Batch
+from edgebed.wire.messages import Assignment
+
+
+class Batches(Protocol):
+    """What a device half takes its batches from.
+
+    Attributes:
+        samples: of the shard.
+        drawn: sizes of the batches that the half has taken; `run_task` reads and clears it at every step.
+    """
+
+    samples: int
+    drawn: list[int]
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+def nothing() -> None:
+    """Does nothing."""
+
+
+class ShardBatches:
+    """The batches of a shard.
+
+    Args:
+        before: called before each batch is given out. It may raise to end the task.
+        after: called when the half asks for the next batch.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        assignment: Assignment,
+        before: Callable[[], None] = nothing,
+        after: Callable[[], None] = nothing,
+    ) -> None:
+        self.samples, self.drawn = shard.samples, list[int]()
+        self._shard, self._assignment, self._before, self._after = shard, assignment, before, after
+
+    def __iter__(self) -> Iterator[Batch]:
+        wanted = self._assignment
+        epochs = wanted.steps or wanted.epochs  # an epoch has at least one batch
+        limits = (wanted.max_batches, wanted.seed, wanted.augment)
+        for batch in islice(self._shard.batches(wanted.batch_size, epochs, *limits), wanted.steps or None):
+            self._before()
+            self.drawn.append(len(batch[1]))
+            yield batch
+            self._after()

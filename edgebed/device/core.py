@@ -1,0 +1,182 @@
+"""What a device does with a task, from the received bytes to the encoded update: one generator of steps. Pure.
+
+`run_task` enters the phases, draws the batches, runs the device half and encodes what goes up. It yields a step for
+everything that takes time or needs the link. Its driver lets the time of the step pass and resumes it. The agent's
+driver (`edge_agent.training`) runs in the training thread; the time has passed already, and the driver waits only for
+the upload queue and for replies. The simulator's driver (`orchestrator.simulation.task_executor`) lets virtual time
+pass. The driver also measures the seconds (`metrics.TaskMetrics`) and looks for cancellation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator
+
+import msgspec
+
+from edgebed.datasets.shard import Shard
+from edgebed.device.batches import Batches
+from edgebed.device.phases import PhaseLog
+from edgebed.errors import EdgebedError
+from edgebed.methods.base import Outgoing, Trained, check_hold, find_half
+from edgebed.methods.parts.local_training import Half
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.width import narrow_model
+from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Task, Upload
+
+Body = bytes | bytearray | memoryview
+"""Encoded tensors."""
+
+Begin = Callable[[Assignment, Body, Batches], Half]
+"""Starts the device half of an assignment with the weights of a task's body. The work may be put off to the first
+`send`."""
+
+
+class Cancelled(EdgebedError):
+    """The orchestrator no longer wants this task."""
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """A body of `size` bytes was decoded: that of the task, or of a reply. Phase `decode`."""
+
+    size: int
+    reply: bool = False
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """The half ran until its next upload (`upload`) or to its end, and took batches of the sizes `drawn`. Phase
+    `compute`."""
+
+    drawn: tuple[int, ...]
+    upload: bool
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """Tensors of `raw_bytes` bytes were encoded: an upload, or the update. Phase `encode`."""
+
+    raw_bytes: int
+    codec: Codec
+    update: bool = False
+
+
+class SendUpload(msgspec.Struct, frozen=True):
+    """This upload is ready. `wait`: the half waits for the reply to it. Phase `encode`; the driver enters `blocked`
+    while its queue is full."""
+
+    header: Upload
+    body: bytes | bytearray
+    wait: bool
+
+
+class AwaitReply(msgspec.Struct, frozen=True):
+    """Resume with the body of the reply to upload `number`. Phase `reply_wait`, or `request_wait` while serving."""
+
+    number: int
+
+
+Step = Decoded | Computed | Encoded | SendUpload | AwaitReply
+
+
+class Result(msgspec.Struct):
+    """What a task gave. `body` is the encoded update; `samples` are those of the shard."""
+
+    body: bytes | bytearray
+    samples: int
+    batches: int
+    loss: float
+    notes: dict[str, float]
+
+
+Steps = Generator[Step, Body | None, Result]
+
+
+def complete_assignment(assignment: Assignment, cpus: float, shard: Shard) -> Assignment:
+    """The assignment with what the device itself knows: its quota in CPUs, and what it does to its features."""
+    return msgspec.structs.replace(assignment, cpus=cpus, privacy=shard.privacy)
+
+
+def begin_half(model: StagedModel, assignment: Assignment, body: Body, batches: Batches, *, keep: bool) -> Half:
+    """The half that the assignment names, with the weights of `body`.
+
+    Args:
+        keep: leave `model` as it is and train a copy. A narrower model is always a copy.
+
+    Raises:
+        PluginError: no half is registered for the objective.
+    """
+    if assignment.keep:
+        model = narrow_model(model, assignment.keep)
+    elif keep:
+        model = copy.deepcopy(model)
+    model.load(decode_tensors(body))
+    return find_half(assignment.objective)(model, assignment, batches)
+
+
+def run_task(task: Task, assignment: Assignment, body: Body, begin: Begin, batches: Batches, phases: PhaseLog) -> Steps:
+    """Do a task. Every `AwaitReply` must be resumed with the reply's body, every other step with None.
+
+    Errors of the half pass through unchanged.
+
+    Args:
+        assignment: as `complete_assignment` gives it.
+        body: the encoded weights. The core lets go of it when it has been decoded.
+        phases: the device's log. The core enters each phase before the work of it begins.
+    """
+    phases.enter("decode", task.id)
+    size = len(body)
+    half = begin(assignment, body, batches)
+    del body
+    yield Decoded(size)
+    number, reply = 0, None
+    while True:
+        phases.enter("compute")
+        try:
+            out = half.send(reply)
+        except StopIteration as stop:
+            trained: Trained = stop.value
+            break
+        yield Computed(_drawn(batches), upload=True)
+        reply = yield from _exchange(out, Upload(assignment.device, task.id, number, out.samples), assignment, phases)
+        number += 1
+    yield Computed(_drawn(batches), upload=False)
+    phases.enter("encode")
+    update = encode_tensors(trained.weights, LOSSLESS)
+    yield Encoded(raw_bytes(trained.weights), LOSSLESS, update=True)
+    return Result(update, batches.samples, trained.batches, trained.loss, trained.notes)
+
+
+def _exchange(
+    out: Outgoing, header: Upload, assignment: Assignment, phases: PhaseLog
+) -> Generator[Step, Body | None, Weights | None]:
+    """Encode and send what the half yielded. Returns the reply, if the half waits for one.
+
+    A function of its own, so that nothing here refers to the encoded upload while the half computes.
+    """
+    phases.enter("encode")
+    body = encode_tensors(out.tensors, assignment.codec)
+    yield Encoded(raw_bytes(out.tensors), assignment.codec)
+    yield SendUpload(header, body, out.wait)
+    del body
+    if not out.wait:
+        return None
+    check_hold(assignment)
+    phases.enter("reply_wait" if assignment.arrivals is None else "request_wait")
+    answer = yield AwaitReply(header.batch)
+    assert answer is not None
+    phases.enter("decode")
+    reply = decode_tensors(answer)
+    yield Decoded(len(answer), reply=True)
+    return reply
+
+
+def _drawn(batches: Batches) -> tuple[int, ...]:
+    """Sizes of the batches taken since the last call."""
+    drawn = tuple(batches.drawn)
+    batches.drawn.clear()
+    return drawn
+
+
+def raw_bytes(tensors: Weights) -> int:
+    """Bytes of the tensors before any codec."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())

@@ -1,0 +1,43 @@
+"""What a device measures during a task, and the report that it makes of it. Pure."""
+
+from __future__ import annotations
+
+from edgebed.device.core import Result
+from edgebed.wire.messages import Report
+
+
+class TaskMetrics:
+    """Bytes and seconds of one task on the device's clock; the fields are those of `Report`. The drivers of the core
+    and `uploads.UploadAccount` add to them."""
+
+    def __init__(self, download_bytes: int = 0, download_s: float = 0.0) -> None:
+        self.download_bytes, self.download_s = download_bytes, download_s
+        self.compute_s = self.compute_cpu_s = self.encode_s = self.encode_cpu_s = 0.0
+        self.blocked_s = self.reply_s = self.upload_s = 0.0
+        self.upload_bytes = 0
+
+    def report(self, result: Result, throttled_s: float | None = None, memory_mib: float = 0.0) -> Report:
+        """Call it when every upload has been acknowledged, so that bytes and seconds of the link belong together.
+
+        Args:
+            throttled_s: seconds for which the quota stopped the device; None where it cannot be read.
+            memory_mib: resident memory; 0 where it cannot be read.
+        """
+        return Report(
+            samples=result.samples,
+            batches=result.batches,
+            loss=result.loss,
+            compute_s=self.compute_s,
+            compute_cpu_s=self.compute_cpu_s,
+            throttled_s=throttled_s,
+            download_bytes=self.download_bytes,
+            download_s=self.download_s,
+            upload_bytes=self.upload_bytes,
+            upload_s=self.upload_s,
+            blocked_s=self.blocked_s,
+            reply_s=self.reply_s,
+            encode_s=self.encode_s,
+            notes=result.notes,
+            encode_cpu_s=self.encode_cpu_s,
+            memory_mib=memory_mib,
+        )
