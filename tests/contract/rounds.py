@@ -13,13 +13,24 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
+from edgebed.datasets.shard import NOTHING_HIDDEN, About, Shard
+from edgebed.device.batches import Batches, ShardBatches
+from edgebed.device.core import (
+    AwaitReply,
+    Body,
+    Result,
+    SendUpload,
+    begin_half,
+    complete_assignment,
+    run_task,
+)
+from edgebed.device.phases import PhaseLog
 from edgebed.methods.base import (
     METHODS,
     Batch,
@@ -32,14 +43,12 @@ from edgebed.methods.base import (
     Plan,
     Schedule,
     ServerHalf,
-    Trained,
-    find_half,
 )
 from edgebed.methods.parts.aggregation import fault
+from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
-from edgebed.models.width import narrow_model
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Report
-from edgebed.wire.order import batch_bounds, shuffled
+from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Report, Task
 from orchestrator.training.server import ServerTrainer, StepResult
 
 CPU = torch.device("cpu")
@@ -99,17 +108,14 @@ def labelled(device: DeviceView) -> DeviceView:
     return msgspec.structs.replace(device, labels=tuple(int(count) for count in counts))
 
 
+def as_shard(data: Batch, privacy: Privacy = NOTHING_HIDDEN) -> Shard:
+    """As a device holds them; neither scaled nor normalised further."""
+    return Shard(*data, About(1, (0.0,), (1.0,), CLASSES, privacy), "")
+
+
 def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
-    """Mini-batches in the order that the assignment's seed fixes, as `datasets.shard` gives them."""
-    return islice(_epochs(data, assignment), assignment.steps or None)
-
-
-def _epochs(data: Batch, assignment: Assignment) -> Iterator[Batch]:
-    x, y = data
-    for epoch in range(assignment.steps or assignment.epochs):
-        order = shuffled(len(y), assignment.seed, epoch)
-        for start, stop in batch_bounds(len(y), assignment.batch_size, assignment.max_batches):
-            yield x[order[start:stop]], y[order[start:stop]]
+    """Mini-batches in the order that the assignment's seed fixes."""
+    return iter(ShardBatches(as_shard(data), assignment))
 
 
 def work_s(cpus: float, batches: int, stages: int) -> float:
@@ -244,7 +250,7 @@ def _unknown() -> Weights:
 
 
 class _Player:
-    """One device in one round."""
+    """One device in one round: the device core, with coroutines for what crosses the link."""
 
     def __init__(
         self, round: _Round, weights: Weights, assignment: Assignment, samples: int, moment: Step | None
@@ -252,58 +258,67 @@ class _Player:
         self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
         self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
         self.cpus = CPUS.get(assignment.device, 1.0)
-        self.model = _held(assignment.device)
-        self.model.load(_unknown())
-        if assignment.keep:
-            self.model = narrow_model(self.model, assignment.keep)
-        self.model.load(self.method.task_weights(weights, assignment))
+        self.body = encode_tensors(self.method.task_weights(weights, assignment), Codec())
 
     async def run(self) -> tuple[Contribution, Outcome] | None:
         device = self.assignment.device
         uploads: list[asyncio.Task[StepResult | None]] = []
-        trained = await self._train(uploads) if self.moment is not Step.BEFORE else None
+        result = await self._train(uploads) if self.moment is not Step.BEFORE else None
         if self.moment is Step.TRAINED:
             await asyncio.gather(*uploads)
-        if self.moment is not None or trained is None:
+        if self.moment is not None or result is None:
             await self._others()
             self.trainer.drop(device)
             await asyncio.gather(*uploads)
             return None
-        results = await asyncio.gather(*uploads)
-        assert None not in results, f"an upload of {device} was not used"
-        return await self._done(trained, len(uploads))
+        used = await asyncio.gather(*uploads)
+        assert None not in used, f"an upload of {device} was not used"
+        return await self._done(result, len(uploads))
 
-    async def _train(self, uploads: list[asyncio.Task[StepResult | None]]) -> Trained | None:
+    async def _train(self, uploads: list[asyncio.Task[StepResult | None]]) -> Result | None:
         """None where the device falls silent before its last batch."""
-        batches = batches_of(shard(self.assignment.device, self.samples), self.assignment)
-        held = msgspec.structs.replace(self.assignment, cpus=self.cpus)  # the device fills it in itself
-        half = find_half(self.assignment.objective)(self.model, held, batches)
-        reply: Weights | None = None
+        shard_ = as_shard(shard(self.assignment.device, self.samples), self.assignment.privacy)
+        filled = complete_assignment(self.assignment, self.cpus, shard_)
+        phases, batches = PhaseLog(lambda: 0), ShardBatches(shard_, filled)
+        steps = run_task(Task("task", "run", 0, self.assignment), filled, self.body, self._begin, batches, phases)
+        answer: Body | None = None
         while True:
             try:
-                out = half.send(reply)
+                step = steps.send(answer)
             except StopIteration as stop:
-                trained: Trained = stop.value
-                return trained
-            tensors = {name: value.clone() for name, value in out.tensors.items()}
-            uploads.append(asyncio.create_task(self._submit(len(uploads), tensors)))
-            if self.moment is Step.SENT:
-                return None
-            if out.wait or self.moment is Step.USED:
-                result = await uploads[-1]
-                assert result is not None, f"an upload of {self.assignment.device} was not used"
-                reply = result.replies if out.wait else None
-            else:
-                reply = None
-            if self.moment is Step.USED:
-                return None
-            await self._others()
+                result: Result = stop.value
+                return result
+            answer = None
+            match step:
+                case SendUpload(_, body, wait):
+                    uploads.append(asyncio.create_task(self._submit(len(uploads), decode_tensors(body))))
+                    if self.moment is Step.SENT:
+                        return None
+                    if self.moment is Step.USED:
+                        await self._used(uploads[-1])
+                        return None
+                    if not wait:
+                        await self._others()
+                case AwaitReply(number):
+                    answer = encode_tensors((await self._used(uploads[number])).replies, Codec())
+                    await self._others()
 
-    async def _done(self, trained: Trained, uploads: int) -> tuple[Contribution, Outcome]:
+    def _begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
+        model = _held(assignment.device)
+        model.load(_unknown())
+        return begin_half(model, assignment, body, batches, keep=False)
+
+    async def _used(self, upload: asyncio.Task[StepResult | None]) -> StepResult:
+        result = await upload
+        assert result is not None, f"an upload of {self.assignment.device} was not used"
+        return result
+
+    async def _done(self, trained: Result, uploads: int) -> tuple[Contribution, Outcome]:
         device, stages = self.assignment.device, self.assignment.stages
         reference = {**self.reference, **self.method.task_weights(self.reference, self.assignment)}
         names = self.method.update_names(self.assignment, trained.notes)
-        assert not (why := fault(reference, trained.weights, names)), why
+        weights = decode_tensors(trained.body)
+        assert not (why := fault(reference, weights, names)), why
         server = await self.trainer.finish(device, uploads)
         work = work_s(self.cpus, trained.batches, stages - self.assignment.train_from)
         report = Report(
@@ -321,7 +336,7 @@ class _Player:
             notes=trained.notes,
         )
         outcome = Outcome(device, self.assignment, report, work + 0.2, 0.2, 1e6, 0.1 * uploads)
-        return Contribution(device, self.samples, self.assignment, trained.weights, server), outcome
+        return Contribution(device, self.samples, self.assignment, weights, server), outcome
 
     async def _submit(self, batch: int, tensors: Weights) -> StepResult | None:
         await self._others()

@@ -58,7 +58,7 @@ class Spy:
         self.features: dict[str, list[torch.Tensor]] = {}
         self.trained: dict[str, Weights] = {}
         real = base.find_half
-        monkeypatch.setattr("tests.contract.rounds.find_half", lambda objective: self.watch(real(objective)))
+        monkeypatch.setattr("edgebed.device.core.find_half", lambda objective: self.watch(real(objective)))
 
     def watch(self, half: DeviceHalf) -> DeviceHalf:
         def watched(model: Any, assignment: Assignment, batches: Any) -> Any:

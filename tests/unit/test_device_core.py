@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import torch
 
-from edgebed.datasets.shard import About, Shard
 from edgebed.device.batches import Batches, ShardBatches
 from edgebed.device.core import (
     AwaitReply,
@@ -37,8 +36,8 @@ from edgebed.errors import RunError, TransferError, TransferRefused, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Task, Upload
-from tests.contract.rounds import CLASSES, SHAPE, shard, small_model
+from edgebed.wire.messages import Assignment, Codec, Optimizer, Task, Upload
+from tests.contract.rounds import CLASSES, SHAPE, as_shard, shard, small_model
 
 HEAD: dict[str, Any] = {"objective": "head", "stages": 2, "uploads": ("features", "weights")}
 WHOLE: dict[str, Any] = {"objective": "output", "stages": 4, "uploads": ("weights",)}
@@ -49,9 +48,7 @@ class Device:
     """A device in the hands of a test. Its clock counts the readings."""
 
     def __init__(self, **wanted: Any) -> None:
-        x, y = shard("a", 10)
-        about = About(1, (0.0,), (1.0,), CLASSES, Privacy())
-        self.shard = Shard(x, y, about, "")
+        self.shard = as_shard(shard("a", 10))
         self.log = PhaseLog(iter(range(10**6)).__next__)
         given = Assignment(
             "a", {}, CLASSES, SHAPE, batch_size=4, optimizer=Optimizer("sgd", 0.05), codec=Codec("float16"), **wanted
