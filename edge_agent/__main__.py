@@ -17,8 +17,8 @@ from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import Topics, check_name
 
 KEEPALIVE_S = 60
-"""Of the control connection: long, because liveness is judged by heartbeats and progress; the last will is only the
-quick way to notice. The data connection has none: its pings would wait behind megabytes on a slow link."""
+"""Seconds, of the control connection. It is long because the orchestrator judges by heartbeats and progress; the last
+will is only faster. The data connection has no keepalive: its pings would wait behind megabytes on a slow link."""
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -36,8 +36,8 @@ def settings_from(arguments: list[str]) -> Settings:
         "--alone-s",
         type=float,
         default=os.environ.get("EDGEBED_ALONE_S", "1800"),
-        help="end when no orchestrator has been heard of for so many seconds (default 1800, or EDGEBED_ALONE_S); "
-        "0: wait for ever",
+        help="end if nothing was received from an orchestrator for so many seconds (default 1800, or "
+        "EDGEBED_ALONE_S); 0: no limit",
     )
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
@@ -47,7 +47,7 @@ def settings_from(arguments: list[str]) -> Settings:
         port = 0
     if url.scheme != "mqtt" or not url.hostname or not 0 < port < 65536:
         raise UsageError(
-            f"--broker {_without_password(given.broker)!r} is no broker address",
+            f"--broker {_without_password(given.broker)!r} is not a broker address",
             hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
         )
     return Settings(
@@ -63,7 +63,7 @@ def settings_from(arguments: list[str]) -> Settings:
 
 
 def serve(settings: Settings) -> None:
-    """Run the agent until Shutdown. The caller has warmed torch up (`training.warm_up`)."""
+    """Run the agent until Shutdown. The caller has called `training.warm_up`."""
     asyncio.run(_serve(settings))
 
 
@@ -79,7 +79,7 @@ async def _serve(settings: Settings) -> None:
 
 
 def _without_password(url: str) -> str:
-    """The address as it may be shown."""
+    """The address without its password."""
     head, at, host = url.rpartition("@")
     return f"{head.split(':')[0]}://…@{host}" if at else url
 

@@ -1,7 +1,7 @@
-"""The agent's shell: joins the two connections, the pure life cycle and the training thread.
+"""The agent: two broker connections, the life cycle of its tasks, and the training thread.
 
-The event loop does all I/O; one worker thread trains. What the loop learns goes through `AgentMachine`; the effects it
-returns are carried out here.
+The event loop does all I/O; one worker thread trains. Events go through the pure `AgentMachine`, and its effects are
+carried out here.
 """
 
 from __future__ import annotations
@@ -52,8 +52,12 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an agent is started with. `alone_s`: it ends when it has heard nothing from an orchestrator for so long, who
-    answers every heartbeat; else the agents of a killed one would wait for it for ever."""
+    """What an agent is started with.
+
+    Attributes:
+        alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
+            heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
+    """
 
     host: str
     port: int
@@ -62,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True):
     fleet: str
     device: str
     shard: Path
-    alone_s: float = 1800.0  # 0: for ever
+    alone_s: float = 1800.0
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
@@ -82,7 +86,7 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
 
 
 class Agent:
-    """One device's agent. `run` returns when the orchestrator says Shutdown, and ends when there is none."""
+    """One device's agent. `run` returns when the orchestrator sends Shutdown."""
 
     def __init__(
         self, settings: Settings, incarnation: str, control: Link, data: Link, throttle: SoftwareThrottle
@@ -109,7 +113,7 @@ class Agent:
         self._throttle = throttle
         self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
         self._progress = 0
-        self._alone_s = 0.0  # since the orchestrator's last word, as far as this process ran
+        self._alone_s = 0.0  # since the orchestrator's last message, without time in which this process was stopped
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._run: TaskRun | None = None
@@ -120,8 +124,8 @@ class Agent:
         self._beat_now = asyncio.Event()
 
     async def run(self) -> None:
-        """Join the fleet and serve until Shutdown. Raises LinkError where the broker cannot be reached at first, and
-        when no orchestrator has been heard of for `alone_s`."""
+        """Join the fleet and serve until Shutdown. Raises LinkError if the broker cannot be reached at the start, or if
+        nothing was received from an orchestrator for `alone_s` seconds."""
         self._loop = asyncio.get_running_loop()
         self._tools = Tools(
             loop=self._loop,
@@ -172,16 +176,16 @@ class Agent:
             case Reply() as reply if self._run is not None and reply.task == self._run.task.id:
                 self._run.answer(reply.batch, bytes(inbound.body))
             case _:
-                pass  # a reply to a task that has ended
+                pass  # a reply for a task that has ended
 
     def _arrived(self, task: Task, inbound: ReceivedTransfer) -> None:
         self._bodies[task.id] = inbound
         self._carry_out(self._machine.handle(m.TaskArrived(task)))
-        next_ = self._machine.next_task  # a newer task replaces what was not begun
+        next_ = self._machine.next_task  # a newer task replaces one that has not begun
         self._bodies = {name: body for name, body in self._bodies.items() if name == next_}
 
     def _on_control(self, peer: str, message: Control) -> None:
-        """Before its first settings an agent may be a second one with its device's name: then it keeps quiet."""
+        """Until its first settings the agent sends nothing: it may be a second one with the name of this device."""
         self._alone_s = 0.0
         match message:
             case Configure():
@@ -207,7 +211,7 @@ class Agent:
                 pass
 
     def _end(self, refused: str) -> None:
-        """Stop; `refused` tells why the orchestrator does not want this agent."""
+        """Stop. `refused`: why the orchestrator does not accept this agent."""
         if refused:
             print(f"edgebed-agent: {refused}", file=sys.stderr)
         self._stop.set()
@@ -245,7 +249,7 @@ class Agent:
                     self._beat_now.set()
 
     def _give_up(self) -> None:
-        """What is still to be sent for the task in hand is not wanted any more, or is sent."""
+        """End the current task. Everything for it has been sent, or is no longer wanted."""
         if self._run is not None:
             self._run.cancel()
             self._run = None
@@ -275,7 +279,7 @@ class Agent:
         await self._send_end(Update(self._settings.device, run.task.id, run.report()), run.result.body, run.task.id)
 
     async def _send_end(self, header: Update | Failure, body: bytes | bytearray, task: str) -> None:
-        """The last word on a task; a refusal means that it came too late, and is no error of ours."""
+        """Send the update or the failure of a task. A refusal means that it came too late, and is not an error."""
         if self._machine.task != task:
             return
         self.phases.enter("upload_tail")
@@ -286,7 +290,7 @@ class Agent:
     # ---- probes ----
 
     def _probe(self, probe: Probe) -> None:
-        """Run a probe once; a repeated request is answered with the result, or is still being worked on."""
+        """Run a probe once. A repeated request gets the same result, or nothing while the probe still runs."""
         if probe.id in self._probes:
             result = self._probes[probe.id]
             if result is not None:
@@ -314,7 +318,7 @@ class Agent:
         self._beat_now.set()
 
     async def _heartbeats(self) -> None:
-        """Never returns. Raises LinkError when nobody has answered for too long."""
+        """Send heartbeats. Never returns. Raises LinkError when no answer came for too long."""
         while True:
             before = time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -326,17 +330,17 @@ class Agent:
             self._notify(self._status())
 
     def _count_alone(self, waited_s: float) -> None:
-        """A wait that took much longer than it should is time in which this process was stopped: it is not counted."""
+        """If a wait took much longer than asked, this process was stopped meanwhile; that time is not counted."""
         self._alone_s += min(waited_s, 2 * self._heartbeat_s)
         limit_s = self._settings.alone_s
         if limit_s and self._alone_s > max(limit_s, 4 * self._heartbeat_s):
             raise LinkError(
-                f"no orchestrator has been heard of for {self._alone_s:.0f} s",
-                hint="start the fleet again; --alone-s (or EDGEBED_ALONE_S) is how long an agent waits",
+                f"nothing was received from an orchestrator for {self._alone_s:.0f} s",
+                hint="start the fleet again; --alone-s (or EDGEBED_ALONE_S) sets how long an agent waits",
             )
 
     def _status(self) -> Status:
-        """Its phases reach to `sent_ns` at least, though the quota may stop the agent between any two lines."""
+        """The phases reach at least to `sent_ns`, wherever the quota stops the agent."""
         sent_ns = time.monotonic_ns()
         self.phases.split()
         first, phases = self.phases.pending()
@@ -353,7 +357,7 @@ class Agent:
             first_phase=first,
         )
 
-    # ---- small ----
+    # ---- helpers ----
 
     def _advance(self) -> None:
         self._progress += 1
@@ -371,7 +375,7 @@ class Agent:
         return job
 
     def _job_ended(self, job: asyncio.Task[None]) -> None:
-        """An error nobody foresaw must not leave the device silent in the middle of a task."""
+        """After an unexpected error the device reports a failure: it must not fall silent during a task."""
         self._jobs.discard(job)
         if job.cancelled() or (error := job.exception()) is None:
             return

@@ -1,7 +1,7 @@
-"""Forks agents from one process that has torch loaded, so that twenty start in seconds and share its memory.
+"""Forks agents from one process that has loaded torch, so that twenty agents start in seconds and share its memory.
 
-Serves `edgebed.wire.fork_protocol` over an inherited socket: a Fork in, Forked and Exited out. The end of the socket is
-the end of the fork server, and the end of the fork server is the end of its agents.
+It speaks `edgebed.wire.fork_protocol` over an inherited socket: Fork in, Forked and Exited out. When the socket is
+closed, the fork server ends; when the fork server ends, its agents end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgebed.wire.fork_protocol import HOST_PID, Exited, Fork, Forked, Ready, de
 
 
 def describe(status: int) -> str:
-    """An exit status of os.waitpid in words."""
+    """An exit status of os.waitpid as text."""
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         return f"its process was killed ({name}{', perhaps out of memory' if name == 'SIGKILL' else ''})"
@@ -28,11 +28,11 @@ def describe(status: int) -> str:
 
 
 class ForkServer:
-    """The loop.
+    """Forks on request and reports every child that ends.
 
     Args:
         control: the socket to the orchestrator.
-        become: what a child does, given its Fork and where it finds its shard; never to return into the loop.
+        become: called in the child with its Fork and the path of its shard. The child ends when it returns.
     """
 
     def __init__(self, control: socket.socket, become: Callable[[Fork, str], None]) -> None:
@@ -45,7 +45,7 @@ class ForkServer:
             end.setblocking(False)
 
     def run(self) -> None:
-        """Serve until the orchestrator's end of the socket is closed; then end every child."""
+        """Serve until the orchestrator closes the socket; then kill all children."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_in.fileno())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the orchestrator, which then closes the socket
@@ -78,8 +78,8 @@ class ForkServer:
         return bool(data)
 
     def _fork(self, request: Fork) -> None:
-        """With a root of its own, the child is the first process of a PID namespace of its own: it sees no other, and
-        what it may start ends with it."""
+        """A child with its own root is also the first process of its own PID namespace: it sees no other processes, and
+        its children end with it."""
         if request.root:
             privileges.unshare(privileges.CLONE_NEWPID)
         try:
@@ -93,7 +93,7 @@ class ForkServer:
         self._control.sendall(encode(Forked(request.device, pid)))
 
     def _child(self, request: Fork) -> None:
-        """Never returns: whatever happens, this process must not go on as a second fork server."""
+        """Never returns, so that the child cannot run on as a second fork server."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -105,8 +105,8 @@ class ForkServer:
             os.dup2(log, 2)
             os.close(log)
             shard = confine(request)
-            privileges.die_with_parent()  # last: the kernel forgets it when a process changes its user
-            self._wake_in.send(b"0")  # fails where the fork server, the only one to read it, has ended meanwhile
+            privileges.die_with_parent()  # last: the kernel clears it when a process changes its user
+            self._wake_in.send(b"0")  # fails if the fork server, its only reader, has ended meanwhile
             self._wake_in.close()
             self._become(request, shard)
             code = 0
@@ -132,18 +132,18 @@ class ForkServer:
 
 
 def confine(request: Fork) -> str:
-    """Put this process where its request wants it and take its rights away; returns where it finds its shard. Raises
-    OSError."""
+    """Enter the namespaces, cgroups and root of the request and drop all privileges. Returns the path of the shard.
+    Raises OSError."""
     if request.netns:
         privileges.enter_netns(request.netns)
     privileges.join_cgroups(list(request.cgroups))
     shard = request.shard
     if request.root:
-        os.environ[HOST_PID] = os.readlink("/proc/self")  # for the records: from here on it is 1
+        os.environ[HOST_PID] = os.readlink("/proc/self")  # for the records: in its namespace its id is 1
         jail.enter(Path(request.root), Path(shard))
         shard = jail.SHARD
         os.environ |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "LOGNAME": "agent"}  # it has no passwd entry
-    elif request.uid:  # its folder may be closed to this user: it is opened before
+    elif request.uid:  # opened now: this user may not be allowed to enter the folder
         shard = f"/proc/self/fd/{os.open(shard, os.O_RDONLY)}"
     if request.uid:
         privileges.drop_privileges(request.uid)
@@ -151,7 +151,7 @@ def confine(request: Fork) -> str:
 
 
 def serve_agent(request: Fork, shard: str) -> None:
-    """In the child: what `python -m edge_agent` does, without loading anything."""
+    """In the child: run the agent as `python -m edge_agent` does, with everything loaded already."""
     import edge_agent.__main__ as entry
 
     os.environ["EDGEBED_BROKER"] = request.broker
@@ -163,7 +163,7 @@ def main() -> None:
     """`python -m edge_agent.fork_server FD`, started by the local backend."""
     control = socket.socket(fileno=int(sys.argv[1]))
     privileges.die_with(os.getppid())
-    import edge_agent.__main__  # noqa: F401  # and with it torch and all that an agent needs
+    import edge_agent.__main__  # noqa: F401  # loads torch and all that an agent needs
     from edge_agent.training import warm_up
 
     warm_up()

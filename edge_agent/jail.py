@@ -1,7 +1,7 @@
-"""The file system of one forked agent: its program and the system's libraries, read-only, its shard, a /proc that shows
-no process but its own, and an empty /tmp. Nothing else of the host is there.
+"""The file system of one forked agent: its program, the system's libraries and its shard, read-only, a /proc with only
+its own processes, and an empty /tmp. Nothing else of the host is in it.
 
-The program stays where it was, by the same names, also where it lies in a folder that only root may enter.
+The program keeps its paths, even if it is in a folder that only root may enter.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SHARD = "/shard.safetensors"
 
 
 def enter(root: Path, shard: Path) -> None:
-    """Build the file system over the empty folder `root` and make it this process's only one. The process must be in a
-    PID namespace of its own already. Raises OSError naming the call that failed."""
-    os.umask(0o022)  # the agent, another user, must get through the folders made here
+    """Build the file system on the empty folder `root` and make it the root of this process, which must already be in
+    its own PID namespace. Raises OSError with the name of the call that failed."""
+    os.umask(0o022)  # the agent runs as another user and must be able to enter the folders made here
     unshare(CLONE_NEWNS | CLONE_NEWIPC)
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("edgebed", str(root), "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
@@ -46,8 +46,8 @@ def enter(root: Path, shard: Path) -> None:
 
 
 def program() -> list[str]:
-    """Folders that hold this Python, its packages and ours. Not the folder that somebody happened to stand in, nor the
-    source tree around our packages."""
+    """Folders of this Python, its packages and ours, without the current directory and the source tree around our
+    packages."""
     ours = [str(Path(str(package.__file__)).parent) for package in (edge_agent, edgebed)]
     installed = {*site.getsitepackages(), site.getusersitepackages()}
     not_whole = {os.getcwd(), "/tmp", *(os.path.dirname(path) for path in ours)} - installed
@@ -56,7 +56,7 @@ def program() -> list[str]:
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """What must be bound for all of `paths`, and the places that their links lead to, to be there; each once."""
+    """The least set of paths to bind so that all of `paths`, and the targets of their links, exist."""
     wanted = {os.path.abspath(path) for path in paths if os.path.exists(path)}
     found: list[str] = []
     for path in sorted(wanted | {os.path.realpath(path) for path in wanted}):

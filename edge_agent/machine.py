@@ -1,8 +1,8 @@
-"""The agent's life cycle as a function of events: what to do, in which order, exactly once. Pure.
+"""The agent's life cycle: events in, effects out. Pure.
 
     idle --TaskArrived--> training --Trained--> sending --Sent--> idle
 
-A newer task replaces the one in hand; a repeated one changes nothing; what comes for an old one is dropped.
+A newer task replaces the current one. A repeated task changes nothing. Events of older tasks are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CancelArrived(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """The training thread has returned; `why` is empty when it succeeded."""
+    """The training thread has returned. `why` is empty if it succeeded."""
 
     task: str
     why: str = ""
@@ -36,7 +36,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Sending what the task in hand gave has failed by a fault of our own."""
+    """An unexpected error occurred while the result of the current task was being sent."""
 
     why: str
 
@@ -49,7 +49,7 @@ class StartTraining(msgspec.Struct, frozen=True):
 
 
 class StopTraining(msgspec.Struct, frozen=True):
-    """Tell the training thread to stop at the next batch; it answers with Trained."""
+    """Tell the training thread to stop at the next batch. It answers with Trained."""
 
     task: str
 
@@ -71,19 +71,22 @@ Effect = StartTraining | StopTraining | SendUpdate | SendFailure | Rest
 
 
 class AgentMachine:
+    """The state of the agent: one current task at most, and one that follows it."""
+
     def __init__(self) -> None:
-        self.task = ""  # in hand
+        self.task = ""  # the current one
         self._training = False
         self._cancelled = self._was_broken = False
         self._next: Task | None = None
-        self._known: deque[str] = deque(maxlen=256)  # ids of tasks ever taken
+        self._known: deque[str] = deque(maxlen=256)  # ids of tasks taken before
 
     @property
     def next_task(self) -> str:
-        """The task that starts when the one in hand has stopped."""
+        """Id of the task that starts when the current one has stopped; empty if there is none."""
         return self._next.id if self._next is not None else ""
 
     def handle(self, event: Event) -> list[Effect]:
+        """What to do about an event, in order."""
         match event:
             case TaskArrived(task):
                 return self._arrived(task)
@@ -133,7 +136,7 @@ class AgentMachine:
     def _broken(self, why: str) -> list[Effect]:
         if not self.task or self._training:
             return []
-        # A second fault, of the failure's own sending, ends the task.
+        # A second error, while the failure was being sent, ends the task.
         again, self._was_broken = self._was_broken, True
         return self._idle() if again else [SendFailure(self.task, why)]
 

@@ -1,6 +1,6 @@
-"""What a forked agent does to itself before it serves: enter its namespace and cgroup, then give its rights up.
+"""What a forked agent does before it serves: it enters its namespaces and cgroups, then drops its privileges.
 
-Plain Linux system calls through ctypes, for Python 3.11 has no setns, unshare or mount.
+Linux system calls through ctypes, because Python 3.11 has no setns, unshare or mount.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ def enter_netns(path: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Namespaces of this process's own; with CLONE_NEWPID of its next child's. Raises OSError."""
+    """Give this process its own namespaces; CLONE_NEWPID holds for its next child. Raises OSError."""
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
 
 
 def children_stay_here() -> None:
-    """Take `unshare(CLONE_NEWPID)` back: the next child is in this process's own PID namespace. Raises OSError."""
+    """Undo `unshare(CLONE_NEWPID)`: the next child is in the PID namespace of this process. Raises OSError."""
     with open("/proc/self/ns/pid", "rb") as file:
         _check(_libc.setns(file.fileno(), CLONE_NEWPID), "setns of the own PID namespace")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """mount(2). Raises OSError naming the target."""
+    """mount(2). Raises OSError with the target."""
     _check(_libc.mount(source.encode(), os.fsencode(target), kind.encode(), flags, data.encode()), f"mount {target}")
 
 
 def unmount(target: str) -> None:
-    """Take a mount away, though somebody may still use it. Raises OSError."""
+    """Remove a mount, even if it is in use. Raises OSError."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
@@ -56,32 +56,32 @@ def pivot_root(new: str, old: str) -> None:
 def join_cgroups(procs_files: list[str]) -> None:
     """Move this process into cgroups, by their cgroup.procs files. Raises OSError."""
     for name in procs_files:
-        Path(name).write_text("0")  # whoever writes: its number in a PID namespace may be another
+        Path(name).write_text("0")  # 0 is the writing process: its id differs between PID namespaces
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the process `parent`, whose child this is, ends."""
+    """This process is killed when its parent process `parent` ends."""
     die_with_parent()
-    if os.getppid() != parent:  # it ended before we could ask
+    if os.getppid() != parent:  # it has ended already
         sys.exit(1)
 
 
 def die_with_parent() -> None:
-    """The same where the parent has no number here, as in a PID namespace: the caller looks whether it still lives."""
+    """The same if the parent has no id here, as in a PID namespace. The caller must check that it is still alive."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def drop_privileges(uid: int) -> None:
-    """From root to a user and group `uid` without any capability, for good. Raises OSError."""
+    """Change from root to user and group `uid`, without capabilities and without a way back. Raises OSError."""
     for capability in range(64):
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails past the kernel's last one
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for numbers that the kernel does not know
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")  # what could be inherited goes, too
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")  # inheritable capabilities, too
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root from here on
+    _prctl(PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root from now on
 
 
 def _prctl(option: int, value: int) -> None:

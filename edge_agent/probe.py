@@ -1,6 +1,6 @@
-"""The device's side of calibration: uses its CPU or its link as hard as it may, and says how much it got.
+"""The device's side of calibration: it uses its CPU or its link as much as it can, and reports how much it got.
 
-CPU time is counted over whole quota periods: a window that cuts one in two would be wrong by up to a quota.
+CPU time is counted over whole quota periods; a partial period would make an error of up to one quota.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 
 GAP_S = 0.04
-"""A busy thread that stood still for so long was throttled; shorter pauses are other programs' turns."""
+"""Seconds. A busy thread that stops for longer was throttled; in shorter pauses other programs run."""
 
 EDGE_WAIT_S = 0.35
-"""Three periods and a half: who has not been throttled by then is not limited to less than it can use."""
+"""Seconds: three and a half quota periods. A thread that is not throttled in that time is not limited by a quota."""
 
 Work = Callable[[], None]
 
 
 def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
-    """Do one measurement; blocks for as long as it takes. Never raises: the result carries the error.
+    """Do one measurement; returns when it is done. Never raises: the result holds the error.
 
-    `busy`, `step` and `reference` keep `probe.threads` threads at work for `probe.seconds`; `upload` and `download`
+    `busy`, `step` and `reference` keep `probe.threads` threads busy for `probe.seconds`; `upload` and `download`
     move `probe.size` bytes over `probe.connections` connections.
     """
     try:
@@ -79,15 +79,15 @@ def _cpu(probe: Probe, device: str, throttle: SoftwareThrottle, make: Callable[[
 
 
 def _until(stop: threading.Event, work: Work, throttle: SoftwareThrottle) -> None:
-    torch.set_num_threads(1)  # a setting of the thread
+    torch.set_num_threads(1)  # holds for this thread
     while not stop.is_set():
         work()
         throttle.pace()
 
 
 def _measure(work: Work, seconds: float, throttle: SoftwareThrottle) -> tuple[float, float, float]:
-    """Wall seconds and CPU seconds of the process from edge to edge; units per CPU second of this thread."""
-    work()  # what the first call sets up is no part of the measurement
+    """Wall and CPU seconds of the process over whole quota periods, and units of work per CPU second of this thread."""
+    work()  # the first call sets things up and is not measured
     _spin_to_edge(throttle)
     wall, cpu, own, units = time.monotonic(), time.process_time(), time.thread_time(), 0
     while time.monotonic() - wall < seconds:
@@ -100,7 +100,7 @@ def _measure(work: Work, seconds: float, throttle: SoftwareThrottle) -> tuple[fl
 
 
 def _spin_to_edge(throttle: SoftwareThrottle) -> None:
-    """Keep busy until a quota period has just begun, or until it is plain that no quota holds us up."""
+    """Keep busy until a quota period begins, or for EDGE_WAIT_S if there is no quota."""
     start = last = time.monotonic()
     while last - start < EDGE_WAIT_S:
         link_probe.unit_of_work()
@@ -135,5 +135,5 @@ def _link(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
 
 
 def _waiting(bucket: TokenBucket) -> link_probe.Wait | None:
-    """What makes bytes late here; None where the kernel does."""
+    """The delay of the software throttle; None if the kernel limits the link."""
     return (lambda count: time.sleep(bucket.delay(count))) if bucket.limited else None

@@ -1,7 +1,7 @@
-"""The software throttle: holds the agent's own CPU time and bytes to the limits where no kernel does.
+"""The software throttle: the agent limits its own CPU time and bytes where the kernel cannot.
 
-Weaker than the kernel's limits, and called `software` on every output: the CPU is held per batch, not per 100 ms, and
-only data is held, not control messages.
+It is less exact than the kernel's limits: CPU time is limited per batch, not per 100 ms, and only data are limited, not
+control messages. All outputs call such limits `software`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Configure
 
 CREDIT_S = 0.1
-"""How long a rest may be saved up, in seconds: the kernel's quota knows no more than its period either."""
+"""Seconds of unused CPU time that are kept for later. A quota of the kernel keeps one period, 0.1 s."""
 
 
 class CpuGovernor:
-    """A duty cycle: whoever has used more CPU time than `cpus` allow must sleep it off.
+    """A duty cycle: after using more CPU time than `cpus` allows, the process must sleep.
 
     Args:
         clock: monotonic seconds.
@@ -42,7 +42,7 @@ class CpuGovernor:
             self._at, self._used = self._clock(), self._cpu()
 
     def owed(self) -> float:
-        """Seconds to sleep now so that the limit holds."""
+        """Seconds to sleep now to keep the limit."""
         with self._lock:
             if self._cpus <= 0:
                 return 0.0
@@ -54,7 +54,7 @@ class CpuGovernor:
 
 
 class TokenBucket:
-    """A link of `rate` bytes per second of wire; one byte after the other.
+    """A link with a rate in bytes per second, in the order of the bytes.
 
     Args:
         clock: monotonic seconds.
@@ -76,7 +76,7 @@ class TokenBucket:
         return self._rate > 0
 
     def delay(self, payload_bytes: int) -> float:
-        """Seconds until these bytes, handed over now behind all earlier ones, have passed."""
+        """Seconds until these bytes, sent now after all earlier ones, have passed."""
         with self._lock:
             now = self._clock()
             self._free = max(now, self._free)
@@ -99,23 +99,23 @@ class SoftwareThrottle:
         self.downlink.set(wanted.downlink_bit_s if on else 0)
 
     def pace(self) -> None:
-        """Called by working threads between pieces of work; sleeps where too much CPU time was used."""
+        """Called by working threads between pieces of work. Sleeps if too much CPU time was used."""
         self.rest(float("inf"))
 
     def rest(self, at_most_s: float) -> bool:
-        """The same, but sleeps no longer than `at_most_s`; whether some of the rest is left."""
+        """The same, but sleeps at most `at_most_s` seconds. Returns whether more sleep is needed."""
         owed = self._governor.owed()
         if owed > 0:
             time.sleep(min(owed, at_most_s))
         return owed > at_most_s
 
     def link(self, link: Link) -> Link:
-        """`link`, with its payloads held to the rates."""
+        """`link`, limited to the rates."""
         return ThrottledLink(link, self)
 
 
 class ThrottledLink:
-    """A Link whose messages leave and arrive as late as the token buckets say; order is kept."""
+    """A Link whose messages are delayed by the token buckets; their order is kept."""
 
     def __init__(self, inner: Link, throttle: SoftwareThrottle) -> None:
         self._inner, self._throttle = inner, throttle
