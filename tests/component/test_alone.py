@@ -60,7 +60,7 @@ def test_time_in_which_the_agent_was_stopped_does_not_count(tmp_path: Path) -> N
     agent._count_alone(3600.0)
     for _ in range(6):
         agent._count_alone(BEAT_S)
-    with pytest.raises(LinkError, match="no orchestrator"):
+    with pytest.raises(LinkError, match="from an orchestrator"):
         agent._count_alone(BEAT_S)
 
 
