@@ -37,6 +37,7 @@ from orchestrator.runs.events import (
 )
 from orchestrator.runs.find import baseline_last, find_run, find_runs, runs_folder
 from orchestrator.runs.session import Request, resume_request, run_experiment
+from orchestrator.runs.signals import without_interrupts
 from orchestrator.simulation.run import SimulationRequest
 from orchestrator.simulation.run import simulate as simulate_request
 
@@ -105,12 +106,16 @@ def run(
             `LimitError`: the fleet cannot be started. `CalibrationError`: its limits do not hold. `RunError`: the run
             cannot go on.
     """
-    if resume is not None:
-        request = _resumed(experiment, methods, fleet, runs, plan, resume, overrides)
-    else:
+    if resume is None:
         typed, path = _experiment(experiment, overrides, methods, fleet)
-        followed = None if plan is None else _folder(plan)
-        request = Request(typed, path, _runs_folder(runs), plan=followed)
+        request = Request(typed, path, _runs_folder(runs), plan=None if plan is None else _folder(plan))
+    elif any(given for given in (experiment, methods, fleet, runs, plan)):
+        raise UsageError(
+            "resume takes the experiment, its methods and its fleet from the run's folder",
+            hint="give resume alone, with overrides where the run is to be extended",
+        )
+    else:
+        request = resume_request(_folder(resume), overrides)
     request = msgspec.structs.replace(
         request, backend=backend or request.backend, broker_url=broker, allow_uncalibrated=allow_uncalibrated
     )
@@ -148,7 +153,7 @@ def simulate(
     Raises:
         EdgebedError: with `hint`. `UsageError`: something in the experiment is wrong.
 
-    Example:
+    Examples:
         >>> [fedavg] = simulate(
         ...     {
         ...         "name": "small",
@@ -184,7 +189,7 @@ def load_run(run: AnyPath) -> Run:
     Raises:
         UsageError: there is no such run, or there are several.
 
-    Example:
+    Examples:
         >>> load_run("demo-dtfl").rounds[["round", "duration_s", "accuracy"]]
            round  duration_s  accuracy
         0      1         1.5       0.2
@@ -204,7 +209,7 @@ def load_runs(runs: AnyPath | Iterable[AnyPath]) -> list[Run]:
     Raises:
         UsageError: no run fits a name.
 
-    Example:
+    Examples:
         >>> [run.method for run in load_runs("demo-*")]
         ['dtfl', 'fedavg']
     """
@@ -230,7 +235,7 @@ def compare(
     Raises:
         UsageError: there is no such run or method.
 
-    Example:
+    Examples:
         >>> compare("demo-*", baseline="fedavg")[["method", "runs", "time_to_target_s", "speed_up"]]
            method  runs  time_to_target_s  speed_up
         0    dtfl     1               6.0       1.0
@@ -262,23 +267,6 @@ def _experiment(
         path, typed = Path(experiment), load(Path(experiment), changes)
     names = [methods] if isinstance(methods, str) else methods
     return only_methods(typed, names, path), path if path is UNNAMED else path.resolve()
-
-
-def _resumed(
-    experiment: AnyExperiment | None,
-    methods: str | Sequence[str],
-    fleet: AnyPath | None,
-    runs: AnyPath | None,
-    plan: AnyRun | None,
-    resume: AnyRun,
-    overrides: Mapping[str, Any] | None,
-) -> Request:
-    if experiment is not None or methods or fleet is not None or runs is not None or plan is not None:
-        raise UsageError(
-            "resume takes the experiment, its methods and its fleet from the run's folder",
-            hint="give resume alone, with overrides where the run is to be extended",
-        )
-    return resume_request(_folder(resume), overrides)
 
 
 def _runs_folder(runs: AnyPath | None) -> Path:
@@ -315,15 +303,16 @@ def _carry_out(work: Callable[[EventWatch], list[Path]], on_event: OnEvent | Non
     """Do the work in a thread; hand its events to `on_event` in this one."""
     watch, outcome = EventWatch(), Future[list[Path]]()
     thread = threading.Thread(target=_work, args=(work, watch, outcome), name="edgebed")
+    thread.start()
     try:
-        thread.start()
         for event in watch.events():
             if on_event is not None:
                 on_event(event)
         return [Run(folder) for folder in outcome.result()]
     except BaseException as error:
-        watch.stop()
-        _join(thread)
+        with without_interrupts():
+            watch.stop()
+            thread.join()
         _explain(error, watch.folders)
         raise
 
@@ -343,12 +332,3 @@ def _work(work: Callable[[EventWatch], list[Path]], watch: EventWatch, outcome: 
         outcome.set_exception(error)
     finally:
         watch.close()
-
-
-def _join(thread: threading.Thread) -> None:
-    """Wait until the work has removed its fleet, however often Ctrl-C is pressed meanwhile."""
-    while thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            continue

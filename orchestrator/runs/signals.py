@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -32,6 +33,20 @@ def ending_alike() -> Iterator[None]:
         for each, handler in before.items():
             if signal.getsignal(each) is not signal.SIG_IGN:
                 signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def without_interrupts(notify: Notify = _tell) -> Iterator[None]:
+    """Inside, Ctrl-C is answered with a line and nothing else, so that a clean-up comes to its end. In a thread other
+    than the main one, to which Python gives no signals, nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: notify("SIGINT: still ending the run"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def run_to_end(work: Coroutine[Any, Any, T], notify: Notify = _tell) -> T:

@@ -131,7 +131,7 @@ def test_what_is_wrong_is_raised_here_with_its_hint(tmp_path: Path) -> None:
 
 
 async def test_a_real_run_from_a_dict_where_an_event_loop_runs_already(tmp_path: Path) -> None:
-    """Two devices that hold their limits themselves; the run is ended by the callback in its second round."""
+    """Two devices that hold their limits themselves. The callback ends the run in its second round."""
     for name, cpus in (("weak", 0.2), ("strong", 0.4)):
         text = f"cpus: {cpus}\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
         (tmp_path / f"{name}.yaml").write_text(text)
@@ -147,6 +147,7 @@ async def test_a_real_run_from_a_dict_where_an_event_loop_runs_already(tmp_path:
     with pytest.raises(EnoughError):
         edgebed.run(
             experiment(rounds=1000),
+            methods="fedavg",
             fleet=tmp_path / "fleet.yaml",
             runs=tmp_path / "runs",
             backend="software",

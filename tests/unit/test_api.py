@@ -142,6 +142,10 @@ def test_a_resumed_run_takes_its_experiment_from_its_folder(runs: Path) -> None:
         edgebed.run(GOOD, resume="demo-dtfl-1")
     with pytest.raises(UsageError, match="no experiment"):
         edgebed.run()
+    text = "name: demo\nfleet: /f.yaml\nmethods: [{name: dtfl}]\n"
+    (runs / "demo-dtfl-1" / "experiment.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"training\.epochs"):
+        edgebed.run(resume=edgebed.load_run("demo-dtfl-1"), overrides={"training.epochs": 2})
 
 
 # ---- what is loaded when ----

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from orchestrator.runs.signals import ENDING, ending_alike, run_to_end
+from orchestrator.runs.signals import ENDING, ending_alike, run_to_end, without_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +150,22 @@ def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(tmp_path: Path
     finally:
         child.kill()
     assert (tmp_path / "cleaned").read_text() == "whole"
+
+
+def test_a_clean_up_is_not_interrupted_and_ctrl_c_works_again_afterwards() -> None:
+    said = list[str]()
+    with without_interrupts(said.append):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+    assert said == ["SIGINT: still ending the run"] * 3
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_in_another_thread_signals_stay_as_they_are() -> None:
+    def handler_inside() -> object:
+        with without_interrupts():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handler_inside).result() is signal.default_int_handler
