@@ -1,4 +1,4 @@
-"""The experiment file, typed: what to run on which fleet. Paths in it are relative to the file."""
+"""The typed experiment file: what to run on which fleet. Paths in it are relative to the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNNAMED = Path("experiment")
 
 
 class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """lr × factor when test accuracy has not risen for `patience` evaluations (papers.md §1)."""
+    """Multiplies lr by `factor` when test accuracy has not risen for `patience` evaluations (papers.md §1)."""
 
     factor: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9
     patience: Positive = 10
@@ -45,17 +45,17 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     epochs: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     max_batches: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     optimizer: Optimizer = Optimizer()
-    augment: Augment = Augment()  # of the devices' samples
+    augment: Augment = Augment()  # data augmentation on the devices
     plateau: Plateau | None = Plateau()
-    cosine: bool = False  # anneal lr along a cosine over the rounds; the plateau rule is then off
+    cosine: bool = False  # anneal lr along a cosine over the rounds; turns the plateau rule off
     codec: Codec = Codec()
-    sample: Share = 1.0  # share of the devices drawn each round
-    round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # no round waits longer, before dilation
-    max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # |update - start| / |start| that may be merged
+    sample: Share = 1.0  # share of the devices that is drawn each round
+    round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # longest round, before dilation
+    max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # largest |update - start| / |start| to merge
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None  # per round, before dilation
-    quorum: Positive = 1  # merged devices a round needs
-    liveness_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 30.0  # without progress: the device is lost
+    quorum: Positive = 1  # merged devices that a round needs
+    liveness_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 30.0  # a device without progress for so long is lost
     heartbeat_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 5.0
 
     def __post_init__(self) -> None:
@@ -67,13 +67,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.optimizer.name == "adam" and self.optimizer.momentum:
             raise ValueError(
                 f"optimizer: adam with momentum {self.optimizer.momentum:g}, which only sgd has; "
-                "write `name: sgd`, or leave momentum out"
+                "write `name: sgd`, or remove momentum"
             )
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Profiles change during the run (papers.md §1.3): every `every` rounds for `share` of the devices, at random
-    among `profiles` (names), or among the fleet's own where none are named."""
+    """Profiles that change during the run (papers.md §1.3). Every `every` rounds, a share `share` of the devices gets a
+    random profile among `profiles` (names), or among the fleet's own if none are named."""
 
     every: Rounds = 50
     share: Share = 0.3
@@ -81,15 +81,15 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class PrivacyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the devices of one profile, or one device, choose; what is not given is as for all."""
+    """The choice of the devices of one profile, or of one device. Keys that are left out are as for all devices."""
 
     dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What devices do to their features (`edgebed.methods.parts.feature_privacy`). It goes into their shards; no method
-    sees it."""
+    """What devices do to their features for privacy (`edgebed.methods.parts.feature_privacy`). It is stored in their
+    shards; methods do not see it."""
 
     dcor_alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     patch_shuffle: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -98,8 +98,8 @@ class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A device of a simulation dies `after_s` seconds into a round, and comes back after `away_s`, or never. Seconds
-    before dilation."""
+    """In a simulation, a device dies `after_s` seconds into a round and comes back after `away_s`, or never. Seconds
+    are before dilation."""
 
     device: str
     round: Annotated[int, msgspec.Meta(ge=0)]
@@ -108,8 +108,8 @@ class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class AsIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times and bytes of a larger network and data set (`orchestrator.simulation.surrogate`): its model, the shape of
-    its samples, its classes, how many training samples it has in all, and its batch size."""
+    """Takes times and bytes from a larger network and data set (`orchestrator.simulation.surrogate`): model, shape of a
+    sample, number of classes, total number of training samples, and batch size."""
 
     model: dict[str, Any]
     input_shape: list[Positive] = msgspec.field(default_factory=lambda: [3, 32, 32])
@@ -121,12 +121,13 @@ class AsIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How `edgebed simulate` runs the experiment (docs/simulator.md).
 
-    `cost`: `reference` (DTFL eq. 5: cuts measured on this host ÷ CPUs, bytes ÷ rate), `flops` (S²FL eq. 1),
-    `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`). `flops` are those of one CPU and of
-    the server, for the two models that count. `as_if`: the times and bytes of a larger experiment; with `reference` its
-    server is as much faster than a CPU as `server_flops` are more than `device_flops`. `server_slots`: server halves
-    that train at once; 0: as many as there are, so that none waits for another (S²FL eq. 1).
-    `dilation`: None takes the calibration's, else 1.
+    cost: `reference` (DTFL eq. 5: times of the cuts measured on this host, divided by CPUs; bytes divided by rates),
+        `flops` (S²FL eq. 1), `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`).
+    device_flops, server_flops: operations per second of one CPU and of the server, for `flops` and `operations`. With
+        `as_if` and `reference`, the server is faster than a CPU by the ratio of the two.
+    as_if: times and bytes of a larger experiment.
+    server_slots: number of server halves that train at the same time. 0: no half waits for another (S²FL eq. 1).
+    dilation: None: the calibration's dilation, or 1.
     """
 
     cost: Literal["reference", "flops", "operations", "calibrated"] = "reference"
@@ -147,7 +148,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partition: Partition = Partition()
     privacy: PrivacySection = PrivacySection()
     model: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "resnet-tiny"})
-    methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # each run in turn on the same standing fleet
+    methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # they run in turn on the same fleet
     training: Training = Training()
     environment: Environment | None = None
     simulation: Simulation = Simulation()
@@ -158,7 +159,8 @@ def load(path: Path, overrides: Overrides | None = None) -> Experiment:
     """Read an experiment file. `overrides` change values of it.
 
     Raises:
-        UsageError: no such file, no YAML, an unknown key or name, a wrong type or value; with file, place and hint.
+        UsageError: a missing file, broken YAML, an unknown key or name, a wrong type or value. The message names the
+            file and line.
     """
     return _checked(load_yaml(path), overrides or ())
 
@@ -190,15 +192,15 @@ def _checked(document: Document, overrides: Overrides) -> Experiment:
     path = document.path
     if "devices" in document and "methods" not in document:
         raise UsageError(
-            f"{path} is a fleet file, where an experiment is wanted",
+            f"{path} is a fleet file, not an experiment file",
             hint="give an experiment file, which names a fleet and methods; `edgebed init DIR` writes one",
         )
     _override(document, overrides)
     experiment = convert(document, Experiment, path)
     if not NAME.fullmatch(experiment.name):
         raise UsageError(
-            f"{document.where('name')} is {shown(experiment.name)}, which is no name for an experiment",
-            hint="write 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
+            f"{document.where('name')} is {shown(experiment.name)}, which is not a valid name",
+            hint="use 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
         )
     _check_names(experiment, document)
     return experiment
@@ -217,7 +219,7 @@ def _override(document: Document, overrides: Overrides) -> None:
 
 
 def _check_names(experiment: Experiment, document: Document) -> None:
-    """Whether every method, model, data set and partition that is named exists and takes its options."""
+    """Check that every method, model, data set and partition exists and accepts its options."""
     for i, options in enumerate(experiment.methods):
         METHODS.create(options, document.where(f"methods[{i}]"))
     MODELS.create(experiment.model, document.where("model"))
@@ -231,7 +233,7 @@ def _check_names(experiment: Experiment, document: Document) -> None:
 
 
 def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:
-    """`data`, which was read from the file `path`, as `kind`. Raises UsageError as `edgebed.typed.convert`."""
+    """Convert `data`, read from the file `path`, to `kind`. Raises UsageError like `edgebed.typed.convert`."""
 
     def where(place: str) -> str:
         return f"{path}{f': {place}' if place else ''}"

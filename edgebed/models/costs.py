@@ -1,11 +1,11 @@
-"""What a model costs at each cut, counted without running it: parameters, bytes, floating-point operations.
+"""Counts what a model costs at each cut, without running it: parameters, bytes, floating-point operations.
 
-Everything is computed on torch's meta device, which knows shapes and holds no numbers, so that the largest model takes
-a second. Operations are those of convolutions and matrix products, a multiply-add counted as two (torch's counter).
-They are counted stage by stage; a half, and a device that trains only its last stages (FedPMT), is a sum of stages.
+Computes on torch's meta device, which knows shapes but holds no values, so the largest model takes one second.
+Operations are those of convolutions and matrix products; a multiply-add counts as two (torch's counter). They are
+counted per stage. A device half is a sum of stages, also if the device trains only its last stages (FedPMT).
 
-Methods plan with a coarser figure: `stage_flops`, forward operations of one sample, and backward taken as twice
-forward, as FedPMT has it (§V-A). They use only ratios of these numbers.
+Methods plan with a coarser figure: `stage_flops`, the forward operations of one sample, with backward taken as twice
+forward, as in FedPMT (§V-A). They use only ratios of these numbers.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class PartCosts(msgspec.Struct, frozen=True):
     parameters: int
     bytes: int  # weights and buffers, as sent uncompressed
     forward_flops: int
-    backward_flops: int  # with the gradient of its input
-    last_backward_flops: int  # where back-propagation stops here: without it
+    backward_flops: int  # including the gradient of the input
+    last_backward_flops: int  # without the gradient of the input: backpropagation stops here
 
 
 class CutCosts(msgspec.Struct, frozen=True):
-    """One way to cut the model. The device half holds the stages up to the cut and the cut's head, the server half
-    the rest. Operations are per batch."""
+    """One way to cut the model. The device half holds the stages before the cut and the cut's head, the server half
+    holds the rest. Operations are per batch."""
 
     cut: int
     after: str  # name of the device's last stage
-    feature_shape: tuple[int, ...]  # of one sample; empty where the device holds the whole model
+    feature_shape: tuple[int, ...]  # of one sample; empty if the device holds the whole model
     feature_bytes: int  # per batch, float32, without labels
     device_parameters: int
     device_bytes: int  # weights and buffers, as sent uncompressed
     forward_flops: int  # device half
     training_flops: int  # device half, forward and backward
-    server_flops: int  # server half, forward and backward, with the gradient of the features
+    server_flops: int  # server half, forward and backward, including the gradient of the features
 
 
 class ModelCosts(msgspec.Struct, frozen=True):
-    """A model for one input shape, number of classes and batch size. `parameters` does not count the heads."""
+    """The costs for one input shape, number of classes and batch size. `parameters` does not include the heads."""
 
     name: str
     summary: str
@@ -65,13 +65,13 @@ class ModelCosts(msgspec.Struct, frozen=True):
     parameters: int
     head_parameters: int
     split_points: tuple[int, ...]
-    cuts: list[CutCosts]  # the last is the whole model on the device
+    cuts: list[CutCosts]  # the last one is the whole model on the device
     stages: list[PartCosts]
     heads: dict[int, PartCosts]  # by cut
 
     def training_flops(self, stages: int, train_from: int = 0, *, head: bool = False) -> int:
-        """Operations of one batch on a device that holds `stages` and trains those after `train_from`: forward through
-        all, backward until the first trained one (`Assignment` in papers.md §0)."""
+        """Operations per batch on a device that holds `stages` stages and trains those from `train_from` on: forward
+        through all, backward down to the first trained one (`Assignment` in papers.md §0)."""
         held = [*self.stages[:stages], *([self.heads[stages]] if head else [])]
         trained = held[train_from:]
         backward = sum(part.backward_flops for part in trained[1:])
@@ -79,7 +79,7 @@ class ModelCosts(msgspec.Struct, frozen=True):
 
 
 def model_costs(plugin: ModelPlugin, input_shape: tuple[int, ...], classes: int, batch: int) -> ModelCosts:
-    """Count everything. Raises UsageError where the model cannot take such an input."""
+    """Count everything. Raises UsageError if the model cannot take such an input."""
     try:
         with torch.device("meta"):
             model = plugin.build(input_shape, classes)
@@ -92,7 +92,7 @@ def model_costs(plugin: ModelPlugin, input_shape: tuple[int, ...], classes: int,
 
 
 def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> ModelCosts:
-    """Count a model that is built, be it narrow; it is not changed."""
+    """Count a model that is already built, also a narrow one. Does not change it."""
     with torch.device("meta"):
         bare = copy.deepcopy(model).to("meta").train()
         stages, heads, shapes = _parts(bare, torch.zeros(batch, *model.input_shape))
@@ -112,7 +112,7 @@ def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> Mode
 
 
 def _parts(model: StagedModel, x: Tensor) -> tuple[list[PartCosts], dict[int, PartCosts], list[tuple[int, ...]]]:
-    """Every stage and head counted once, and the shape of one sample after each stage."""
+    """Costs of every stage and head, and the shape of one sample after each stage."""
     stages: list[PartCosts] = []
     heads: dict[int, PartCosts] = {}
     shapes = []
@@ -128,7 +128,7 @@ def _parts(model: StagedModel, x: Tensor) -> tuple[list[PartCosts], dict[int, Pa
 def _cuts(
     stages: list[PartCosts], heads: dict[int, PartCosts], shapes: list[tuple[int, ...]], batch: int
 ) -> list[CutCosts]:
-    """A device half is the sum of its parts."""
+    """The costs of every cut, as sums of stages and heads."""
     found = []
     for cut, (stage, shape) in enumerate(zip(stages, shapes, strict=True), 1):
         device = [*stages[:cut], *([heads[cut]] if cut in heads else [])]
@@ -153,7 +153,7 @@ def _cuts(
 
 
 def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
-    """What a stage or head costs on the batch `x`, and what it gives."""
+    """Costs of a stage or head for the batch `x`, and its output."""
     counter = _flop_counter()
     x, parameters = x.detach().requires_grad_(), list(module.parameters())
     with counter:
@@ -175,16 +175,16 @@ def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
 
 
 def _flop_counter() -> Any:
-    """Imported here, since its first use loads a second's worth of modules that a device never needs."""
+    """torch's counter of operations. Imported here because the import takes a second and devices never need it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
 
 
 def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) -> int:
-    """Of a convolution: each gradient asked for costs as much as the forward pass. torch's own count takes the weight
-    gradient of a depthwise convolution `groups` times too high."""
-    wanted = rest[-1]  # which of the gradients of input, weight and bias
+    """Backward operations of a convolution: each requested gradient costs as much as the forward pass. torch's own
+    count of the weight gradient of a depthwise convolution is `groups` times too high."""
+    wanted = rest[-1]  # which gradients are requested: input, weight, bias
     forward = 2 * math.prod(grad) * math.prod(weight[1:])
     return forward * (bool(wanted[0]) + bool(wanted[1]))
 

@@ -1,4 +1,4 @@
-"""Requested against measured: runs a plan of probes on a standing fleet and judges what comes back."""
+"""Compares requested with measured limits: runs a plan of probes on a running fleet and judges the results."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
 
 PATIENCE_S = 60.0
-"""What a probe may take beyond its own length: a device of 0.02 CPU answers slowly."""
+"""Extra seconds that a probe may take beyond its own length: a device with 0.02 CPU answers slowly."""
 
 REFERENCE_S = 0.2
 
 TRIES = 2
-"""Of what is faster than its limit, or failed otherwise: a shared host has hiccups."""
+"""Tries of a row that was too fast or failed for another reason: one failure may be a hiccup of a shared host."""
 
 SLOW_TRIES = 4
-"""Of what is only slower than its limit. A busy host can make a device slow, never fast; so the host gets time."""
+"""Tries of a row that was only too slow. A busy host can make a device slow, but never too fast."""
 
 DISTURBED_S = 60.0
-"""How long what was slow is tried in all, while the host stands still or its hypervisor takes its CPU time."""
+"""Seconds in which a slow row is tried again while the host pauses or its hypervisor takes CPU time away."""
 
 QUIET_S = 15.0
-"""How long a new try of what was slow waits at most for a host with most of its CPU time free."""
+"""Longest wait for a quiet host before a slow row is tried again."""
 
 QUIET_SHARE = 0.25
-"""Of the host's CPU time that may be in use while nothing is measured."""
+"""Largest share of the host's CPU time in use for the host to count as quiet, while nothing is measured."""
 
 
 async def quiet_host(limit_s: float = QUIET_S) -> None:
-    """Return once the host (its hypervisor's share counts as use) has been idle enough for a second, or at the limit.
-    Nothing may be measured meanwhile."""
+    """Return when the host has been quiet for a second (stolen time counts as use), or after `limit_s`. The caller must
+    not measure anything meanwhile."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         times = await asyncio.to_thread(psutil.cpu_times_percent, interval=1.0)
@@ -55,7 +55,7 @@ async def quiet_host(limit_s: float = QUIET_S) -> None:
 
 
 class Prober(Protocol):
-    """Has a device measure something."""
+    """Asks a device to measure something."""
 
     async def probe(self, device: str, probe: Probe) -> ProbeResult: ...
 
@@ -74,14 +74,14 @@ async def calibrate(
     on_row: Callable[[Calibrated], None],
     on_item: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
-    """Measure every device's CPU and link. A row that fails is measured again: once, or where it is only too slow up to
-    three times, and longer while the host is disturbed, each time after waiting for a quiet host.
+    """Measure every device's CPU and link. A row that fails is measured again after waiting for a quiet host: once, or
+    up to three times if it is only too slow, and longer while the host is disturbed.
 
     Args:
-        limits: in force, by device.
-        short: the form of under 10 s before every run, instead of the full one.
-        on_row: takes each row as it is found.
-        on_item: takes the share of the plan that is done.
+        limits: the limits in force, by device.
+        short: True for the form of under 10 s before every run, False for the full one.
+        on_row: called with each row as soon as it is measured.
+        on_item: called with the share of the plan that is done.
     """
     plan = verdicts.short_plan() if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
@@ -105,7 +105,7 @@ class _Bench:
         self._cores = usable_cores()
 
     async def item(self, item: Item) -> list[Calibrated]:
-        """All rows of one item. Those that failed and were measured again are there once for each try."""
+        """All rows of one item. A row that failed and was measured again appears once for each try."""
         end = time.monotonic() + DISTURBED_S
         rows, meanwhile = await self._watched(item, list(self._limits))
         for done in itertools.count(1):
@@ -117,14 +117,14 @@ class _Bench:
                 break
             if slow:
                 await quiet_host()
-            # Whatever was measured in company is repeated in the same company.
+            # A row that was measured together with other devices is repeated together with the same devices.
             again, meanwhile = await self._watched(item, list(self._limits) if item.together else sorted(retry))
             rows = [verdicts.superseded(row, done) if row.device in retry and row.judged else row for row in rows]
             rows += [row for row in again if row.device in retry]
         return rows
 
     async def _watched(self, item: Item, devices: Sequence[str]) -> tuple[list[Calibrated], Disturbance]:
-        """Rows, what is slow among them with what the host lost meanwhile."""
+        """Rows of one item. The cause of a slow row includes what the host lost meanwhile."""
         with HostWatch() as host:
             rows = await self._devices(item, devices)
         lost = host.lost()
@@ -182,14 +182,14 @@ class _Bench:
                 seconds, payload = outcome.wall_s, outcome.bytes
             error = result.error
         except (EdgebedError, TimeoutError) as problem:
-            seconds, payload, error = 0.0, 0, str(problem) or "the peer heard nothing"
+            seconds, payload, error = 0.0, 0, str(problem) or "the orchestrator received nothing"
         finally:
             self._peer.forget(probe.id)
             received.cancel()
         return verdicts.judge_link(await self._context(device), item, seconds, payload, error)
 
     async def _probe(self, device: str, probe: Probe, seconds: float) -> ProbeResult:
-        """The device's answer; a result with an error where there is none."""
+        """The device's answer. Without an answer, a result with an error."""
         try:
             async with asyncio.timeout(seconds + PATIENCE_S):
                 return await self._prober.probe(device, probe)

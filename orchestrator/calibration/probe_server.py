@@ -1,5 +1,5 @@
-"""The measuring peer of link probes: listens where devices reach the host, receives or sends, and times what it
-receives. One thread per probe in hand, so that measurements do not wait for the event loop."""
+"""The orchestrator's end of link probes. It listens on the addresses that devices reach, sends or receives, and
+measures the time. Each probe has its own thread, so that measurements do not wait for the event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgebed.link import link_probe
 
 
 class Expected:
-    """A probe that was announced: its connections so far, and where the outcome goes."""
+    """A probe that was announced, with its connections so far and the future of its outcome."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.sockets = loop, list[socket.socket]()
@@ -24,7 +24,7 @@ class Expected:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What the peer received: seconds from first to last arrival, bytes without the first. Zeros where it sent."""
+    """What the server received: seconds from first to last arrival, and bytes after the first. Zeros if it sent."""
 
     wall_s: float
     bytes: int
@@ -34,7 +34,7 @@ class ProbeServer:
     """Use as an async context manager.
 
     Args:
-        addresses: of this host, on which to listen; nothing listens elsewhere.
+        addresses: the addresses of this host on which to listen.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -67,7 +67,8 @@ class ProbeServer:
         return int(self._listeners[address].getsockname()[1])
 
     def expect(self, probe_id: str) -> asyncio.Future[Received]:
-        """Announce a probe; the future brings what was received, or the error. Others' connections are refused."""
+        """Announce a probe. The future holds what was received, or the error. Connections of unannounced probes are
+        refused."""
         entry = Expected(asyncio.get_running_loop())
         with self._lock:
             self._expected[link_probe.token_of(probe_id)] = entry
@@ -88,7 +89,8 @@ class ProbeServer:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Read who calls; the last connection of a probe starts the measurement, in this thread."""
+        """Read which probe a connection belongs to. The last connection of a probe starts the measurement, in this
+        thread."""
         try:
             connection.settimeout(link_probe.PATIENCE_S)
             role = link_probe.Role.unpack(connection.recv(link_probe.Role.SIZE, socket.MSG_WAITALL))

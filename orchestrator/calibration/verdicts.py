@@ -1,4 +1,4 @@
-"""What calibration measures and how it judges: plans and verdicts. Pure."""
+"""What calibration measures, and how it judges the results. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
 
 TOLERANCE = 0.05
-"""On CPU time and on transfers of 1 MB and more."""
+"""Relative error allowed for CPU time and for transfers of 1 MB and more."""
 
 SMALL_BYTES = 64_000
 SMALL_TOLERANCE = 0.10
-"""A 64 KB transfer may be slow where the CPU is throttled in its middle, but hardly ever faster than the link."""
+"""Relative error allowed for 64 KB. Such a transfer may be slow, because the CPU may be throttled in the middle of it.
+But it must hardly be faster than the link."""
 
 NAMES = {64_000: "64 KB", 1_000_000: "1 MB", 10_000_000: "10 MB"}
 Kind = Literal["busy", "step", "upload", "download"]
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One measurement, of one device at a time or of all at once. `size` is bytes in total; 0 = by rate."""
+    """One measurement, of one device at a time or of all together. `size` is the total in bytes; 0: from the rate."""
 
     kind: Kind
     together: bool
@@ -42,13 +43,13 @@ class Item(msgspec.Struct, frozen=True):
         return ", ".join(words)
 
     def bytes_for(self, rate_bit_s: int) -> int:
-        """Bytes in total: as named, or what takes `seconds` at that rate."""
+        """Total bytes: `size`, or what the rate carries in `seconds`."""
         return self.size or max(SMALL_BYTES, int(rate_bit_s / 8 * WIRE_SHARE * self.seconds))
 
 
 def full_plan() -> list[Item]:
-    """Everything: CPU by busy loop and by training step, links with 1 and 8 connections and three sizes, each alone
-    and with the whole fleet at once."""
+    """The full calibration: CPU with a busy loop and with a training step, links with 1 and 8 connections and three
+    sizes, each with one device alone and with all devices together."""
     cpu = [Item(kind, together, seconds=3.0) for kind in ("busy", "step") for together in (False, True)]
     return cpu + [
         Item(kind, together, connections=connections, size=size)
@@ -60,7 +61,7 @@ def full_plan() -> list[Item]:
 
 
 def short_plan() -> list[Item]:
-    """Before every run, in under 10 s: CPU and both directions, all devices at once."""
+    """The short calibration before every run, in under 10 s: CPU and both directions, all devices together."""
     return [
         Item("busy", True, seconds=2.0),
         Item("upload", True, seconds=1.2),
@@ -69,7 +70,7 @@ def short_plan() -> list[Item]:
 
 
 def estimate_s(items: list[Item], limits: list[Limits]) -> float:
-    """About how long a plan takes on these devices."""
+    """Estimated seconds that a plan takes on these devices."""
     total = 0.0
     for item in items:
         each = [_item_s(item, device) for device in limits]
@@ -88,7 +89,7 @@ def _item_s(item: Item, limits: Limits) -> float:
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a verdict needs beside the measurement. `held` is what the kernel says is in force."""
+    """What a verdict needs besides the measurement. `held`: the limits that the kernel reports."""
 
     device: str
     limits: Limits
@@ -98,12 +99,12 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def threads_for(limits: Limits, cores: float) -> int:
-    """Busy threads that can use up a quota; no more than the host can run."""
+    """Number of busy threads that can use up a quota, at most as many as the host can run."""
     return max(1, min(math.ceil(cores), math.ceil(limits.cpus)))
 
 
 def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
-    """CPU seconds per second against the quota."""
+    """Compare CPU seconds per second with the quota."""
     limits = context.limits
     wanted = min(limits.cpus, context.cores)
     measured = result.cpu_s / result.wall_s if result.wall_s > 0 else 0.0
@@ -114,11 +115,11 @@ def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
 
 
 def judge_link(context: Context, item: Item, seconds: float, payload: int, error: str = "") -> Calibrated:
-    """Goodput, headers added, against the rate."""
+    """Compare the goodput plus headers with the rate."""
     up = item.kind == "upload"
     wanted = (context.limits.uplink_bit_s if up else context.limits.downlink_bit_s) / 1e6
     if not error and (payload <= 0 or seconds <= 0):
-        error = "everything had arrived before the clock could start; hint: a quieter host"
+        error = "everything had arrived before the clock could start; hint: use a quieter host"
     measured = payload * 8 / WIRE_SHARE / seconds / 1e6 if seconds > 0 else 0.0
     off = measured / wanted - 1
     passed = not error and (off <= SMALL_TOLERANCE if item.size == SMALL_BYTES else abs(off) <= TOLERANCE)
@@ -127,27 +128,27 @@ def judge_link(context: Context, item: Item, seconds: float, payload: int, error
 
 
 def report_work(context: Context, item: Item, result: ProbeResult, reference: float) -> Calibrated:
-    """Work per CPU second beside the same loop on the unlimited host at the same time; not judged, for a host that
-    serves others does not give every CPU second the same worth."""
+    """Report the work per CPU second, compared with the same loop without limits on the host at the same time. It is
+    not judged: on a host that others share, CPU seconds do not all do the same work."""
     measured = result.units / result.cpu_s if result.cpu_s > 0 else 0.0
     return _row(context, "work", item, reference, measured, "units/CPU s", False, True, "")
 
 
-UNHELD = "the agent does not hold its {} itself (software throttle); hint: run as root, so that the kernel does"
+UNHELD = "the agent does not keep its {} limit (software throttle); hint: run as root, so that the kernel does"
 
 
 def is_slow(row: Calibrated) -> bool:
-    """Whether a row failed by being slower than its limit, and by nothing worse."""
+    """Whether a row failed only because it was slower than its limit."""
     return not row.passed and 0 < row.measured < row.requested
 
 
 def excused(row: Calibrated, why: str) -> Calibrated:
-    """The same row, its cause with what the host did meanwhile."""
+    """The same row, with what the host did meanwhile added to its cause."""
     return msgspec.structs.replace(row, cause=f"{row.cause} ({why})" if row.cause else why)
 
 
 def superseded(row: Calibrated, tries: int) -> Calibrated:
-    """A row that failed at that try (from 1) and was measured again: kept, no longer judged."""
+    """A row that failed at that try (counted from 1) and was measured again. It is kept but not judged."""
     return msgspec.structs.replace(row, condition=f"{row.condition}, try {tries}", judged=False)
 
 
@@ -171,38 +172,38 @@ def _row(
 
 
 def cpu_cause(context: Context, measured: float, wanted: float) -> str:
-    """Why CPU time is not what was asked for, and the hint."""
+    """Why the CPU time differs from the quota, with a hint."""
     held = context.held.cpus
     if measured > wanted:
         if not context.held.read_back:
             return UNHELD.format("CPU time")
         if held is None:
-            return "no CPU quota is in force; hint: set cpu.cfs_quota_us or cpu.max, shares are not enough"
+            return "no CPU quota is set; hint: set cpu.cfs_quota_us or cpu.max, shares are not enough"
         if abs(held / wanted - 1) > TOLERANCE:
-            return f"the quota in force is {held:.3g} CPUs; hint: put the limits on again"
-        return f"a quota of {held:.3g} CPUs does not bind; hint: is the agent in another cgroup than the limited one?"
+            return f"the quota in force is {held:.3g} CPUs; hint: set the limits again"
+        return f"a quota of {held:.3g} CPUs has no effect; hint: check whether the agent is in another cgroup"
     if held is not None and held < wanted * (1 - TOLERANCE):
-        return f"the quota in force is {held:.3g} CPUs; hint: put the limits on again"
+        return f"the quota in force is {held:.3g} CPUs; hint: set the limits again"
     return "the host is too busy to give the quota; hint: end other programs, reserve more CPUs, or dilate more"
 
 
 def link_cause(context: Context, up: bool, ratio: float) -> str:
-    """Why a link is not as fast as asked for, and the hint. `ratio` is measured over requested."""
+    """Why a link differs from its rate, with a hint. `ratio` is measured over requested."""
     held = context.held.uplink_bit_s if up else context.held.downlink_bit_s
     other = context.held.downlink_bit_s if up else context.held.uplink_bit_s
     wanted = context.limits.uplink_bit_s if up else context.limits.downlink_bit_s
     name, opposite = ("uplink", "downlink") if up else ("downlink", "uplink")
-    slow = f"the {name} is too slow; hint: a quieter host, or find what else limits it (a bridge, a firewall)"
+    slow = f"the {name} is too slow; hint: use a quieter host, or find what else limits it (a bridge, a firewall)"
     if not context.held.read_back:
         return UNHELD.format(name) if ratio > 1 else slow
     if held is None and other is not None:
         return f"the {name} is not shaped, only the {opposite} is; hint: shape both ends' egress, or use ifb"
     if held is None:
-        return f"nothing shapes the {name}; hint: put the limits on again"
+        return f"nothing limits the {name}; hint: set the limits again"
     if 7 <= held / wanted <= 9 or 6.5 <= ratio <= 9:
-        return f"the {name} is 8 times too fast: mbps (megabytes) taken for mbit; hint: write rates in bit"
+        return f"the {name} is 8 times too fast: mbps (megabytes) used instead of mbit; hint: write rates in bit"
     if ratio > 2:
-        return f"the {name} is shaped but goes {ratio:.1f} times too fast; hint: find the path that goes round it"
+        return f"the {name} is limited but {ratio:.1f} times too fast; hint: find the path that bypasses the limit"
     if ratio > 1:
-        return f"the {name} is too fast; hint: a smaller tbf burst, and no other qdisc in place of it"
+        return f"the {name} is too fast; hint: use a smaller tbf burst, and no other qdisc instead of tbf"
     return slow

@@ -1,4 +1,4 @@
-"""The command line: one command per file; a file's `register(app)` adds it. Errors become message, hint, exit code."""
+"""The command line, one command per file; each file's `register(app)` adds it. An error prints a message and a hint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _version(wanted: bool) -> None:
 
 
 def build() -> typer.Typer:
-    """The whole command line, read from the files of this package."""
+    """The whole command line, built from the files of this package."""
     app = typer.Typer(
         name="edgebed",
-        help="Measure split and federated learning on devices whose limits are enforced and proved.",
+        help="Measure split and federated learning on devices whose limits are enforced and verified.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
@@ -43,7 +43,7 @@ def build() -> typer.Typer:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -60,7 +60,7 @@ def main() -> None:
         log.print("edgebed: interrupted")
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; nothing more can be said to it.
+        # The reader of our output (such as `| head`) has ended, so there is nobody to print to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`edgebed calibrate`: requested against measured CPU and bandwidth of every device; exit code 0 or 1."""
+"""`edgebed calibrate`: compares requested with measured CPU and bandwidth of every device; exit code 0 or 1."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
-    short: Annotated[bool, typer.Option(help="The form of under 10 s that precedes every run.")] = False,
+    short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure whether every device of FLEET has the CPU and bandwidth it was given; exit code 1 where one has not."""
+    """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""
     spec = load_fleet(fleet)
     outcome = run_to_end(_calibrate(spec, backend, dilation, short))
     if as_json:
@@ -93,7 +93,7 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, short:
 
 def _table(outcome: Outcome) -> Table:
     dilated = f"; every limit divided by D = {outcome.dilation:.3g}" if outcome.dilation > 1 else ""
-    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: limits held by {outcome.enforcement}{dilated}")
+    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: limits enforced by {outcome.enforcement}{dilated}")
     for name in ("device", "quantity", "condition"):
         table.add_column(name)
     for name in ("requested", "measured", "error"):
@@ -122,6 +122,6 @@ def _verdict(calibration: Calibration) -> str:
     failed = [row for row in judged if not row.passed]
     if not failed:
         worst = max((abs(r.error) for r in judged if "64 KB" not in r.condition), default=0.0)
-        return f"All {len(judged)} judged rows hold; the largest error is {percent(worst)} (64 KB transfers aside)."
+        return f"All {len(judged)} judged rows hold; the largest error is {percent(worst)} (without 64 KB transfers)."
     causes = "\n".join(f"  {r.device}, {r.quantity}, {r.condition}: {escape(r.cause)}" for r in failed)
     return f"[bold red]{len(failed)} of {len(judged)} judged rows fail:[/]\n{causes}"

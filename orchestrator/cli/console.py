@@ -1,4 +1,4 @@
-"""Where commands print: results to stdout, everything about the way there to stderr."""
+"""Where commands print: results to stdout, progress and messages to stderr."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ log = Console(stderr=True)
 
 
 def print_whole(table: Table) -> None:
-    """A table as wide as its cells are, whatever the terminal's width: an id that is broken cannot be copied."""
+    """Print a table as wide as its cells, even if the terminal is narrower: a broken id cannot be copied."""
     width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     Console(width=max(width, console.width)).print(table)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, for programs."""
+    """Print one JSON document to stdout, for programs."""
     print(json.dumps(value, indent=2, default=str))

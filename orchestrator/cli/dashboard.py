@@ -1,4 +1,4 @@
-"""`edgebed dashboard`: the page of runs that go on or are over."""
+"""`edgebed dashboard`: a web page of running and finished runs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def command(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Folders of runs, their ids, or patterns of ids; all under EDGEBED_RUNS where none.",
+            help="Folders of runs, their ids, or patterns of ids. Default: all under EDGEBED_RUNS.",
             autocompletion=complete_run,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 0,
     token: Annotated[
         str,
         typer.Option(
             envvar="EDGEBED_TOKEN",
-            help="Ask for this token; made where none is given. `ps` does not show EDGEBED_TOKEN.",
+            help="Token to ask visitors for; random by default. `ps` does not show EDGEBED_TOKEN.",
         ),
     ] = "",
 ) -> None:
-    """Show RUNS in a browser, live or finished. Ctrl-C ends it; the runs do not notice."""
+    """Show RUNS in a browser, running or finished. Ctrl-C ends the page and does not affect the runs."""
     folders = tuple(find_runs(runs or []))
     if not folders and not runs_folder().is_dir():
-        raise UsageError(f"there is no folder of runs {runs_folder()}", hint="name runs, or set EDGEBED_RUNS")
+        raise UsageError(f"the folder of runs {runs_folder()} does not exist", hint="name runs, or set EDGEBED_RUNS")
     wanted = Wanted(folders) if folders else Wanted(library=runs_folder())
     serve(wanted, Place(host, port, token), _notify)
 

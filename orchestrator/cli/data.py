@@ -1,4 +1,4 @@
-"""`edgebed data`: the data sets, and how an experiment shares its data out over the devices."""
+"""`edgebed data`: lists the data sets, and shows how an experiment divides its data among the devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    experiment: Annotated[Path | None, typer.Argument(help="An experiment file; data sets are listed without.")] = None,
+    experiment: Annotated[
+        Path | None, typer.Argument(help="An experiment file. Without it, data sets are listed.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change a key: partition.alpha=0.1.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`edgebed doctor`: what this host can hold, and the hint for what it lacks; exit code 0 or 1."""
+"""`edgebed doctor`: what this host can do, and a hint for everything that is missing; exit code 0 or 1."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    fleet: Annotated[Path | None, typer.Option(help="A fleet file: which of its devices fit here.")] = None,
+    fleet: Annotated[Path | None, typer.Option(help="A fleet file, to check which of its devices fit.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this host can hold before anything is started; exit code 1 where something is missing that the backend
-    (local, unless named) or the fleet needs."""
+    """Check this host without starting anything. Exit code 1 if something is missing that the backend (default: local)
+    or the fleet needs."""
     spec = load_fleet(fleet) if fleet else None
     backend = backend or (spec.backend if spec else "local")
     if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
-    with log.status("looking at this host"):
+    with log.status("checking this host"):
         facts = gather(runs_folder())
     rows = check(facts, backend, len(spec.devices) if spec else 0)
     fitting = fit_fleet(spec, facts, backend) if spec else None
@@ -65,7 +65,7 @@ def _builtins(
 
 def _table(backend: str, rows: list[Check]) -> Table:
     table = Table(box=SIMPLE_HEAD, title=f"this host, for the backend {backend}")
-    for name in ("", "what", "found", "missing, and the hint"):
+    for name in ("", "what", "found", "problem and hint"):
         table.add_column(name)
     for row in rows:
         mark = "[green]ok[/]" if not row.lack else "[bold red]LACK[/]" if row.needed else "[yellow]note[/]"

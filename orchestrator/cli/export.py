@@ -27,7 +27,7 @@ def command(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run, its id under EDGEBED_RUNS (./runs), or a pattern that only it fits.",
+            help="Folder of a run, its id under EDGEBED_RUNS (./runs), or a pattern that matches only one run.",
             autocompletion=complete_run,
         ),
     ],
@@ -39,7 +39,7 @@ def command(
         str | None, typer.Option(help="OpenTelemetry spans: a collector's http://…/v1/traces, or a file.")
     ] = None,
 ) -> None:
-    """Write the records of RUN for other tools; several formats at once, if wanted. trace.json is for Perfetto."""
+    """Write the records of RUN for other tools, in one or several formats. For Perfetto, use the run's trace.json."""
     folder = find_run(run)
     if not any((csv, parquet, tensorboard, prometheus, otlp)):
         raise UsageError("no format", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")

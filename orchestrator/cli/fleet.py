@@ -1,4 +1,4 @@
-"""`edgebed fleet up|ps|down`: a throttled fleet that stands on its own, held by a process in the background."""
+"""`edgebed fleet up|ps|down`: a throttled fleet without a run, kept by a process in the background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Keep a throttled fleet standing on its own.", no_args_is_help=True)
+    group = typer.Typer(help="Start, show and stop a throttled fleet without a run.", no_args_is_help=True)
     group.command("up")(up)
     group.command("ps")(ps)
     group.command("down")(down)
@@ -34,23 +34,23 @@ def up(
     fleet: Fleet,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
 ) -> None:
-    """Start every device of FLEET; return once all stand and are limited."""
+    """Start every device of FLEET. Return when all are running with their limits."""
     spec = load_fleet(fleet)
     place = daemon.Place.of(spec)
     if place.alive():
-        raise UsageError(f"the fleet {spec.name} stands already", hint=f"edgebed fleet down {fleet}")
+        raise UsageError(f"the fleet {spec.name} is already running", hint=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
         pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, broker))
         try:
             _until_ready(place, status)
         except KeyboardInterrupt:
-            status.update("interrupted: removing what stands already")
+            status.update("interrupted: removing what was started")
             daemon.end(place)
             raise
     state = place.ask()
-    log.print(f"{len(state.devices)} devices stand, held by process {pid}; limits: {state.enforcement}")
+    log.print(f"{len(state.devices)} devices are running (process {pid}); limits: {state.enforcement}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {state.dilation:.3g}")
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
@@ -66,11 +66,11 @@ def _until_ready(place: daemon.Place, status: Status) -> None:
 
 def _failed(place: daemon.Place) -> FleetError:
     message, _, hint = place.failure().partition("\n")
-    return FleetError(f"the fleet did not come up: {message}", hint=hint or f"see {place.log}")
+    return FleetError(f"the fleet did not start: {message}", hint=hint or f"see {place.log}")
 
 
 def ps(fleet: Fleet, as_json: Json = False) -> None:
-    """Show the limits of every device as requested, as set (read back) and as used."""
+    """Show the limits of every device as requested and as read back, and what it has used."""
     state = _place(load_fleet(fleet)).ask()
     if as_json:
         print_json(msgspec.to_builtins(state))
@@ -79,27 +79,29 @@ def ps(fleet: Fleet, as_json: Json = False) -> None:
 
 
 def down(fleet: Fleet) -> None:
-    """End the fleet and remove everything it made."""
+    """Stop the fleet and remove everything it made."""
     spec = load_fleet(fleet)
     with log.status("ending"):
         daemon.end(_place(spec))
-    log.print(f"the fleet {spec.name} is gone")
+    log.print(f"the fleet {spec.name} is stopped")
 
 
 def _place(spec: FleetSpec) -> daemon.Place:
     place = daemon.Place.of(spec)
     if not place.alive():
-        raise FleetError(f"the fleet {spec.name} does not stand", hint=f"edgebed fleet up {spec.path}")
+        raise FleetError(f"the fleet {spec.name} is not running", hint=f"edgebed fleet up {spec.path}")
     return place
 
 
-SELF_HELD = "–: not held by the kernel. The agents hold CPU and rates themselves, which `edgebed calibrate` measures."
+SELF_HELD = (
+    "–: not limited by the kernel. The agents limit CPU and rates themselves; `edgebed calibrate` measures this."
+)
 
 
 def _table(state: State) -> Table:
     dilated = f"; limits divided by D = {state.dilation:.3g}" if state.dilation > 1 else ""
     table = Table(
-        title=f"{state.fleet} ({state.backend}, limits held by {state.enforcement}{dilated})",
+        title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{dilated})",
         caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
     )
     for name in ("device", ""):
@@ -136,7 +138,7 @@ def _used(held: Held) -> list[str]:
     if not held.read_back:
         return [f"{held.cpu_s:.1f} s", "–", "–", memory]
     return [
-        f"{held.cpu_s:.1f} s ({held.throttled_s:.1f} s held back)",
+        f"{held.cpu_s:.1f} s ({held.throttled_s:.1f} s throttled)",
         f"{held.uplink_bytes / 1e6:.1f} MB",
         f"{held.downlink_bytes / 1e6:.1f} MB",
         memory,

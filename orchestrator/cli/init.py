@@ -1,4 +1,4 @@
-"""`edgebed init`: a folder with a sample experiment, its fleet and its devices, to be run and then changed."""
+"""`edgebed init`: writes a folder with a sample experiment, fleet and device profiles, ready to run and change."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def register(app: typer.Typer) -> None:
     app.command()(init)
 
 
-def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; made where it is missing.")]) -> None:
-    """Write a sample experiment, fleet and device profiles into DIR. Files that are there are never overwritten."""
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; created if missing.")]) -> None:
+    """Write a sample experiment, fleet and device profiles into DIR. Existing files are never overwritten."""
     for path in write_sample(folder):
         console.print(str(path), soft_wrap=True, highlight=False)
     console.print(f"Next: edgebed run {folder / 'experiment.yaml'}", soft_wrap=True, highlight=False)
 
 
 def write_sample(folder: Path) -> list[Path]:
-    """Copy the sample into `folder` and return the files written.
+    """Copy the sample into `folder` and return the written files.
 
     Raises:
-        UsageError: one of the files is there already; nothing was written.
+        UsageError: one of the files exists; nothing was written.
         FileError: a file cannot be written.
     """
     sample = shipped("profiles") / "sample"
     copies = {folder / path.relative_to(sample): path for path in sorted(sample.rglob("*.yaml"))}
     there = [path for path in copies if path.exists()]
     if there:
-        raise UsageError(f"{there[0]} is there already", hint="name a new folder, or move that file away")
+        raise UsageError(f"{there[0]} exists already", hint="name a new folder, or move that file away")
     for copy, path in copies.items():
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)

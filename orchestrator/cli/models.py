@@ -26,7 +26,7 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="One model by name; all where it is left out.",
+            help="One model by name. Default: all.",
             autocompletion=lambda incomplete: [name for name in MODELS.names() if name.startswith(incomplete)],
         ),
     ] = "",
@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
     if options and not model:
-        raise UsageError("--set without --model", hint="name the model whose options these are")
+        raise UsageError("--set without --model", hint="name the model that has these options")
     shape = parse_shape(data_shape, "--data-shape")
     specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
     with log.status("counting"):
@@ -53,7 +53,7 @@ def command(
 def _counted(
     specs: list[dict[str, Any]], shape: tuple[int, ...], classes: int, batch: int, *, refuse: bool
 ) -> Iterator[ModelCosts]:
-    """Costs of each model; one that cannot take the shape is left out with a line, or refused if it was named."""
+    """Costs of each model. A model that cannot take the shape is skipped with a message, or refused if `refuse`."""
     for spec in specs:
         try:
             yield model_costs(MODELS.create(spec, "--model"), shape, classes, batch)
@@ -64,15 +64,15 @@ def _counted(
 
 
 def parse_shape(text: str, option: str) -> tuple[int, ...]:
-    """`3x32x32` as numbers. Raises UsageError."""
+    """Parse `3x32x32`. Raises UsageError."""
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise UsageError(f"{option} {text!r} is no shape", hint="give channels, height and width, as in 3x32x32")
+        raise UsageError(f"{option} {text!r} is not a shape", hint="give channels, height and width, as in 3x32x32")
     return tuple(int(part) for part in parts)
 
 
 def parse_options(texts: list[str]) -> dict[str, Any]:
-    """`key=value`, values in YAML. Raises UsageError."""
+    """Parse texts `key=value`, with values in YAML. Raises UsageError."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -88,9 +88,9 @@ def model_table(costs: ModelCosts) -> Table:
     table = Table(
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
-        caption="per batch: MB (10^6 bytes of float32) of features, GFLOP of the\n"
-        "device half with its head, forward and both passes, and of the\n"
-        "server half, both; a multiply-add is two; * the model's split points",
+        caption="Per batch: features in MB (10^6 bytes of float32); GFLOP of the device half\n"
+        "with its head (forward, forward and backward) and of the server half (both).\n"
+        "A multiply-add counts as two. * marks the model's split points.",
         box=box.SIMPLE_HEAD,
     )
     for name in ("cut", "after", "features", "MB", "parameters", "fwd", "+ bwd", "server"):

@@ -1,4 +1,4 @@
-"""`edgebed report`: write summary, report and trace of a run again from its records."""
+"""`edgebed report`: writes summary, report and trace of a run again from its records."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def command(
             autocompletion=complete_run,
         ),
     ],
-    pdf: Annotated[Path | None, typer.Option(help="Write figures for papers to this file, one per page.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Write figures for a paper to this file, one per page.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the same figures to this file, on one sheet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write summary.json, calibration.json, report.html and trace.json of RUNS again from their records."""
     folders = find_runs(runs)
     if len(folders) > 1 and (pdf or png):
-        raise UsageError(f"one file of figures for {len(folders)} runs", hint="give --pdf and --png with one run")
+        raise UsageError(f"--pdf or --png with {len(folders)} runs", hint="use --pdf and --png with one run only")
     summaries = [_write(folder, pdf, png) for folder in folders]
     if as_json:
         print_json(summaries[0] if len(folders) == 1 else summaries)

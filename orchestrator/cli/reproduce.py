@@ -1,4 +1,4 @@
-"""`edgebed reproduce`: a table of a paper, our figures beside the printed ones."""
+"""`edgebed reproduce`: computes a table of a paper and prints our figures beside the printed ones."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A table, such as dtfl-table3; all are listed without one.",
+            help="A table, such as dtfl-table3. Without it, all tables are listed.",
             autocompletion=lambda incomplete: [path.stem for path in _tables() if path.stem.startswith(incomplete)],
         ),
     ] = None,
     real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
     backend: Annotated[str | None, typer.Option(help="With --real: docker, local or software.")] = None,
     full: Annotated[bool, typer.Option(help="The paper's own size instead of the file's `scale`.")] = False,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated; those of the file if not given.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated. Default: those of the file.")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
     columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
-    fresh: Annotated[bool, typer.Option(help="Run again what has been run before.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Repeat runs that already exist.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run what a table of a paper needs, and print our ratios between methods beside the paper's."""
+    """Do the runs for a table of a paper, and print our ratios between methods beside the paper's."""
     if name is None:
         _list()
         return
     path = find_table(name)
     table = load_reproduction(path)
     if table.kind != "runs" and (real or full or fresh or seeds or rows or columns):
-        raise UsageError(f"{name} takes no option but --json and --backend", hint="leave the others out")
+        raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
     match table.kind:
         case "tiers":
             tiers.command(backend=backend or "local", as_json=as_json)
@@ -77,7 +77,7 @@ def command(
 
 
 def find_table(name: str) -> Path:
-    """The file of a table, by its name or its path. Raises UsageError with the names there are."""
+    """The file of a table, given its name or path. Raises UsageError with the known names."""
     for path in (TABLES / f"{name}.yaml", Path(name)):
         if path.is_file():
             return path
@@ -89,7 +89,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text!r}", hint="give whole numbers with commas between them: 1,2,3") from None
+        raise UsageError(f"--seeds {text!r}", hint="give whole numbers separated by commas: 1,2,3") from None
 
 
 def _tables() -> Iterator[Path]:
@@ -107,7 +107,7 @@ def _list() -> None:
 
 
 def _operations(table: Reproduction, *, as_json: bool) -> None:
-    """FedPMT's table II: arithmetic, so equal or not."""
+    """FedPMT's table II: counted operations, which must be equal to the printed ones."""
     ours = {
         label: [count(number) for number in range(len(figures["operations"]))]
         for label, count in COUNTS.items()
@@ -155,7 +155,7 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
 
 
 def _table(title: str, cells: Sequence[Cell], baseline: str) -> Table:
-    out = Table(title=escape(title), caption=f"ours: mean of the seeds that got there, and × {escape(baseline)}")
+    out = Table(title=escape(title), caption=f"ours: mean of the seeds that reached it, and × {escape(baseline)}")
     out.add_column("")
     columns = list(dict.fromkeys(cell.column for cell in cells))
     for column in columns:

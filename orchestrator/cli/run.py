@@ -1,4 +1,4 @@
-"""`edgebed run`: an experiment on a throttled fleet, or the rest of an interrupted run."""
+"""`edgebed run`: runs an experiment on a throttled fleet, or continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
     ] = None,
@@ -43,35 +43,31 @@ def run(
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Go on with the experiment of this run (folder or id); --set training.rounds=… extends it.",
+            help="Continue the experiment of this run (folder or id); --set training.rounds=… extends it.",
             autocompletion=complete_run,
         ),
     ] = None,
     plan: Annotated[
         str | None,
         typer.Option(
-            help="Give the devices the assignments that this run recorded: its folder or its id.",
+            help="Repeat the assignments that this run recorded (folder or id).",
             autocompletion=complete_run,
         ),
     ] = None,
     allow_uncalibrated: Annotated[
-        bool, typer.Option(help="Run although the limits do not hold; every output is marked.")
+        bool, typer.Option(help="Run even if the limits do not hold; every output is marked.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
     log_file: Annotated[
-        Path | None, typer.Option(help="Append a line per event, with run, round and device as key=value.")
+        Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")
     ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Serve the live page; its address is printed.")
-    ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the live page and print its address.")] = False,
     dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
-    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 0,
+    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
     dashboard_token: Annotated[
         str,
-        typer.Option(
-            envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`; or in EDGEBED_TOKEN, which ps does not show."
-        ),
+        typer.Option(envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`. `ps` does not show EDGEBED_TOKEN."),
     ] = "",
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
@@ -88,7 +84,7 @@ def run(
         folders = _carry_out(request, quiet, log_file)
     if dashboard:
         again = " ".join(folder.name for folder in folders)
-        _notify(f"The page has ended with the run; to look again: edgebed dashboard {again}")
+        _notify(f"The page ended with the run. To see it again: edgebed dashboard {again}")
     print_comparison(folders, as_json=as_json)
     if not as_json:
         for folder in folders:
@@ -98,12 +94,12 @@ def run(
 def _request(
     experiment: Path | None, set_: list[str] | None, method: list[str] | None, resume: str | None, plan: str | None
 ) -> session.Request:
-    """What is to be run: an experiment, or the rest of one."""
+    """What to run: an experiment, or the rest of one."""
     if resume is not None:
         if experiment is not None or method or plan:
             raise UsageError(
                 "--resume takes the experiment, with all its methods, from the run's folder",
-                hint="give --resume RUN, and --set where the run is to be extended",
+                hint="give only --resume RUN, and --set to extend the run",
             )
         return session.resume_request(find_run(resume), set_)
     if experiment is None:
@@ -114,7 +110,7 @@ def _request(
 
 
 def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> list[Path]:
-    """Run it; where it ends early, say what there is and how to go on."""
+    """Do the runs. If they end early, print what exists and how to continue."""
     watch = None
     try:
         with watching(quiet, log_file) as watch:
@@ -131,7 +127,7 @@ def _notify(line: str) -> None:
 
 @contextlib.contextmanager
 def watching(quiet: bool, log_file: Path | None = None, *, live: bool = True) -> Iterator[session.Watch]:
-    """A live view on a terminal, plain lines without one, nothing where quiet; log lines besides, where wanted."""
+    """A live view on a terminal, plain lines elsewhere, nothing if quiet; also log lines if a log file is given."""
     with contextlib.ExitStack() as stack:
         watch = session.Watch(session.quiet if quiet else _line)
         if live and not quiet and log.is_terminal:
@@ -147,7 +143,7 @@ def _line(line: str) -> None:
 
 
 def _both(record: Callable[[Record], None], file: TextIO) -> Callable[[Record], None]:
-    """Tells `record`, and writes a line with the time into the file."""
+    """Calls `record`, and writes a line with the time into the file."""
     lines = LogLines()
 
     def tell(one: Record) -> None:

@@ -1,4 +1,4 @@
-"""`edgebed runs`: the runs there are, chosen by pattern, method, experiment or state, and sorted."""
+"""`edgebed runs`: lists runs, selected by pattern, method, experiment or state, and sorted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backe
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Seconds are divided by the dilation; `ended` is what the records say of the end."""
+    """One run. Seconds are divided by the dilation. `ended`: what the records say about the end."""
 
     id: str
     experiment: str
@@ -48,20 +48,20 @@ def register(app: typer.Typer) -> None:
 def command(
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(help="Beginnings of ids, or patterns ('mine*'); all where none.", autocompletion=complete_run),
+        typer.Argument(help="Beginnings of ids, or patterns ('mine*'). Default: all.", autocompletion=complete_run),
     ] = None,
     method: Annotated[str, typer.Option(help="Only runs of this method; a pattern.")] = "*",
     experiment: Annotated[str, typer.Option(help="Only runs of this experiment; a pattern.")] = "*",
     status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
     sort: Annotated[Key, typer.Option(help="Sort by this column.")] = "started",
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the runs under EDGEBED_RUNS (./runs), the newest last."""
     folder = runs_folder()
     if not folder.is_dir():
         raise UsageError(
-            f"there is no folder of runs {folder.resolve()}", hint="set EDGEBED_RUNS to the folder of your runs"
+            f"the folder of runs {folder.resolve()} does not exist", hint="set EDGEBED_RUNS to the folder of your runs"
         )
     with log.status("reading runs"):
         rows = [row for path in sorted(folder.glob("*/records.jsonl")) if (row := read_row(path)) is not None]
@@ -71,11 +71,11 @@ def command(
     elif found:
         print_whole(_table(found))
     else:
-        console.print(f"None of {len(rows)} runs under {folder} fits." if rows else f"No runs under {folder}.")
+        console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder}.")
 
 
 def read_row(records: Path) -> Row | None:
-    """From the two ends of the records, and the summary where it is up to date; None where it is no run."""
+    """Read the beginning and end of the records, and the summary if it is up to date. None if this is not a run."""
     try:
         card = make_card(records)
         if card is None:
@@ -88,11 +88,12 @@ def read_row(records: Path) -> Row | None:
             ended=card["ended"],
         )
     except OSError:
-        return None  # deleted while we looked, or not ours to read
+        return None  # deleted meanwhile, or not readable by this user
 
 
 def status_of(ended: str, *, writing: bool) -> Status:
-    """From what the last record says of the end ("" where it does not), and whether an orchestrator writes."""
+    """The state of a run. `ended`: what the last record says ("" if there is no end); `writing`: an orchestrator still
+    writes."""
     if writing and ended not in FINISHED:
         return "running"
     if not ended:
@@ -119,7 +120,7 @@ def _time_to_target(records: Path) -> float | None:
 def chosen(
     rows: Iterable[Row], patterns: Sequence[str], method: str, experiment: str, status: Status | None
 ) -> list[Row]:
-    """Rows that fit all that is asked for, and one of the patterns, where there are any."""
+    """Rows that match all filters, and at least one of the patterns if there are any."""
     wanted = [each if is_pattern(each) else f"{each}*" for each in patterns] or ["*"]
     return [
         row
@@ -132,7 +133,7 @@ def chosen(
 
 
 def arranged(rows: Iterable[Row], key: Key, *, reverse: bool) -> list[Row]:
-    """In the order of a column; rows without a value come last either way."""
+    """Rows sorted by a column. Rows without a value come last in both directions."""
     field = "time_to_target_s" if key == "time" else key
 
     def value(row: Row) -> Any:

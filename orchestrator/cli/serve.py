@@ -28,18 +28,18 @@ def command(
     ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of a broker of your own.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second at every leaf.")] = None,
-    requests: Annotated[int, typer.Option(help="Requests in all.")] = 400,
+    requests: Annotated[int, typer.Option(help="Total number of requests.")] = 400,
     allow_uncalibrated: Annotated[
-        bool, typer.Option(help="Serve although the limits do not hold; every output is marked.")
+        bool, typer.Option(help="Serve even if the limits do not hold; every output is marked.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print serving.json.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
-    """Put the exits that RUN trained on a throttled fleet and send requests down its links."""
+    """Serve requests on a throttled fleet with the exits that RUN trained."""
     if rate is not None and not 0 < rate < 1e6:
-        raise UsageError(f"--rate {rate}", hint="give requests per second, above 0")
+        raise UsageError(f"--rate {rate}", hint="give a number of requests per second above 0")
     wanted = ServeRequest(
         run=find_run(run),
         runs=runs_folder(),

@@ -1,4 +1,4 @@
-"""`edgebed simulate`: an experiment on a virtual clock, in one process."""
+"""`edgebed simulate`: runs an experiment on a virtual clock, in one process."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def command(
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_DEVICES, help="So many devices, with the fleet's profiles in turn."),
+        typer.Option(min=1, max=MOST_DEVICES, help="Number of devices; they take the fleet's profiles in turn."),
     ] = None,
     cost: Annotated[str | None, typer.Option(help="reference, flops, operations or calibrated.")] = None,
     calibrate_from: Annotated[
-        list[str] | None, typer.Option(help="Take the costs from this real run: its folder or id. Repeatable.")
+        list[str] | None, typer.Option(help="Fit the costs to this real run (folder or id). Repeatable.")
     ] = None,
-    save_calibration: Annotated[Path | None, typer.Option(help="Keep that calibration in this file.")] = None,
+    save_calibration: Annotated[Path | None, typer.Option(help="Save the fitted calibration to this file.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
-    """Simulate every method of an EXPERIMENT: the code of a real run on a virtual clock."""
+    """Simulate every method of an EXPERIMENT with the code of a real run on a virtual clock."""
     overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
     loaded = load(experiment, overrides)
     request = SimulationRequest(

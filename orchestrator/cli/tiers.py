@@ -1,4 +1,4 @@
-"""`edgebed tiers`: how a tier's time depends on the cut and not on the CPU quota (DTFL, table 2)."""
+"""`edgebed tiers`: measures how a tier's time depends on the cut but not on the CPU quota (DTFL, table 2)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def command(
     quotas: Annotated[str, typer.Option(help="CPU quotas, comma-separated.")] = "0.2,0.5,1.0",
     count: Annotated[int, typer.Option("--tiers", help="M: the deepest M cuts are measured.")] = 6,
     backend: Annotated[str, typer.Option(help="docker or local.")] = "docker",
-    batch: Annotated[int, typer.Option(help="Batch size; a step must last many quota periods of 100 ms.")] = 100,
-    repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median counts.")] = 3,
+    batch: Annotated[int, typer.Option(help="Batch size. A step must last many quota periods of 100 ms.")] = 100,
+    repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median is used.")] = 3,
     shape: Annotated[str, typer.Option(help="Input shape CxHxW.")] = "3x32x32",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -57,13 +57,13 @@ def command(
 
 
 def _numbers(text: str, separator: str, option: str) -> list[float]:
-    """Positive numbers from an option's text. Raises UsageError."""
+    """Parse positive numbers in an option's text. Raises UsageError."""
     try:
         values = [float(part) for part in text.split(separator)]
     except ValueError:
         values = []
     if not values or not all(0 < value < 1e6 for value in values):
-        raise UsageError(f"{option} {text!r}", hint=f"give positive numbers with {separator!r} between them")
+        raise UsageError(f"{option} {text!r}", hint=f"give positive numbers separated by {separator!r}")
     return values
 
 

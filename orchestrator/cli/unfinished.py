@@ -1,4 +1,4 @@
-"""What is said of an experiment that ended early: what there is of it, and the command that goes on."""
+"""Messages after an experiment that ended early: what exists of it, and the command that continues it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from orchestrator.runs.resume import is_finished
 
 
 def tell_unfinished(request: Request, begun: Sequence[Path]) -> None:
-    """Print what there is of each method, and how to go on. `begun`: folders of this command's runs, in their order."""
+    """Print the state of each method and how to continue. `begun`: folders of this command's runs, in order."""
     folders = {**request.begun, **request.finished, **{_place(folder): folder for folder in begun}}
     if not folders:
-        _notify("No run had begun: nothing was measured.")
+        _notify("No run had started: nothing was measured.")
         return
     _notify("\n".join(["What is kept:", *_lines(request, folders)]))
     going_on = begun[-1] if begun else next(iter(folders.values()))
-    _notify(f"To go on: {resume_command(going_on)}")
+    _notify(f"To continue: {resume_command(going_on)}")
 
 
 def _notify(text: str) -> None:
@@ -36,7 +36,7 @@ def _place(folder: Path) -> int:
 
 
 def _lines(request: Request, folders: Mapping[int, Path]) -> list[str]:
-    """A line per method. Plain text and the run last, so that no id is broken in a narrow terminal."""
+    """One line per method, as plain text. The run comes last, so that no id is broken in a narrow terminal."""
     heads = ("method", "", "rounds", "accuracy", "run")
     rows = [heads]
     for place, options in enumerate(request.experiment.methods):
@@ -54,6 +54,6 @@ def _cells(request: Request, folder: Path) -> tuple[str, str, str, str]:
 
 
 def resume_command(folder: Path) -> str:
-    """The command that goes on with a run, as a shell takes it here."""
+    """The shell command that continues a run."""
     known = folder.resolve().parent == runs_folder().resolve()
     return f"edgebed run --resume {shlex.quote(folder.name if known else os.fspath(folder))}"

@@ -1,1 +1,1 @@
-"""A run in the formats of other tools, made from its records alone. One file per format."""
+"""Writes a run in the formats of other tools, from its records alone. One module per format."""

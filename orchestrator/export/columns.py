@@ -1,7 +1,7 @@
 """Records as tables, one file per type of record: CSV, or Parquet with pyarrow.
 
-A row is a record; what a record holds more than once (assignments, host facts) is JSON in its cell, but the phases of
-`device_phases` have a row each. Times and units are those of the records: not divided by the dilation.
+A row is a record. A list or mapping in a record (assignments, host facts) is JSON in one cell, except that each phase
+of `device_phases` has its own row. Times and units are those of the records, not divided by the dilation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def tables(records: Iterable[t.Record]) -> dict[str, list[Row]]:
-    """Rows by type of record, in the order in which they were written."""
+    """Rows by type of record, in the order of writing."""
     found: dict[str, list[Row]] = {}
     for record in records:
         found.setdefault(str(record.__struct_config__.tag), []).extend(_rows(record))
@@ -41,7 +41,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_csv(records: Iterable[t.Record], folder: Path) -> list[Path]:
-    """Write `folder`/TYPE.csv for every type there is; returns the files. An empty cell is None."""
+    """Write `folder`/TYPE.csv for every type of record, and return the files. An empty cell is None."""
     return [_write_csv(folder / f"{name}.csv", rows) for name, rows in _in(folder, records)]
 
 
@@ -54,7 +54,7 @@ def _write_csv(path: Path, rows: list[Row]) -> Path:
 
 
 def write_parquet(records: Iterable[t.Record], folder: Path) -> list[Path]:
-    """Write `folder`/TYPE.parquet for every type there is; returns the files.
+    """Write `folder`/TYPE.parquet for every type of record, and return the files.
 
     Raises:
         UsageError: pyarrow is not installed.

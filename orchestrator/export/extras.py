@@ -1,4 +1,4 @@
-"""Loads a package that only one format needs, or says how to get it."""
+"""Loads a package that only one format needs, or explains how to install it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgebed.errors import UsageError
 
 
 def load(module: str, wanted: str) -> Any:
-    """The module. Raises UsageError where it is not installed; `wanted`: what it is for."""
+    """The module. Raises UsageError if it is not installed. `wanted`: what needs it, for the message."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

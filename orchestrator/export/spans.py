@@ -1,7 +1,7 @@
-"""A run as OpenTelemetry spans: run, rounds, tasks of the devices, phases; into a file, or to a collector over OTLP.
+"""A run as OpenTelemetry spans (run, rounds, tasks of the devices, phases), written to a file or sent to a collector.
 
-Spans begin at the wall-clock time of the run's start; within the run times are divided by the dilation, as in every
-output. A span of a device says which, of a round which number; every span says the run.
+Spans begin at the wall-clock time of the run's start. Times within the run are divided by the dilation, as in every
+output. Every span names the run; the spans of a device name the device, those of a round its number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait",
 
 def write_spans(run: RunFacts, target: str) -> int:
     """Send all spans to the collector at `target` (http:// or https://, the full address of its traces), or write them
-    to the file of that name, one JSON object per line. Returns how many.
+    to the file of that name, one JSON object per line. Returns the number of spans.
 
     Raises:
         UsageError: opentelemetry-sdk is not installed, or the collector refuses.
@@ -40,7 +40,7 @@ def write_spans(run: RunFacts, target: str) -> int:
 
 
 class _Spans:
-    """Builds spans with times of their own, and hands them on in requests of AT_ONCE."""
+    """Builds spans with given times, and sends them in requests of AT_ONCE spans."""
 
     def __init__(self, sdk: Any, exporter: Any, target: str) -> None:
         self._sdk, self._exporter, self._target = sdk, exporter, target
@@ -97,13 +97,13 @@ class _Spans:
         spans, self._waiting = self._waiting, []
         if spans and self._exporter.export(spans).name != "SUCCESS":
             raise UsageError(
-                f"{self._target} did not take the spans",
+                f"{self._target} did not accept the spans",
                 hint="give the address of a collector: http://host:4318/v1/traces",
             )
 
 
 class _Maker:
-    """Makes a span that has begun and ended, and the context that makes others its children."""
+    """Makes a finished span, and the context that makes other spans its children."""
 
     def __init__(
         self, tracer: Any, set_span: Callable[[Any], Any], clock: Callable[[int], int], end: Callable[[Any, int], None]
@@ -117,7 +117,7 @@ class _Maker:
 
 
 def _clock(session: Session) -> Callable[[int], int]:
-    """The orchestrator's monotonic ns -> ns since 1970, from the start of the stretch on divided by its dilation."""
+    """Maps the orchestrator's monotonic ns to ns since 1970; from the session's start on, divided by its dilation."""
     began, dilation = session.started.at_ns, session.started.dilation
     epoch = int(datetime.fromisoformat(session.started.wall).timestamp()) * 1_000_000_000
     return lambda at_ns: epoch + int((at_ns - began) / dilation)

@@ -1,4 +1,4 @@
-"""TensorBoard event files of a run: accuracy, loss, rounds, stragglers; the step is the round, the time the run's."""
+"""TensorBoard event files of a run: accuracy, loss, rounds, stragglers. The step is the round."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def points(summary: Summary) -> Iterator[Point]:
 
 
 def write_tensorboard(summary: Summary, folder: Path) -> None:
-    """Write one event file into `folder`. Its wall times are the run's start and the time axis (divided by the
-    dilation), so that "relative" in TensorBoard shows seconds of training.
+    """Write one event file into `folder`. Wall times are the run's start plus the time axis (divided by the dilation),
+    so "relative" in TensorBoard shows seconds of training.
 
     Raises:
         UsageError: tensorboard is not installed.

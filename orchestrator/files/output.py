@@ -1,4 +1,4 @@
-"""Tries, before a fleet is started, that what a command will write can be written; and writes what must last."""
+"""Checks, before a fleet is started, that a command can write its outputs; and writes files that survive power loss."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from edgebed.errors import FileError
 
 PROBE_BYTES = 1 << 20
-"""A folder without room for so much holds no run: its records and its first checkpoint are larger."""
+"""Least free space of a folder for runs. The records and the first checkpoint of a run need more than this."""
 
 
 def try_folder(path: Path) -> None:
-    """Make the folder, and see that a file can be kept in it. Raises FileError with place, cause and hint."""
+    """Make the folder, and check that a file can be stored in it. Raises FileError with folder, cause and hint."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path, prefix=".edgebed-try-", buffering=0) as probe:
@@ -24,7 +24,7 @@ def try_folder(path: Path) -> None:
 
 
 def try_file(path: Path) -> None:
-    """See that the file can be written to; what it holds stays, and none is left that was not there before."""
+    """Check that the file can be written. An existing file keeps its content; a new file is removed again."""
     try:
         new = not path.exists()
         with path.open("ab"):
@@ -36,10 +36,10 @@ def try_file(path: Path) -> None:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a file so that it outlasts a loss of power, whole or not at all: aside, on the disk, then renamed.
+    """Write a file atomically: to a temporary file, synced to disk, then renamed. It survives a loss of power.
 
     Raises:
-        FileError: it cannot be written; the file of before is as it was.
+        FileError: it cannot be written; the old file is unchanged.
     """
     part = write_aside(path, data)
     part.replace(path)
@@ -47,7 +47,7 @@ def keep(path: Path, data: bytes) -> None:
 
 
 def write_aside(path: Path, data: bytes) -> Path:
-    """`data` in a file beside `path`, on the disk; returns it. Nothing is left of it where that fails."""
+    """Write `data` to a temporary file beside `path`, synced to disk, and return its path. Removes it on failure."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb", buffering=0) as file:
@@ -60,7 +60,7 @@ def write_aside(path: Path, data: bytes) -> Path:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk: a file that was renamed may else be gone after a loss of power."""
+    """Sync the names in a folder to disk. Otherwise a renamed file may be lost with the power."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -69,7 +69,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _write_all(number: int, data: bytes) -> None:
-    """A disk that is nearly full takes a part; the next write tells why."""
+    """Write until everything is written. A nearly full disk accepts a part; the next write then raises."""
     view = memoryview(data)
     while view:
         view = view[os.write(number, view) :]

@@ -1,7 +1,7 @@
-"""Where the files lie that come with Edgebed and are no modules: profiles, the agent's image, its locked packages.
+"""Finds the files that come with Edgebed and are not modules: profiles, the agent's image, its locked packages.
 
-In a source tree they are the folders of FOLDERS at its top. In a wheel they are folders of `edgebed/_data`, to which
-setup.py copies them.
+In a source tree they are in the folders named in FOLDERS, at its top. In a wheel they are in folders of
+`edgebed/_data`, to which setup.py copies them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ FOLDERS = {"profiles": "profiles", "image": "docker", "requirements": "requireme
 
 
 def shipped(name: str) -> Path:
-    """The folder of FOLDERS with this name, of the installed wheel or of the source tree."""
+    """The folder of FOLDERS with this name, in the installed wheel or in the source tree."""
     package = Path(str(resources.files("edgebed")))
     installed = package / "_data" / name
     return installed if installed.is_dir() else package.parent / FOLDERS[name]
 
 
 def sources(package: str) -> Path:
-    """The folder of a package of ours, without importing it: the orchestrator never imports the agent."""
+    """The folder of one of Edgebed's packages. Does not import it: the orchestrator never imports the agent."""
     spec = importlib.util.find_spec(package)
     assert spec is not None, package
     assert spec.origin is not None, package

@@ -1,8 +1,8 @@
-"""YAML 1.2 files of settings: read with the line of every key, and written so that they read back the same.
+"""YAML 1.2 files of settings. Reading keeps the line of every key; a written file reads back as the same values.
 
-Numbers and words are those of YAML 1.2's core schema: `1e-3` is a number; `yes`, `no`, `on`, `off`, `1_000`, `1:30`
-and dates are text; `010` is ten. Keys are always text. A key that stands twice in one mapping is refused. Anchors and
-aliases work; merge keys (`<<`) and tags of other languages do not exist.
+Types are those of YAML 1.2's core schema: `1e-3` is a number; `yes`, `no`, `on`, `off`, `1_000`, `1:30` and dates are
+text; `010` is ten. Keys are always text. A mapping with the same key twice is refused. Anchors and aliases work; merge
+keys (`<<`) and language-specific tags do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgebed.typed import Place, spelled
 
 MOST_BYTES = 2**20
 MOST_VALUES = 100_000
-"""Values in one file, those behind an alias counted each time: a few lines of aliases can stand for billions."""
+"""Largest number of values in a file, with aliases expanded: a few lines of aliases can stand for billions."""
 
 CORE: dict[str, tuple[str, str]] = {
     "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -32,22 +32,22 @@ CORE: dict[str, tuple[str, str]] = {
         "-+.0123456789",
     ),
 }
-"""How a plain scalar's type is told: by this pattern, tried where the text begins with one of these characters."""
+"""Type, pattern and first characters of plain scalars. A pattern is tried only if the text begins with one of them."""
 
 TAG = "tag:yaml.org,2002:"
 KINDS = {*CORE, "str", "!", "map", "seq"}
 
 
 class Document(dict[str, Any]):
-    """The mapping in a file. `lines` says where each value stands: by its place (`training.rounds`), a line or the
-    option of the command line that set it."""
+    """The mapping in a file. `lines` says where each value comes from, by its place (`training.rounds`): a line, or the
+    command-line option that set it."""
 
     def __init__(self, values: dict[str, Any], path: Path, lines: dict[str, str]) -> None:
         super().__init__(values)
         self.path, self.lines = path, lines
 
     def where(self, place: str) -> str:
-        """`experiment.yaml:7: training.rounds`, for messages. A key that is not there has its mapping's line."""
+        """`experiment.yaml:7: training.rounds`, for messages. A missing key has the line of its mapping."""
         line, around = self.lines.get(place), place
         while line is None and around:
             around = around[: max(around.rfind("."), around.rfind("["), 0)]
@@ -55,7 +55,7 @@ class Document(dict[str, Any]):
         return f"{self.path}{line or ''}{f': {place}' if place else ''}"
 
     def put(self, keys: list[str], text: str, option: str) -> None:
-        """Set a value, written in YAML, from the command line. Raises UsageError."""
+        """Set a value from the command line, written in YAML. Raises UsageError."""
         value, lines = parse(text, Path(option), keys=tuple(keys))
         self.put_value(keys, value, option, lines)
 
@@ -65,7 +65,7 @@ class Document(dict[str, Any]):
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"{option}: {key} is no mapping of keys", hint="name a key of the experiment file")
+                raise UsageError(f"{option}: {key} is not a mapping of keys", hint="name a key of the experiment file")
         inner[keys[-1]] = value
         own = ".".join(keys)
         self.lines = {p: line for p, line in self.lines.items() if not re.match(rf"{re.escape(own)}($|[.\[])", p)}
@@ -100,14 +100,14 @@ def plain(value: Any, place: Place = ()) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows nothing of YAML 1.1's words for types."""
+    """Reads without the type rules of YAML 1.1."""
 
 
 _Loader.yaml_implicit_resolvers = {}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.2 or 1.1 would not read as text."""
+    """Quotes text that YAML 1.2 or 1.1 would read as another type."""
 
 
 for _name, (_pattern, _first) in CORE.items():
@@ -120,7 +120,7 @@ def load_yaml(path: Path) -> Document:
     """The mapping in a YAML file.
 
     Raises:
-        UsageError: it cannot be read, is no YAML, or holds no mapping; with file, line and hint.
+        UsageError: the file cannot be read, is not YAML, or is not a mapping; with file, line and hint.
     """
     try:
         with path.open("rb") as file:
@@ -138,21 +138,21 @@ def load_yaml(path: Path) -> Document:
     values, lines = parse(text, path)
     if not isinstance(values, dict):
         raise UsageError(
-            f"{path}: holds no mapping of keys to values",
+            f"{path}: is not a mapping of keys to values",
             hint="write `key: value` lines; `edgebed init DIR` writes examples",
         )
     return Document(values, path, lines)
 
 
 def parse(text: str, path: Path, keys: Place = ()) -> tuple[Any, dict[str, str]]:
-    """The value of a YAML text, and the line of everything in it.
+    """Parse a YAML text. Returns its value, and the line of everything in it.
 
     Args:
         path: for messages.
-        keys: where the value will stand in its file.
+        keys: the keys under which the value will be stored in its file.
 
     Raises:
-        UsageError: no YAML, or a key twice; with line and hint.
+        UsageError: not YAML, or a key twice; with line and hint.
     """
     builder = _Builder(path)
     try:
@@ -162,22 +162,22 @@ def parse(text: str, path: Path, keys: Place = ()) -> tuple[Any, dict[str, str]]
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UsageError(
-            f"{path}{line}: not YAML: {error.problem or error.context}", hint="mend the file at that place"
+            f"{path}{line}: not YAML: {error.problem or error.context}", hint="correct the file at that line"
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise UsageError(f"{path}: not YAML: {why}", hint="mend the file") from None
+        raise UsageError(f"{path}: not YAML: {why}", hint="correct the file") from None
     return value, builder.lines
 
 
 def write_yaml(value: Any) -> bytes:
-    """YAML that reads back as the same value, whether it is read as YAML 1.2 or 1.1. Keys keep their order."""
+    """YAML that both YAML 1.2 and 1.1 read back as the same value. Keys keep their order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
     return text.encode()
 
 
 class _Builder:
-    """Makes values of YAML's nodes, and notes their lines."""
+    """Builds values from YAML nodes, and notes their lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._count = path, 0
@@ -186,7 +186,7 @@ class _Builder:
     def value(self, node: yaml.Node, place: Place, above: tuple[int, ...]) -> Any:
         self._count += 1
         if self._count > MOST_VALUES or id(node) in above:
-            why = "an alias stands for what holds it" if id(node) in above else f"more than {MOST_VALUES:,} values"
+            why = "an alias contains itself" if id(node) in above else f"more than {MOST_VALUES:,} values"
             raise self._refused(node, why, "write fewer aliases (`*name`)")
         self.lines[spelled(place)] = f":{node.start_mark.line + 1}"
         if node.tag.removeprefix(TAG) not in KINDS:
@@ -202,12 +202,12 @@ class _Builder:
         result: dict[str, Any] = {}
         for key, inner in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self._refused(key, "a key that is no plain word", "write `key: value`")
+                raise self._refused(key, "a key is not a plain word", "write `key: value`")
             name = self._text(key)
             if name in result:
                 first = self.lines[spelled((*place, name))].lstrip(":")
                 raise self._refused(
-                    key, f"the key {name!r} stands here again; it stands first on line {first}", "delete one of the two"
+                    key, f"the key {name!r} appears again; it appears first on line {first}", "delete one of the two"
                 )
             result[name] = self.value(inner, (*place, name), above)
             self.lines[spelled((*place, name))] = f":{key.start_mark.line + 1}"
@@ -225,7 +225,7 @@ class _Builder:
             if kind == "float":
                 return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
         except (ValueError, KeyError):
-            raise self._refused(node, f"{text[:40]!r} is no {kind}", "write a shorter number") from None
+            raise self._refused(node, f"{text[:40]!r} is not a valid {kind}", "write a shorter number") from None
         return text
 
     def _text(self, node: yaml.Node) -> str:

@@ -1,4 +1,4 @@
-"""Picks the backend of a fleet, and says what is missing where one is not possible."""
+"""Chooses the backend of a fleet. If the backend cannot run here, the error says what is missing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BACKENDS = ("docker", "local", "software")
 def open_backend(
     spec: FleetSpec, backend: str, fleet_id: str, notify: Callable[[str], None] = lambda line: None
 ) -> Fleet:
-    """The fleet, not yet prepared.
+    """Create the fleet of a backend, without preparing it.
 
     Args:
-        backend: `docker`; `local` (namespaces and cgroups as root, else the software throttle); or `software`
-            (`local` with the software throttle, whoever we are).
+        backend: `docker`; `local` (namespaces and cgroups as root, otherwise the software throttle); or `software`
+            (`local` with the software throttle, also as root).
 
     Raises:
-        FleetError: the backend is not possible here. UsageError: there is no such backend.
+        FleetError: the backend cannot run here. UsageError: there is no such backend.
     """
     if backend == "docker":
         try:
@@ -47,7 +47,7 @@ def open_backend(
 
 
 def kernel_obstacle() -> str:
-    """Why this process cannot limit others through the kernel; empty where it can."""
+    """Why this process cannot limit other processes through the kernel; empty if it can."""
     if os.geteuid() != 0:
         return "not root"
     if missing := missing_tools("ip", "tc", "nsenter"):
@@ -63,5 +63,6 @@ def _refuse_latency(spec: FleetSpec) -> None:
     for device in spec.devices:
         if device.profile.limits.latency_ms:
             raise FleetError(
-                f"{device.name}: the software throttle has no latency", hint="take latency_ms out, or run as root"
+                f"{device.name}: the software throttle cannot add latency",
+                hint="remove latency_ms from the profile, or run as root",
             )

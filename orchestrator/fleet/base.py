@@ -1,8 +1,8 @@
-"""What a backend is: it starts a fleet's agents, holds their limits, and lets go of everything at the end.
+"""The interface of a backend: it starts a fleet's agents, holds their limits, and removes everything at the end.
 
-Order of calls: `prepare` (networks; the broker can then listen where devices reach it) -> `start` (agents, unlimited so
-that they load quickly) -> agents join -> `limit` per device (set, then read back from the kernel) -> rounds, with
-`limit` again at any time -> `close`.
+Order of calls: `prepare` (networks; then the broker can listen where devices reach it), `start` (agents without limits,
+so that they load quickly), agents join, `limit` per device (set, then read back from the kernel), rounds with further
+calls of `limit` at any time, `close`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import msgspec
 from orchestrator.fleet.profile import Limits
 
 ALONE = "EDGEBED_ALONE_S"
-"""The environment variable that says after how many seconds without an orchestrator an agent ends; handed on to it."""
+"""The environment variable with the number of seconds after which an agent without an orchestrator ends. A fleet passes
+it on to its agents."""
 
 
 class Enforcement(enum.StrEnum):
-    """Who holds the limits; printed on every output."""
+    """What enforces the limits. It is printed on every output."""
 
     DOCKER = "docker"
     KERNEL = "kernel"
@@ -38,23 +39,23 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class BrokerAccess(Protocol):
-    """The broker, as the fleet knows it: how a device reaches it."""
+    """Tells the fleet how a device reaches the broker."""
 
     def access(self, host: str) -> Access:
-        """Address and user for a device that calls this host `host`."""
+        """Address and user for a device that reaches this machine as `host`."""
         ...
 
 
 class Held(msgspec.Struct, frozen=True):
     """Limits of one device as the kernel reports them, and what the device has used since its start.
 
-    Where `read_back` is False the agent holds its limits itself: nothing here may be taken for a limit in force, or for
-    the lack of one, and only `cpu_s` and `memory_used_mib` are measured.
+    If `read_back` is False, the agent enforces its own limits and the kernel knows none of them. Then the limits here
+    say nothing, and only `cpu_s` and `memory_used_mib` are measured.
     """
 
     device: str
     requested: Limits
-    cpus: float | None  # None: no quota is in force
+    cpus: float | None  # None: no quota is set
     uplink_bit_s: int | None
     downlink_bit_s: int | None
     memory_mib: int | None
@@ -72,30 +73,30 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Fleet(Protocol):
-    """A standing fleet of one backend."""
+    """A running fleet of one backend."""
 
     enforcement: Enforcement
     backend: str
 
     async def prepare(self) -> list[str]:
-        """Make networks; returns the host addresses on which the broker (and link probes) must listen."""
+        """Make the networks. Returns the host addresses on which the broker and the link probes must listen."""
 
     def host_of(self, device: str) -> str:
-        """The address at which `device` reaches the host, once prepared."""
+        """The address at which `device` reaches the host. Call it after `prepare`."""
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
-        """Start one agent per device without limits. Raises FleetError with cause and hint."""
+        """Start one agent per device without limits. Raises FleetError."""
 
     async def limit(self, device: str, limits: Limits) -> Held:
-        """Set limits, read them back, return what holds. Raises LimitError where the two differ by over 1 %."""
+        """Set limits and return them as read back. Raises LimitError if the two differ by more than 1 %."""
 
     async def held(self, device: str) -> Held: ...
 
     async def restart(self, device: str) -> None:
-        """Start the agent of one device anew (after it died); its limits must be put on again after it joins."""
+        """Start a device's agent again after it died. Its limits must be set again after it joins."""
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None:
-        """Call `callback(device, why)` in the event loop when an agent's process ends by itself."""
+        """Call `callback(device, why)` in the event loop when an agent's process ends unexpectedly."""
 
     async def close(self) -> None:
-        """Stop the agents and remove everything this fleet made. Never raises for what is already gone."""
+        """Stop the agents and remove everything this fleet made. Does not raise for things that are already gone."""

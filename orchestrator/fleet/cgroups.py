@@ -1,4 +1,4 @@
-"""cgroups of version 1 and 2: made, limited, read, emptied and removed. The values come from throttle.py."""
+"""Creates, limits, reads, empties and removes cgroups of versions 1 and 2. throttle.py computes the values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from orchestrator.fleet.throttle import (
 MOUNT = Path("/sys/fs/cgroup")
 PARENT = "edgebed"
 SLICE = "edgebed.slice"
-"""The parent of all devices' cgroups; the second where systemd names them."""
+"""The parent of all devices' cgroups. Systemd gives it the second name."""
 CHILD = "device"
-"""The cgroup below a container's that Edgebed makes where systemd looks after the container's own."""
+"""The cgroup that Edgebed makes below a container's cgroup if systemd manages the latter."""
 MOVES = 100
-"""Times that a cgroup is looked through for processes that a move has missed, for a process may fork meanwhile."""
+"""How often to look for processes that were not moved yet: a process may fork during the move."""
 
 
 def version_of(mount: Path = MOUNT) -> int:
-    """2 where the unified hierarchy is the one in use, 1 where controllers are mounted apart.
+    """2 if the unified hierarchy is in use, 1 if the controllers are mounted separately.
 
     Raises:
-        LimitError: neither.
+        LimitError: neither is mounted.
     """
     if (mount / "cgroup.controllers").is_file():
         return 2
@@ -60,7 +60,7 @@ class Cgroup:
 
     @classmethod
     def of_process(cls, pid: int, mount: Path = MOUNT) -> Cgroup:
-        """The cgroup that a process is in. Raises LimitError where there is no such process."""
+        """The cgroup that a process is in. Raises LimitError if there is no such process."""
         try:
             membership = Path(f"/proc/{pid}/cgroup").read_text()
         except OSError:
@@ -69,7 +69,7 @@ class Cgroup:
         return cls(parse_membership(membership, version, mount), version)
 
     def make(self) -> None:
-        """Create it; version 2 needs its controllers switched on from the root down."""
+        """Create the cgroup. In version 2 its controllers are first enabled from the root downwards."""
         for path in set(self.paths.values()):
             try:
                 path.mkdir(parents=True, exist_ok=True)
@@ -84,11 +84,12 @@ class Cgroup:
         self.favour()
 
     def take_in(self) -> Cgroup:
-        """Move every process of this cgroup into a child, made for them, and return the child. Version 2 only: there
-        limits stand where the engine's systemd, which rounds quotas to 1 % of a CPU, never writes.
+        """Move every process of this cgroup into a new child cgroup, and return the child. Version 2 only.
+
+        Systemd rounds quotas to 1 % of a CPU in the cgroups that it manages. It never writes to the child.
 
         Raises:
-            LimitError: the kernel refuses, or new processes come faster than they can be moved.
+            LimitError: the kernel refuses, or new processes start faster than they can be moved.
         """
         child = Cgroup({controller: path / CHILD for controller, path in self.paths.items()}, self.version)
         try:
@@ -103,10 +104,10 @@ class Cgroup:
                 return child
             for pid in pids:
                 _join(child, pid)
-        raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", hint="start the device again")
+        raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", hint="restart the device")
 
     def favour(self) -> None:
-        """Let all devices together go before other programs of the host, up to their quotas. Only ever done to the
+        """Give all devices together priority over other programs of the host, up to their quotas. Changes only the
         cgroup that Edgebed made for them."""
         parent = self.paths["cpu"].parent
         if parent.name in (PARENT, SLICE):
@@ -117,7 +118,7 @@ class Cgroup:
         self._write(cgroup_values(limits, self.version))
 
     def lift(self) -> None:
-        """No limits: an agent under 0.1 CPU takes minutes to start."""
+        """Remove the limits: with 0.1 CPU an agent takes minutes to start."""
         self._write(no_limits(self.version))
 
     def _write(self, values: Values) -> None:
@@ -135,7 +136,7 @@ class Cgroup:
         return parse_cgroup(files, self.version)
 
     def procs_files(self) -> list[str]:
-        """Files into which a process writes its id to join."""
+        """The files into which a process writes its id to join the cgroup."""
         return sorted({str(path / "cgroup.procs") for path in self.paths.values()})
 
     def pids(self) -> list[int]:
@@ -144,13 +145,13 @@ class Cgroup:
         return []
 
     def kill(self) -> None:
-        """End every process in it."""
+        """End every process in the cgroup."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove it; False while the kernel still holds a process in it."""
+        """Remove the cgroup. False while the kernel still has a process in it."""
         gone = True
         for path in set(self.paths.values()):
             try:
@@ -166,14 +167,14 @@ def _join(cgroup: Cgroup, pid: int) -> None:
     for name in cgroup.procs_files():
         try:
             Path(name).write_text(str(pid))
-        except ProcessLookupError:  # it has ended meanwhile
+        except ProcessLookupError:  # the process has ended
             return
         except OSError as error:
-            raise LimitError(f"{name} does not take process {pid}: {error.strerror}", hint="run as root") from None
+            raise LimitError(f"{name} refuses process {pid}: {error.strerror}", hint="run as root") from None
 
 
 def parse_membership(text: str, version: int, mount: Path) -> dict[str, Path]:
-    """Paths by controller, from /proc/PID/cgroup. Raises LimitError where a controller is missing."""
+    """Paths by controller, parsed from /proc/PID/cgroup. Raises LimitError if a controller is missing."""
     rows = [line.split(":", 2) for line in text.splitlines()]
     if version == 2:
         path = next((row[2] for row in rows if row[0] == "0"), "/")

@@ -1,4 +1,4 @@
-"""What a host can hold, judged from facts about it (`host_facts.py` gathers them): each lack with its hint. Pure."""
+"""Judges what a host can do, from the facts that `host_facts.py` gathers. Every problem comes with a hint. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.fleet.throttle import quota_us
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """A Docker engine. `error` says why none answers; the rest is empty then."""
+    """A Docker engine. If none answers, `error` says why and the other fields are empty."""
 
     error: str = ""
     version: str = ""
@@ -23,7 +23,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """A host as it was found. Empty texts of `tbf`, `netem`, `ifb` and `link` say that it works, others why not."""
+    """What was found on a host. `tbf`, `netem`, `ifb` and `link` are empty if they work, otherwise they say why not."""
 
     kernel: str
     hz: int | None
@@ -35,12 +35,12 @@ class Facts(msgspec.Struct, frozen=True):
     netem: str
     ifb: str
     link: str
-    how: str  # tried (in a network of its own), looked up (in the kernel's configuration), not known
+    how: str  # "tried" (in a temporary namespace), "looked up" (in the kernel's configuration) or "not known"
     engine: Engine
     apparmor: str  # "", "on", or "on, without its parser"
     mosquitto: str  # version; "" where there is none
-    embedded: bool  # the embedded broker's package is there
-    cores: float  # that we may use
+    embedded: bool  # the embedded broker's package is installed
+    cores: float  # that this process may use
     cores_there: int
     memory_mib: int  # available
     disk_mib: int  # free where runs are written
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One row. `lack` is empty where all is well; `needed` says whether the backend needs it."""
+    """One row of the table. `lack` is empty if all is well. `needed`: the backend does not work without it."""
 
     name: str
     found: str
@@ -59,19 +59,19 @@ class Check(msgspec.Struct, frozen=True):
 
 
 EMBEDDED_HOLDS = 400
-"""Agents that the embedded broker was measured with (`python -m tests.benchmarks embedded_join`)."""
+"""Largest number of agents measured with the embedded broker (`python -m tests.benchmarks embedded_join`)."""
 LITTLE_MEMORY_MIB, LITTLE_DISK_MIB = 1024, 2048
 FINE_HZ = 250
 
 
 def check(facts: Facts, backend: str, devices: int = 0) -> list[Check]:
-    """Every row for a backend (`docker`, `local`, `software`) and a fleet of so many devices."""
+    """All rows for a backend (`docker`, `local`, `software`) and a fleet of `devices` devices."""
     rows = [*_kernel(facts, backend), *_links(facts, backend), _engine(facts, backend)]
     return [*rows, _broker(facts, devices), *_resources(facts)]
 
 
 def fit(rows: list[Check]) -> bool:
-    """Whether nothing is missing that the backend needs."""
+    """Whether everything that the backend needs is there."""
     return not any(row.lack and row.needed for row in rows)
 
 
@@ -84,22 +84,22 @@ def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
     yield Check(
         "clock ticks",
         "unknown" if facts.hz is None else f"{facts.hz} Hz",
-        lack="a device may run over a small quota by a tick" if coarse else "",
-        hint="a kernel with CONFIG_HZ=250 or more" if coarse else "",
+        lack="a device may exceed a small quota by one tick" if coarse else "",
+        hint="use a kernel with CONFIG_HZ=250 or more" if coarse else "",
         needed=False,
     )
     jumpy = facts.clocksource in ("jiffies", "refined-jiffies")
     yield Check(
         "clock",
         facts.clocksource or "unknown",
-        lack="it ticks too coarsely to time phases" if jumpy else "",
-        hint="see dmesg for why the kernel gave up tsc or kvm-clock" if jumpy else "",
+        lack="its resolution is too coarse to time phases" if jumpy else "",
+        hint="dmesg says why the kernel rejected tsc or kvm-clock" if jumpy else "",
     )
     for_local = backend == "local"
     yield Check(
         "root",
         "yes" if facts.root else "no",
-        lack="" if facts.root else "the kernel cannot be told to limit: the agents would throttle themselves",
+        lack="" if facts.root else "kernel limits need root; without it the agents would throttle themselves",
         hint="" if facts.root else "run as root, or choose --backend software",
         needed=for_local,
     )
@@ -129,7 +129,7 @@ def _links(facts: Facts, backend: str) -> Iterator[Check]:
         "latency (netem)",
         facts.netem,
         facts.how,
-        "modprobe sch_netem; else leave latency_ms out of the profiles",
+        "modprobe sch_netem; or remove latency_ms from the profiles",
         False,
     )
     by_helper = backend == "docker" and not (facts.root and facts.engine.beside_us)
@@ -146,7 +146,7 @@ def _module(name: str, why_not: str, how: str, hint: str, needed: bool) -> Check
 _LINKS = {
     (True, False): "held in both directions (tried)",
     (True, True): "not held (tried)",
-    (False, False): "not tried: that needs root and iproute2",
+    (False, False): "not tried: needs root and iproute2",
 }
 
 
@@ -157,15 +157,15 @@ def _engine(facts: Facts, backend: str) -> Check:
     found = f"{engine.version}, runc {engine.runc or 'unknown'}, cgroup driver {engine.cgroup_driver}, "
     found += f"cgroups of version {engine.cgroup_version}"
     if facts.apparmor == "on, without its parser":
-        lack = "the kernel has AppArmor and its programs are missing: no container would start"
+        lack = "the kernel has AppArmor but its programs are missing: no container would start"
         return Check("docker", found, lack, "apt-get install apparmor, then restart Docker", needed)
     if engine.cgroup_driver == "systemd" and not (facts.root and engine.beside_us and engine.cgroup_version == "2"):
-        return Check("docker", found, ROUNDS, ROUNDS_CURE, needed=False)
+        return Check("docker", found, ROUNDS, ROUNDS_HINT, needed=False)
     return Check("docker", found, needed=needed)
 
 
-ROUNDS = "systemd may round CPU quotas to whole hundredths; a quota that was rounded is refused"
-ROUNDS_CURE = "run as root on the engine's host, or set native.cgroupdriver=cgroupfs in /etc/docker/daemon.json"
+ROUNDS = "systemd may round CPU quotas to 0.01 CPU; Edgebed refuses a quota that was rounded"
+ROUNDS_HINT = "run as root on the engine's host, or set native.cgroupdriver=cgroupfs in /etc/docker/daemon.json"
 
 
 def _broker(facts: Facts, devices: int) -> Check:
@@ -173,11 +173,9 @@ def _broker(facts: Facts, devices: int) -> Check:
         return Check("broker", f"Mosquitto {facts.mosquitto}")
     hint = "apt-get install mosquitto"
     if not facts.embedded:
-        return Check("broker", "none", "agents have nobody to talk to", f"{hint}, or pip install amqtt")
+        return Check("broker", "none", "agents and orchestrator cannot talk", f"{hint}, or pip install amqtt")
     if devices > EMBEDDED_HOLDS:
-        return Check(
-            "broker", "embedded", f"it is not for more than {EMBEDDED_HOLDS} devices; here are {devices}", hint
-        )
+        return Check("broker", "embedded", f"works for up to {EMBEDDED_HOLDS} devices; the fleet has {devices}", hint)
     return Check("broker", f"embedded (for up to {EMBEDDED_HOLDS} devices)", needed=False)
 
 
@@ -187,12 +185,12 @@ def _resources(facts: Facts) -> Iterator[Check]:
     little = facts.memory_mib < LITTLE_MEMORY_MIB
     yield Check(
         "memory", f"{facts.memory_mib} MiB available", "too little for orchestrator and agents" if little else "",
-        "end other programs, or take a larger host" if little else "",
+        "end other programs, or use a larger host" if little else "",
     )  # fmt: skip
     full = facts.disk_mib < LITTLE_DISK_MIB
     yield Check(
         "disk", f"{facts.disk_mib} MiB free", "too little for records, checkpoints and shards" if full else "",
-        "free some, or set EDGEBED_RUNS to another disk" if full else "", needed=False,
+        "free some space, or set EDGEBED_RUNS to another disk" if full else "", needed=False,
     )  # fmt: skip
     left = len(facts.leftovers)
     yield Check(
@@ -205,7 +203,7 @@ def _resources(facts: Facts) -> Iterator[Check]:
 
 
 class DeviceFit(msgspec.Struct, frozen=True):
-    """A device as it would stand here. `lack` is empty where it fits."""
+    """A device under the dilation of the fleet. `lack` is empty if the host can hold it."""
 
     name: str
     limits: Limits  # divided by the dilation
@@ -213,7 +211,7 @@ class DeviceFit(msgspec.Struct, frozen=True):
 
 
 class FleetFit(msgspec.Struct, frozen=True):
-    """`dilation` is None where no factor makes the fleet fit; `lack` says why then."""
+    """Whether the fleet fits. `dilation` is None if no factor makes it fit; then `lack` says why."""
 
     dilation: float | None
     devices: tuple[DeviceFit, ...]
@@ -244,28 +242,28 @@ def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
 
 
 def _crowded(limits: Sequence[Limits], facts: Facts, backend: str) -> str:
-    """A warning where devices that all use their whole memory would not fit; they seldom do."""
+    """A warning if the devices would not fit when all use their whole memory. They seldom do."""
     total = sum(each.memory_mib for each in limits)
     if backend == "software" or total <= facts.memory_mib:
         return ""
-    return f"the devices may use {total} MiB together, and {facts.memory_mib} MiB are available"
+    return f"the devices together may use {total} MiB, but {facts.memory_mib} MiB are available"
 
 
 def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
     if limits.latency_ms and backend == "software":
-        return "the software throttle has no latency"
+        return "the software throttle cannot add latency"
     if limits.latency_ms and facts.netem:
-        return f"no latency here: {facts.netem}"
+        return f"latency does not work here: {facts.netem}"
     if limits.cpus < LEAST_CPUS:
-        return f"{limits.cpus:.4f} CPUs are below the least quota of {LEAST_CPUS:g}"
+        return f"{limits.cpus:.4f} CPUs are below the smallest quota, {LEAST_CPUS:g}"
     if backend == "docker" and _would_round(limits, facts):
         return f"systemd may round its {limits.cpus:.4f} CPUs"
     if backend != "software" and limits.memory_mib > facts.memory_mib:
-        return f"it may use {limits.memory_mib} MiB of memory, and {facts.memory_mib} MiB are available"
+        return f"it may use {limits.memory_mib} MiB of memory, but {facts.memory_mib} MiB are available"
     return ""
 
 
 def _would_round(limits: Limits, facts: Facts) -> bool:
-    """Whether systemd has the last word on the quota, and it is no whole number of hundredths."""
+    """Whether systemd manages the quota and would round it, because it is not a multiple of 0.01 CPU."""
     lack = _engine(facts, "docker").lack
     return lack == ROUNDS and quota_us(limits.cpus) % 1000 != 0

@@ -31,11 +31,11 @@ from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, parse_docker_
 
 SHARD = "/shard.safetensors"
 MOST_PROCESSES = 1024
-"""And threads, of one device: many times what an agent has."""
+"""Limit of processes and threads of one device: many times what an agent uses."""
 
 NOWHERE = "203.0.113.1"
-"""Where names of other networks are asked for: an address reserved for documentation, where nobody answers. Else the
-engine may ask the host's own resolver in the host's name, which is a way round the shaped link."""
+"""The DNS server of a container: an address reserved for documentation, so no name resolves. Otherwise the engine might
+ask the host's resolver for the container, which would bypass the shaped link."""
 
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
@@ -45,9 +45,9 @@ class DockerFleet:
 
     Args:
         spec: the devices.
-        fleet_id: unique; on every label.
-        say: takes a line of progress (the image's build takes minutes the first time).
-        shaper: how links are shaped; chosen automatically unless given.
+        fleet_id: unique; part of every label.
+        notify: called with a line of progress (the first build of the image takes minutes).
+        shaper: how links are shaped; None chooses automatically.
     """
 
     enforcement = Enforcement.DOCKER
@@ -72,7 +72,7 @@ class DockerFleet:
         self._shards: dict[str, Path] = {}
         self._limits: dict[str, Limits] = {}
         self._image, self._systemd = "", False
-        self._taken_in: set[str] = set()  # containers whose processes stand in a cgroup of ours
+        self._taken_in: set[str] = set()  # containers whose processes Edgebed moved into a cgroup of its own
         self._making, self._clean_up = Making(), CleanUp(self._close)
         self._ending: set[str] = set()
         self._watch: _ExitWatch | None = None
@@ -103,8 +103,8 @@ class DockerFleet:
         return taken if missing_tools("ip") else taken + host_networks()
 
     def _make_network(self, name: str, subnets: Iterable[IPv4Network]) -> tuple[Any, IPv4Network]:
-        """An internal bridge: no route leads anywhere but to the host's end. Small subnets of our own, because the
-        engine's default pools run out at some thirty networks."""
+        """Make an internal bridge, which has a route only to the host's end. Uses small subnets of our own, because the
+        engine's default pools are used up after about thirty networks."""
         for subnet in subnets:
             pool = docker.types.IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
             try:
@@ -118,7 +118,7 @@ class DockerFleet:
                 )
                 return network, subnet
             except docker.errors.APIError as error:
-                if "overlaps" not in str(error):  # else another fleet took this subnet meanwhile: the next one
+                if "overlaps" not in str(error):  # if it overlaps, another fleet took this subnet: try the next one
                     raise
         raise FleetError("no subnet is free", hint="docker network prune")
 
@@ -140,8 +140,8 @@ class DockerFleet:
             self._containers[name] = container
 
     def _take_in(self, container: Any) -> None:
-        """Priority over other programs; and where systemd would round the quota, a cgroup for it that systemd leaves
-        alone. Where that cannot be had, `confirm` refuses a quota that is rounded."""
+        """Give the containers priority over other programs. If systemd would round the quota, also move the processes
+        into a cgroup that systemd does not manage. If that fails, `confirm` refuses a rounded quota later."""
         with contextlib.suppress(LimitError, OSError):
             cgroup = Cgroup.of_process(_pid(container))
             cgroup.favour()
@@ -155,7 +155,7 @@ class DockerFleet:
         except docker.errors.APIError as error:
             if "ipv6" not in str(error):
                 raise
-        # The engine's kernel has no IPv6, so there is none to switch off; the container was made and did not start.
+        # The engine's kernel has no IPv6, so there is nothing to disable. The container exists but did not start.
         self._client.containers.get(settings["name"]).remove(force=True)
         return self._client.containers.run(self._image, **{k: v for k, v in settings.items() if k != "sysctls"})
 
@@ -179,12 +179,12 @@ class DockerFleet:
             "cgroup_parent": SLICE if self._systemd else f"/{PARENT}",
             "sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"},
             "log_config": docker.types.LogConfig(type="json-file", config={"max-size": "1m"}),
-            "restart_policy": {"Name": "no"},  # an agent that ends for want of an orchestrator stays so
+            "restart_policy": {"Name": "no"},  # an agent that ended because it had no orchestrator must stay ended
             "detach": True,
         }
 
     async def restart(self, device: str) -> None:
-        """A new container rather than the old one started again: what limits were on it must not slow its start."""
+        """Make a new container. Restarting the old one would keep its limits, and they would slow the agent's start."""
         self._ending.add(device)
         try:
             await asyncio.to_thread(self._remove_container, device)
@@ -208,7 +208,7 @@ class DockerFleet:
             self._exit(device, why)
 
     async def close(self) -> None:
-        """Done to its end, also when the caller is cancelled; a second call changes nothing."""
+        """Runs to its end even if the caller is cancelled. A second call does nothing."""
         await self._clean_up.finish()
 
     async def _close(self) -> None:
@@ -294,13 +294,13 @@ class DockerFleet:
 
 
 def _alone() -> dict[str, str]:
-    """The wish of whoever started us for how long an agent waits for an orchestrator, if there is one."""
+    """The environment variable ALONE for the agents, if it is set for this process."""
     return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
 
 
 def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:
-    """Limits and use from the kernel's files where they can be seen, else as the engine tells. It tells the quota that
-    it was asked for; the one in force is then read by the helper."""
+    """Limits and use, from the kernel's files if they are visible, otherwise from the engine. The engine reports the
+    quota that was requested; the helper then reads the one that is set in the kernel."""
     if links.is_ours(container):
         with contextlib.suppress(LimitError, OSError):
             return Cgroup.of_process(_pid(container)).read(), "cgroup files"
@@ -316,19 +316,19 @@ def _pid(container: Any) -> int:
 
 
 class _ExitWatch:
-    """Listens to the engine for containers that end, in a thread of its own; reports in the event loop."""
+    """Listens in its own thread for containers that end, and reports them in the event loop."""
 
     def __init__(self, fleet_id: str, loop: asyncio.AbstractEventLoop, died: Callable[[str, str, str], None]) -> None:
         self._client, self._loop, self._died = connect(), loop, died
         self._closed = False
-        self._starved: set[str] = set()  # containers in which the kernel killed a process for want of memory
+        self._starved: set[str] = set()  # containers in which the kernel killed a process because memory ran out
         self._events = self._client.events(
             decode=True, filters={"label": f"{FLEET}={fleet_id}", "event": ["die", "oom"], "type": "container"}
         )
         threading.Thread(target=self._listen, name="edgebed-exits", daemon=True).start()
 
     def _listen(self) -> None:
-        with contextlib.suppress(Exception):  # the engine's stream ends with the engine, or with us
+        with contextlib.suppress(Exception):  # the stream ends when the engine ends, or when close() closes it
             for event in self._events:
                 attributes = event["Actor"]["Attributes"]
                 if event["Action"] == "oom":
@@ -345,7 +345,7 @@ class _ExitWatch:
                 why = "its container was killed: out of memory"
             lines = container.logs(tail=3).decode(errors="replace").split("\n")
             said = " ".join(line.strip() for line in lines if line.strip())[:300]
-        return f"{why}; it last said: {said}" if said else why
+        return f"{why}; its last words: {said}" if said else why
 
     def close(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""The Docker engine: a client, the labels by which Edgebed knows its own, and the removal of what bears them."""
+"""The Docker engine: a client, the labels of Edgebed's containers and networks, and their removal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FLEET, DEVICE = "edgebed.fleet", "edgebed.device"
 
 
 def connect(timeout_s: int = 1800) -> Any:
-    """A client of the engine (the default waits for a build, which may be silent for long). Raises FleetError where
-    there is none."""
+    """A client of the engine. The default timeout is long because a build may print nothing for minutes. Raises
+    FleetError if no engine answers."""
     try:
         client = docker.from_env(timeout=timeout_s, max_pool_size=64)
         client.ping()
@@ -29,7 +29,7 @@ def connect(timeout_s: int = 1800) -> Any:
 
 
 def remove_fleet(client: Any, fleet_id: str) -> None:
-    """Remove every container and network of a fleet. Nothing is raised for what is gone already."""
+    """Remove every container and network of a fleet. Does not raise for things that are already gone."""
     chosen = {"label": f"{FLEET}={fleet_id}"}
     with contextlib.suppress(docker.errors.APIError):
         for container in client.containers.list(all=True, filters=chosen, ignore_removed=True):
@@ -39,8 +39,8 @@ def remove_fleet(client: Any, fleet_id: str) -> None:
 
 
 def dead_things(client: Any) -> list[tuple[str, Any]]:
-    """(kind, container or network) of every one whose owner is certainly dead; containers first, since a network goes
-    only after them."""
+    """(kind, container or network) of everything whose owner is certainly dead. Containers come first: a network can be
+    removed only after its containers."""
     containers = client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
     networks = client.networks.list(filters={"label": OWNER})
     made = [("container", thing) for thing in containers] + [("network", thing) for thing in networks]
@@ -48,7 +48,7 @@ def dead_things(client: Any) -> list[tuple[str, Any]]:
 
 
 def remove_named(client: Any, kind: str, name: str) -> None:
-    """Remove a container or network. Nothing is raised where it is gone already."""
+    """Remove a container or network. Does not raise if it is already gone."""
     with contextlib.suppress(docker.errors.APIError):
         _remove(kind, (client.containers if kind == "container" else client.networks).get(name))
 
@@ -64,7 +64,7 @@ def _labels(thing: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def engine_errors(what: str) -> Iterator[None]:
-    """Turn an answer of the engine into a FleetError that begins with `what`."""
+    """Turn an error of the engine into a FleetError that begins with `what`."""
     try:
         yield
     except docker.errors.APIError as error:

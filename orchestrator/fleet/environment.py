@@ -1,7 +1,7 @@
-"""Which device has which profile in which round, where profiles change during a run (papers.md §1.3). Pure.
+"""The profile of every device in every round, for runs in which profiles change (papers.md §1.3). Pure.
 
-The same seed gives the same changes, so a resumed run goes on under the profiles it had, and the dilation of a run can
-be chosen for the heaviest fleet there will be.
+The same seed gives the same changes. So a resumed run continues with the same profiles, and one dilation can be chosen
+before the run that fits every fleet that will occur in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.fleet.profile import FleetSpec, ProfileSpec, dilation_of
 def candidates(
     spec: FleetSpec, environment: Environment, resolve: Callable[[str], ProfileSpec]
 ) -> tuple[ProfileSpec, ...]:
-    """Profiles to draw from: those the experiment names, else the fleet's own, each once."""
+    """The profiles to draw from: those that the experiment names, or else the fleet's own, each once."""
     own = {device.profile.name: device.profile for device in spec.devices}
     return tuple(resolve(name) for name in environment.profiles) or tuple(own[name] for name in sorted(own))
 
@@ -26,7 +26,7 @@ def candidates(
 def profiles_at(
     spec: FleetSpec, drawn_from: Sequence[ProfileSpec], environment: Environment, seed: int, round: int
 ) -> dict[str, ProfileSpec]:
-    """Profile by device in a round, all changes up to it included."""
+    """Profile by device in a round, with all changes up to and including that round."""
     profiles = {device.name: device.profile for device in spec.devices}
     count = max(1, int(environment.share * len(profiles) + 0.5))
     for number in range(environment.every, round + 1, environment.every):
@@ -45,7 +45,7 @@ def dilation_over(
     setting: str | float,
     cores: float,
 ) -> float:
-    """One dilation that fits every fleet that the environment will make of `spec`. Raises as `dilation_of`."""
+    """One dilation that fits every fleet that the environment will make of `spec`. Raises like `dilation_of`."""
     fleets = [spec]
     if environment is not None:
         drawn_from = candidates(spec, environment, resolve)
@@ -55,5 +55,5 @@ def dilation_over(
             fleets.append(msgspec.structs.replace(spec, devices=devices))
     factor = max(dilation_of(fleet, setting, cores) for fleet in fleets)
     for fleet in fleets:
-        dilation_of(fleet, factor, cores)  # no quota of any of them may fall below what the kernel holds
+        dilation_of(fleet, factor, cores)  # raises if a quota would be smaller than the kernel accepts
     return factor

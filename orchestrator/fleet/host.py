@@ -1,5 +1,5 @@
-"""What the host gives: how many cores this process may really use (fewer than there are under an affinity or inside a
-limited cgroup), and whether it stood still."""
+"""What the host provides: the number of cores that this process may use (an affinity or a cgroup quota reduces it), and
+whether the host paused during a measurement."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
-    """CPU seconds per second that the orchestrator and what it starts can have: the least of its affinity and of the
-    quotas of every cgroup it is in."""
+    """CPU seconds per second that the orchestrator and its child processes can use: the smallest of the affinity and
+    the quotas of every cgroup that contains this process."""
     return min([float(_affinity()), *_own_quotas(mount, membership)])
 
 
@@ -36,8 +36,8 @@ def _own_quotas(mount: Path, membership: Path) -> Iterator[float]:
         folder = cpu_folder(membership.read_text(), (mount / "cgroup.controllers").is_file())
     except OSError:
         return
-    # A quota holds for everything below it. Inside a container the path may be the host's, and lead nowhere here; the
-    # container's own quota then stands at the mount.
+    # A quota applies to everything below it. Inside a container the path may be the host's and not exist here; then the
+    # container's own quota is at the mount point.
     for path in _up_to(mount, folder):
         files = {}
         for name in QUOTA_FILES:
@@ -54,8 +54,8 @@ def _up_to(mount: Path, folder: str) -> Iterable[Path]:
 
 
 def cpu_folder(membership: str, unified: bool) -> str:
-    """The folder below the mount of the cgroup that limits the CPU, from /proc/self/cgroup; the mount's own folder of
-    the controller where that file says nothing."""
+    """The folder of the cgroup that limits the CPU, relative to the mount point, parsed from /proc/self/cgroup. If that
+    file says nothing, the controller's own folder."""
     rows = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
     wanted = (row[2] for row in rows if (row[0] == "0" if unified else "cpu" in row[1].split(",")))
     inside = [part for part in next(wanted, "/").split("/") if part not in ("", ".", "..")]
@@ -63,7 +63,7 @@ def cpu_folder(membership: str, unified: bool) -> str:
 
 
 def quota_cpus(files: Mapping[str, str]) -> float | None:
-    """CPUs from the contents of `cpu.max` (version 2) or of the two `cpu.cfs_*` files (version 1); None: no limit."""
+    """CPUs from the contents of `cpu.max` (version 2) or of the two `cpu.cfs_*` files (version 1). None: no limit."""
     try:
         if "cpu.max" in files:
             quota, period = files["cpu.max"].split()
@@ -74,19 +74,19 @@ def quota_cpus(files: Mapping[str, str]) -> float | None:
         return None
 
 
-# ---- a host that is not there ----------------------------------------------------------------------------------------
+# ---- pauses of the host ----------------------------------------------------------------------------------------------
 
 TICK_S = 0.01
 STALL_S = 0.05
-"""A thread that wanted to sleep for TICK_S and comes so late was kept from running."""
+"""If a thread sleeps for TICK_S and wakes up later than this, the host did not let it run."""
 
 SERIOUS_STALL, SERIOUS_STEAL = 0.02, 0.05
-"""Shares of the time, and of the CPU time, from which on a measurement says little of what was measured."""
+"""Shares of the wall time and of the CPU time. If a pause is longer, a measurement is not reliable."""
 
 
 class Disturbance(msgspec.Struct, frozen=True):
-    """What was lost of `wall_s` seconds: `stalled_s` in which a thread that wanted to run did not, and the share of the
-    CPU time that a hypervisor gave to others (0 where it does not tell)."""
+    """What was lost of `wall_s` seconds. `stalled_s`: seconds in which a ready thread did not run. `stolen`: the share
+    of the CPU time that the hypervisor gave to others (0 if the hypervisor does not report it)."""
 
     wall_s: float
     stalled_s: float
@@ -97,13 +97,11 @@ class Disturbance(msgspec.Struct, frozen=True):
         return self.stalled_s > SERIOUS_STALL * self.wall_s or self.stolen > SERIOUS_STEAL
 
     def __str__(self) -> str:
-        return (
-            f"meanwhile the host stood still for {self.stalled_s:.2f} s, {self.stolen:.0%} of its CPU time was stolen"
-        )
+        return f"meanwhile the host paused for {self.stalled_s:.2f} s, {self.stolen:.0%} of its CPU time was stolen"
 
 
 class HostWatch:
-    """Watches from `with` to its end; `lost` tells what it saw."""
+    """Watches the host for the length of its `with` block; `lost` returns the result."""
 
     def __enter__(self) -> HostWatch:
         self._end, self._stalled_s, self._begun_s, self._before = threading.Event(), 0.0, time.monotonic(), _cpu_times()
@@ -130,6 +128,6 @@ class HostWatch:
 
 
 def _cpu_times() -> tuple[float, float]:
-    """Seconds of all CPUs that were stolen, and all."""
+    """CPU seconds of all CPUs: stolen, and total."""
     times = psutil.cpu_times()
     return float(getattr(times, "steal", 0.0)), float(sum(times))

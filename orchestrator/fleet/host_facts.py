@@ -1,4 +1,4 @@
-"""Gathers what `checkup.py` judges. As root, links are tried in a network namespace made for that and removed again."""
+"""Gathers the facts that `checkup.py` judges. As root it tries links in a temporary network namespace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = {"tbf": "CONFIG_NET_SCH_TBF", "netem": "CONFIG_NET_SCH_NETEM", "ifb": 
 
 
 def gather(runs: Path) -> Facts:
-    """Everything about this host; `runs` is the folder in which runs are to be kept."""
+    """All facts about this host. `runs` is the folder for run folders."""
     root, tools = os.geteuid() == 0, tuple(missing_tools("ip", "tc", "nsenter"))
     tried = root and not tools
     found = try_links() if tried else look_up(_kernel_config())
@@ -105,7 +105,8 @@ def _mosquitto() -> str:
 
 
 def try_links() -> dict[str, str]:
-    """Why each of tbf, netem, ifb and a shaped link does not work here; empty texts for what does. Leaves nothing."""
+    """Why tbf, netem, ifb and a shaped link do not work here, by name; an empty text means that it works. Removes
+    everything that it made."""
     try:
         wire = netns.Wire(
             f"edgebed-doctor-{os.getpid()}",
@@ -146,19 +147,19 @@ def _tries(wire: netns.Wire) -> Iterator[tuple[str, str]]:
 
 
 def brief(error: LimitError) -> str:
-    """Why `tc` failed, without the command where the cause is known."""
+    """The error of `tc`, without the command if the cause is known."""
     return "this kernel does not know it" if "kind is unknown" in str(error) else str(error)
 
 
 def _kernel_config() -> str:
-    """What the kernel was built with; empty where it does not say."""
+    """The configuration with which the kernel was built; empty if it is not available."""
     with contextlib.suppress(OSError):
         return gzip.decompress(Path("/proc/config.gz").read_bytes()).decode(errors="replace")
     return _text(f"/boot/config-{platform.release()}")
 
 
 def look_up(config: str) -> dict[str, str]:
-    """As `try_links`, from the kernel's configuration; empty where there is none to read."""
+    """The same as `try_links`, from the kernel's configuration; empty if there is no configuration."""
     lines = set(config.splitlines())
     if not lines:
         return {}
@@ -186,7 +187,7 @@ def _engine() -> Engine:
 
 
 def describe(version: Mapping[str, Any], info: Mapping[str, Any], beside_us: bool) -> Engine:
-    """From what `docker version` and `docker info` say."""
+    """An Engine, from the output of `docker version` and `docker info`."""
     parts = {part.get("Name"): part.get("Version", "") for part in version.get("Components") or []}
     return Engine(
         version=str(version.get("Version", "")),

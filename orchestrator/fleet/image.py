@@ -1,4 +1,4 @@
-"""The agent's container image: tagged by the hash of its content, built when that tag is missing."""
+"""The agent's container image. Its tag is the hash of its content; it is built if no image has that tag."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from orchestrator.files.shipped import shipped, sources
 REPOSITORY = "edgebed-agent"
 SOURCES = ("edgebed", "edge_agent")
 BASE_LABEL = "edgebed.base"
-"""On the image: what it was built from, by digest where the engine has the base image from a registry."""
+"""Label of the image: the base image, by digest if the engine pulled it from a registry."""
 
 _DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
 
 def content(base: str = "") -> dict[str, bytes]:
-    """Everything the image is built from, by name in the build context. The same in a source tree and in a wheel.
+    """Everything that the image is built from: bytes by name in the build context. The same in a source tree and in a
+    wheel.
 
     Args:
-        base: the image to start from instead of the Dockerfile's.
+        base: the image to start from instead of the one in the Dockerfile.
     """
     dockerfile = (shipped("image") / "Dockerfile.agent").read_bytes()
     files = {"Dockerfile": _DEFAULT_BASE.sub(b"ARG BASE=" + base.encode(), dockerfile) if base else dockerfile}
@@ -54,7 +55,7 @@ def tag_of(files: Mapping[str, bytes]) -> str:
 
 
 def context(files: Mapping[str, bytes]) -> bytes:
-    """The build context as a tar, the same bytes for the same content so that the engine's layer cache holds."""
+    """The build context as a tar file. The same content gives the same bytes, so the engine can reuse its layers."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, data in sorted(files.items()):
@@ -65,12 +66,12 @@ def context(files: Mapping[str, bytes]) -> bytes:
 
 
 def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
-    """The tag of the agent's image, built now if this engine has none. Minutes the first time, for torch is large.
+    """The tag of the agent's image; builds the image if the engine has none. The first build takes minutes.
 
     Args:
         client: a docker client.
-        say: takes one line of progress at a time.
-        go_on: called again and again during a build; ends it by raising.
+        notify: called with one line of progress at a time.
+        go_on: called repeatedly during a build; it stops the build by raising.
     """
     import docker.errors
 
@@ -106,7 +107,7 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
 
 
 def _pinned(client: Any, base: str) -> str:
-    """The base image by digest, or by its id where it was not taken from a registry; pulled where it is missing."""
+    """The base image by digest, or by its id if it is not from a registry. Pulls it if it is missing."""
     import docker.errors
 
     try:
@@ -122,6 +123,6 @@ def _pinned(client: Any, base: str) -> str:
 def _not_built(why: str) -> FleetError:
     return FleetError(
         f"the agent's image could not be built: {why}",
-        hint="the build needs a network that reaches a registry of images and Debian's and Python's package indexes, "
-        "or an image built elsewhere (docker save / docker load)",
+        hint="the build must reach an image registry and the package indexes of Debian and Python; or load an image "
+        "that was built elsewhere (docker save / docker load)",
     )

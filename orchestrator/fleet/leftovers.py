@@ -1,7 +1,7 @@
-"""What killed runs have left on this host, of every backend: found, and removed at the next start of any of them.
+"""Finds and removes what killed runs of any backend left on this host. Every fleet does this when it starts.
 
-Only what is certainly nobody's is touched: a folder whose owner's lock is free, or a container or network whose owner
-is judged dead by `ownership.is_dead`.
+Removes only what certainly has no living owner: a folder whose lock is free, or a container or network whose owner is
+dead according to `ownership.is_dead`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
 from orchestrator.fleet.shell import missing_tools
 
 STATE = Path("/run/edgebed")
-"""One folder per standing local fleet, with its owner's lock and its agents' logs."""
+"""Holds one folder per running local fleet, with its owner's lock and its agents' logs."""
 
 DEADLINE_S = 5.0
 ENGINE_S = 5
-"""An engine that does not answer within so many seconds is not asked for leftovers."""
+"""Seconds to wait for an answer of the engine before skipping it."""
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing that a killed run has left. `kind`: local fleet, folder, process, container or network."""
+    """One thing that a killed run left. `kind`: local fleet, folder, process, container or network."""
 
     kind: str
     name: str
@@ -37,12 +37,12 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def find_leftovers() -> list[Leftover]:
-    """Everything that `remove` may remove now; removes nothing. Asks the Docker engine where there is one."""
+    """Everything that `remove` may remove now, also from the Docker engine if there is one. Removes nothing."""
     return [*_local_fleets(), *_folders(), *_of_engine()]
 
 
 def remove(leftover: Leftover) -> None:
-    """Remove one thing. Nothing is raised for what is gone already."""
+    """Remove one thing. Does not raise if it is already gone."""
     match leftover.kind:
         case "local fleet":
             remove_fleet(leftover.name)
@@ -56,7 +56,7 @@ def remove(leftover: Leftover) -> None:
 
 
 def collect() -> list[Leftover]:
-    """Remove what killed runs have left; returns what it was. For the start of a fleet."""
+    """Remove what killed runs left, and return the list. Every fleet calls this when it starts."""
     found = find_leftovers()
     for leftover in found:
         remove(leftover)
@@ -77,8 +77,8 @@ def _local_fleets() -> Iterator[Leftover]:
 
 
 def remove_fleet(fleet_id: str) -> None:
-    """Kill the processes of a local fleet and remove its namespaces, links, cgroups and files. Nothing is raised for
-    what is gone already."""
+    """Kill the processes of a local fleet and remove its namespaces, links, cgroups and files. Does not raise for
+    things that are already gone."""
     cgroups = [Cgroup.named(name) for name in _cgroup_names(fleet_id)]
     deadline = time.monotonic() + DEADLINE_S
     while cgroups and time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def remove_fleet(fleet_id: str) -> None:
         time.sleep(0.01 if cgroups else 0)
     for name in _namespaces(fleet_id):
         netns.remove(name)
-    if not cgroups:  # else the folder stays, so that the next start finds the rest
+    if not cgroups:  # otherwise keep the folder, so that the next start finds the rest
         shutil.rmtree(STATE / fleet_id, ignore_errors=True)
 
 
@@ -113,7 +113,8 @@ def _folders() -> Iterator[Leftover]:
 
 
 def _processes_of(folder: Path) -> list[psutil.Process]:
-    """Brokers that were started on a file of the folder. They die with their orchestrator where the kernel helps."""
+    """Brokers that were started with a file in the folder. Usually the kernel ends them together with their
+    orchestrator."""
     if not folder.name.startswith("edgebed-broker-"):
         return []
     start = f"{folder}/"
@@ -125,7 +126,7 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def _of_engine() -> list[Leftover]:
-    """Empty where there is no engine: what it holds is then found when it is back."""
+    """Empty if no engine answers. Leftovers in it are found at the next start with an engine."""
     try:
         import docker.errors
 

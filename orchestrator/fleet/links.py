@@ -1,5 +1,5 @@
-"""Shapes a container's link, both directions: from the host where we are its root, else through a short-lived helper
-container that shares the device's network namespace. The agent's own container has no privilege either way."""
+"""Limits both directions of a container's link: from the host if this process is root there, otherwise through a
+short-lived helper container in the device's network namespace. The agent's own container has no privileges."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ NOTHING = Shaped(None, 0, 0, "not running")
 
 
 class Shaper(Protocol):
-    """How the link of one running container is shaped and read. Calls block."""
+    """Limits and reads the link of one running container. Calls block."""
 
     route: str
 
     def shape(self, container: Any, limits: Limits) -> None: ...
 
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
-        """Uplink and downlink as the kernel holds them."""
+        """Uplink and downlink as the kernel reports them."""
 
     def counters(self, container: Any) -> tuple[int, int]:
         """Bytes up and down since the container started."""
 
     def quota(self, container: Any) -> dict[str, str]:
-        """What the kernel's files of the container's CPU quota hold, by name; none where they cannot be seen."""
+        """Contents of the kernel's files of the container's CPU quota, by file name. Empty if they are not visible."""
 
 
 class HostShaper:
-    """As root beside the engine: the downlink at the host's end of the veth pair, the uplink by entering the
+    """For root on the engine's host. Limits the downlink at the host's end of the veth pair, and the uplink inside the
     container's network namespace."""
 
     route = "host"
@@ -67,12 +67,12 @@ class HostShaper:
         return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
 
     def quota(self, container: Any) -> dict[str, str]:
-        return {}  # the processes are visible from here, so all files of their cgroup are read without help
+        return {}  # the caller can read all files of the cgroup itself
 
 
 class HelperShaper:
-    """Anywhere the engine is: `image`, run as root with NET_ADMIN in the device's network namespace for a moment.
-    The downlink is shaped at an ifb device through which all arrivals are led."""
+    """For an engine anywhere. Runs `image` for a moment, as root with NET_ADMIN in the device's network namespace. All
+    arriving packets go through an ifb device, which limits the downlink."""
 
     route = "helper"
 
@@ -101,7 +101,7 @@ class HelperShaper:
 
         try:
             return parse_files(self._run(container, QUOTA_SCRIPT.format(id=container.id), volumes=SEEN))
-        except (docker.errors.APIError, LimitError):  # an engine that shows its cgroups to nobody
+        except (docker.errors.APIError, LimitError):  # this engine does not show its cgroups
             return {}
 
     def _run(self, container: Any, script: str, **more: Any) -> str:
@@ -134,26 +134,26 @@ class HelperShaper:
 
 
 def parse_files(output: str) -> dict[str, str]:
-    """Contents by name, from lines of name and contents."""
+    """Contents by name, from lines with a name and its contents."""
     rows = [line.split(maxsplit=1) for line in output.splitlines()]
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def choose(client: Any, image: str, labels: dict[str, str]) -> Shaper:
-    """From the host where that works: root, tools, and an engine whose processes are visible here."""
+    """HostShaper if it works here (root, tools, and an engine whose processes are visible), otherwise HelperShaper."""
     if os.geteuid() == 0 and beside_us(client) and not missing_tools("ip", "tc", "nsenter"):
         return HostShaper()
     return HelperShaper(client, image, labels)
 
 
 def beside_us(client: Any) -> bool:
-    """Whether the engine runs on this host, and not in a virtual machine or elsewhere."""
+    """Whether the engine runs on this host, not in a virtual machine or on another host."""
     local = str(client.api.base_url).startswith(("http+docker://", "http+unix://"))
     return local and client.info().get("Name") == os.uname().nodename
 
 
 def is_ours(container: Any) -> bool:
-    """Whether the container's process can be seen from here (it cannot with an engine in a virtual machine)."""
+    """Whether the container's process is visible here. It is not if the engine runs in a virtual machine."""
     try:
         return container.id in Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
     except (OSError, KeyError):
@@ -168,7 +168,7 @@ def _pid(container: Any) -> int:
 
 
 def _host_end(pid: int) -> str:
-    """The interface of the host whose peer is the container's; another one after every restart."""
+    """The host's interface whose peer is in the container. It changes with every restart of the container."""
     inside = json.loads(run(in_netns(pid, ["ip", "-j", "link", "show", DEVICE_END])))
     index = int(inside[0]["link_index"])
     for link in json.loads(run(["ip", "-j", "link", "show"])):

@@ -1,5 +1,5 @@
-"""The local backend: agents as processes of this host. As root, each in its own network namespace and cgroup, and as a
-user of its own without rights; without root, the agents hold the limits themselves (software)."""
+"""The local backend: agents are processes of this host. As root, each agent has its own network namespace, cgroup and
+unprivileged user. Without root, the agents enforce the limits themselves (software throttle)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from orchestrator.fleet.users import Users, closed_to_others
 START_TIMEOUT_S = 120.0
 CAP_SYS_ADMIN = 21
 KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
-"""Environment variables (their beginnings) that agents get. The rest may be secrets of whoever started us."""
+"""Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
 
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
@@ -50,8 +50,8 @@ class LocalFleet:
         self.enforcement = Enforcement.KERNEL if kernel else Enforcement.SOFTWARE
         self._kernel, self._fleet_id = kernel, fleet_id
         self._names = [device.name for device in spec.devices]
-        self._folder = leftovers.STATE / fleet_id  # of the agents' logs; elsewhere where we are not root
-        self._users: Users | None = None  # where we are root
+        self._folder = leftovers.STATE / fleet_id  # of the agents' logs; another folder without root
+        self._users: Users | None = None  # only as root
         self._owned: ownership.OwnedFolder | ownership.Lock | None = None
         self._wires: dict[str, netns.Wire] = {}
         self._cgroups: dict[str, Cgroup] = {}
@@ -96,13 +96,14 @@ class LocalFleet:
                 self._cgroups[name].make()
 
     def _open_folder(self) -> None:
-        """Ours alone, for what agents write to their logs is no other user's business."""
+        """Make the folder private: other users must not read the agents' logs."""
         self._folder.chmod(0o700)
         (self._folder / "root").mkdir()
         if os.geteuid() == 0:
             if not may_mount() and (closed := closed_to_others([sys.prefix, sys.base_prefix, __file__])):
                 raise FleetError(
-                    f"agents are users of their own and may not enter {closed}, where Python or Edgebed lies",
+                    f"agents run as users of their own, which may not enter {closed}, where Python or Edgebed is "
+                    "installed",
                     hint="install both where every user may read them, or give this container CAP_SYS_ADMIN",
                 )
             self._users = Users(len(self._names), leftovers.STATE)
@@ -111,7 +112,7 @@ class LocalFleet:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
-        await self._start_zygote()
+        await self._start_fork_server()
         for name in self._names:
             self._forks[name] = self._fork_of(name, access[name], shards[name])
             self._send(self._forks[name])
@@ -132,7 +133,7 @@ class LocalFleet:
         )
 
     def _give(self, name: str, shard: Path) -> int:
-        """Make the shard the device's own; returns its user, 0 where we are not root and all are one."""
+        """Make the device's user the owner of the shard. Returns the user id; 0 without root, with one user for all."""
         if self._users is None:
             return 0
         uid = self._users.numbers[self._names.index(name)]
@@ -153,7 +154,7 @@ class LocalFleet:
         await self._end(device)
         async with self._starting:
             if self._writer is None or self._writer.is_closing():
-                await self._start_zygote()
+                await self._start_fork_server()
         if self._kernel:
             await self._making.run(self._lift, device)
         self._limits.pop(device, None)
@@ -165,7 +166,7 @@ class LocalFleet:
         self._cgroups[device].lift()
 
     async def close(self) -> None:
-        """Done to its end, also when the caller is cancelled; a second call changes nothing."""
+        """Runs to its end even if the caller is cancelled. A second call does nothing."""
         await self._clean_up.finish()
 
     async def _close(self) -> None:
@@ -174,7 +175,7 @@ class LocalFleet:
         if self._writer is not None:
             self._writer.close()
         if self._fork_server is not None:
-            await self._end_zygote(self._fork_server)
+            await self._end_fork_server(self._fork_server)
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -184,7 +185,7 @@ class LocalFleet:
             if held is not None:
                 await asyncio.to_thread(held.close)
 
-    async def _end_zygote(self, fork_server: asyncio.subprocess.Process) -> None:
+    async def _end_fork_server(self, fork_server: asyncio.subprocess.Process) -> None:
         try:
             async with asyncio.timeout(5.0):
                 await fork_server.wait()
@@ -201,7 +202,9 @@ class LocalFleet:
         if self._kernel:
             await asyncio.to_thread(self._set, device, limits)
         elif limits.latency_ms:
-            raise LimitError(f"{device}: the software throttle has no latency", hint="take latency_ms out, or be root")
+            raise LimitError(
+                f"{device}: the software throttle cannot add latency", hint="remove latency_ms, or run as root"
+            )
         self._limits[device] = limits
         return confirm(limits, await self.held(device))
 
@@ -244,7 +247,7 @@ class LocalFleet:
         )
 
     def _use_alone(self, device: str) -> Held:
-        """The agent holds the limits: no kernel knows of them."""
+        """The use of an agent that enforces its own limits. The kernel knows none of them."""
         cpu_s, memory = _use_of(self._pids.get(device))
         return Held(
             device=device,
@@ -261,18 +264,18 @@ class LocalFleet:
             downlink_bytes=0,
             alive=device in self._pids,
             details={
-                "throttle": "software: the agent holds its CPU and rates itself, which is not read back; "
-                "memory is not limited"
+                "throttle": "software: the agent limits its own CPU time and rates; they are not read back, and memory "
+                "is not limited"
             },
             read_back=False,
         )
 
     # ---- the fork server ----
 
-    async def _start_zygote(self) -> None:
+    async def _start_fork_server(self) -> None:
         ours, theirs = socket.socketpair()
         log = (self._folder / "fork-server.log").open("ab")
-        # No accelerator and no BLAS threads: either would forbid the fork, and a device has no accelerator.
+        # No accelerator and no BLAS threads: a process with either cannot fork safely, and devices have no accelerator.
         quiet = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
         env = {name: value for name, value in os.environ.items() if name.startswith(KNOWN_TO_AGENTS)} | quiet
         with theirs, log:
@@ -300,12 +303,12 @@ class LocalFleet:
                 self._heard(decode(line))
             async with self._changed:
                 self._changed.notify_all()
-        self._zygote_gone()
+        self._fork_server_gone()
         async with self._changed:
             self._changed.notify_all()
 
-    def _zygote_gone(self) -> None:
-        """Its agents have died with it."""
+    def _fork_server_gone(self) -> None:
+        """Report the end of all agents, which died with the fork server."""
         self._ready = False
         if self._writer is not None:
             self._writer.close()
@@ -322,12 +325,12 @@ class LocalFleet:
                 del self._pids[device]
                 if device not in self._ending:
                     said = last_line(self._log(device))
-                    self._exit(device, f"{why}; it last said: {said}" if said else why)
+                    self._exit(device, f"{why}; its last words: {said}" if said else why)
             case _:
                 pass
 
     async def _end(self, device: str) -> None:
-        """Kill a device's agent, if it lives, without reporting that as its own end."""
+        """Kill a device's agent, if it is alive, without reporting that it ended."""
         self._ending.add(device)
         try:
             with contextlib.suppress(KeyError, ProcessLookupError):
@@ -345,13 +348,13 @@ class LocalFleet:
                 await self._changed.wait_for(settled)
         if not condition():
             raise FleetError(
-                f"{otherwise}; it last said: {last_line(self._folder / 'fork_server.log') or 'nothing'}",
+                f"{otherwise}; its last words: {last_line(self._folder / 'fork-server.log') or 'nothing'}",
                 hint="run `python -m edge_agent --help` with this Python: the agent's packages must load",
             )
 
 
 def _use_of(pid: int | None) -> tuple[float, float]:
-    """CPU seconds and MiB of a process; zeros where there is none."""
+    """CPU seconds and MiB of a process; zeros if there is none."""
     try:
         process = psutil.Process(pid) if pid else None
         if process is None:
@@ -363,14 +366,14 @@ def _use_of(pid: int | None) -> tuple[float, float]:
 
 
 def may_mount() -> bool:
-    """Whether this process may make mounts and PID namespaces: root, and not of a container without that right."""
+    """Whether this process may make mounts and PID namespaces. Root in a container without CAP_SYS_ADMIN may not."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return bool(int(fields["CapEff"], 16) & 1 << CAP_SYS_ADMIN)
 
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Subnets are chosen by looking at what is there, so two fleets must not look at once."""
+    """Lock the choice of subnets: two fleets that look at the same time would choose the same ones."""
     leftovers.STATE.mkdir(parents=True, exist_ok=True)
     with (leftovers.STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,7 @@
-"""Threads that make things on the host, and a clean-up that waits for them.
+"""Runs work that creates things on the host in threads, with a clean-up that waits for them.
 
-Cancelling an await leaves the thread behind it at work, and nobody would remove what it makes after the clean-up.
+Cancelling an await does not stop the thread behind it. Without this module, a thread could create something after the
+clean-up, and nobody would remove it.
 """
 
 from __future__ import annotations
@@ -16,37 +17,38 @@ R = TypeVar("R")
 
 
 class Making:
-    """The work of one fleet that leaves something behind."""
+    """The threads of one fleet that create things on the host."""
 
     def __init__(self) -> None:
         self._ending = threading.Event()
         self._jobs: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[..., R], *args: Any) -> R:
-        """`work(*args)` in a thread. It goes on to its end, or to its next `go_on`, whatever becomes of the caller."""
+        """Run `work(*args)` in a thread. It continues to its end or to its next `go_on`, even if the caller is
+        cancelled."""
         job = asyncio.create_task(asyncio.to_thread(work, *args))
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
         return await asyncio.shield(job)
 
     def go_on(self) -> None:
-        """For the threads to call before everything they make. Raises FleetError once the fleet is being closed."""
+        """Threads call this before they create anything. Raises FleetError if the fleet is being closed."""
         if self._ending.is_set():
             raise FleetError("the fleet is being closed", hint="open another one")
 
     async def end(self) -> None:
-        """Have the threads stop at their next `go_on`; returns once none is at work."""
+        """Make the threads stop at their next `go_on`. Returns when all have stopped."""
         self._ending.set()
         if self._jobs:
             await asyncio.wait(self._jobs)
 
 
 class CleanUp:
-    """Work that is done to its end once it was begun, however often those who wait for it are cancelled, or even all
-    tasks at once, as at the end of an event loop.
+    """Work that always runs to its end once it has begun, even if its waiters are cancelled, or all tasks are cancelled
+    at the end of an event loop.
 
     Args:
-        work: safe to be begun again after it was cut short.
+        work: must be safe to start again after it was interrupted.
     """
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -54,7 +56,7 @@ class CleanUp:
         self._task: asyncio.Future[None] | None = None
 
     async def finish(self) -> None:
-        """Returns when the work is done; at once where it was done before. A cancellation is raised after that."""
+        """Return when the work is done; at once if it is already done. Then raise the caller's cancellation, if any."""
         cancelled = False
         if self._task is not None and self._task.done() and not self._succeeded():
             self._task = None

@@ -1,4 +1,4 @@
-"""One network namespace per device, joined to the host by a veth pair: the device's only way out."""
+"""One network namespace per device. A veth pair to the host is the device's only connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE_END = "eth0"
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """A device's namespace and link. The host's end shapes the downlink, the device's end the uplink."""
+    """A device's namespace and link. The host's end limits the downlink, the device's end limits the uplink."""
 
     netns: str
     veth: str
@@ -40,12 +40,12 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 def wire_names(fleet_id: str, index: int) -> tuple[str, str]:
-    """Names of namespace and host interface; the kernel allows an interface 15 characters."""
+    """Names of the namespace and of the host's interface. The kernel allows 15 characters for an interface."""
     return f"edgebed-{fleet_id}-{index}", f"eb{hashlib.sha256(fleet_id.encode()).hexdigest()[:8]}.{index}"
 
 
 def make(wire: Wire) -> None:
-    """Create namespace and link. No default route and no IPv6: nothing but the host's end can be reached."""
+    """Create the namespace and the link. There is no default route and no IPv6, so only the host's end is reachable."""
     run(["ip", "netns", "add", wire.netns])
     run(["ip", "link", "add", wire.veth, "type", "veth", "peer", "name", DEVICE_END, "netns", wire.netns])
     with contextlib.suppress(OSError):  # no such file in a kernel without IPv6
@@ -59,7 +59,7 @@ def make(wire: Wire) -> None:
 
 
 def shape(wire: Wire, limits: Limits) -> None:
-    """Put the limits on both directions."""
+    """Limit both directions."""
     for command in shape_commands(wire.veth, limits.downlink_bit_s, limits.latency_ms):
         run(command)
     for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
@@ -67,7 +67,7 @@ def shape(wire: Wire, limits: Limits) -> None:
 
 
 def lift(wire: Wire) -> None:
-    """Take the limits off, where there are any."""
+    """Remove the limits, if there are any."""
     if parse_qdisc(run(show_command(wire.veth))).rate_bit_s is not None:
         run(unshape_command(wire.veth))
     if parse_qdisc(_inside(wire, *show_command(DEVICE_END))).rate_bit_s is not None:
@@ -75,7 +75,7 @@ def lift(wire: Wire) -> None:
 
 
 def read(wire: Wire) -> tuple[Shaped, Shaped]:
-    """Uplink and downlink as the kernel holds them."""
+    """Uplink and downlink as the kernel reports them."""
     up = parse_qdisc(_inside(wire, *show_command(DEVICE_END)))
     return up, parse_qdisc(run(show_command(wire.veth)))
 
@@ -87,13 +87,13 @@ def counters(wire: Wire) -> tuple[int, int]:
 
 
 def remove(netns: str) -> None:
-    """Delete a namespace; its link goes with it. Nothing happens where it is gone already."""
+    """Delete a namespace and, with it, its link. Does nothing if it is already gone."""
     with contextlib.suppress(LimitError):
         run(["ip", "netns", "del", netns])
 
 
 def existing() -> list[str]:
-    """Names of Edgebed's namespaces on this host, of whichever fleet."""
+    """Names of Edgebed's namespaces on this host, of all fleets."""
     names = [entry["name"] for entry in json.loads(run(["ip", "-j", "netns", "list"]) or "[]")]
     return [name for name in names if name.startswith("edgebed-")]
 

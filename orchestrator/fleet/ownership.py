@@ -1,8 +1,8 @@
-"""Who owns what a fleet made, so that another process can tell whether the owner still lives.
+"""Identifies the owner of what a fleet made, so that another process can tell whether the owner is alive.
 
 Containers and networks carry a label that names a process (`Owner`). A folder holds a file that its owner keeps locked:
-the kernel releases the lock when the last process that has it ends, so the owner can be told to be dead also from
-another PID namespace or container (`OwnedFolder`).
+the kernel releases the lock when the last process that has it ends. So anybody can tell a dead owner, even from another
+container or PID namespace (`OwnedFolder`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWNER, BROKER = "edgebed.owner", "edgebed.broker"
 PROC = Path("/proc")
 MACHINE_ID = Path("/etc/machine-id")
 INITIAL_NAMESPACE = "4026531836"
-"""The PID namespace of the host itself: the kernel gives it this number on every machine."""
+"""The PID namespace of the host itself. It has this number on every Linux machine."""
 
 PREFIXES = ("edgebed-data-", "edgebed-broker-", "edgebed-agents-", "edgebed-serve-", "edgebed-f")
 LOCK = ".owner"
@@ -36,9 +36,9 @@ LOCK = ".owner"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A process of one boot of one machine: process ids are used again, so its start time belongs to its name."""
+    """A process in one boot of one machine. Includes the start time, because process ids are reused."""
 
-    machine: str  # "" where the machine has no id
+    machine: str  # "" if the machine has no id
     boot: str
     pid_namespace: str
     pid: int
@@ -49,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def parse_owner(text: str) -> Owner | None:
-    """None for anything that is not an owner's name."""
+    """The owner that `text` names; None if it names none."""
     parts = text.strip().split("/")
     if len(parts) != 5 or not all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts[3:]):
         return None
@@ -61,10 +61,10 @@ def this_process() -> Owner:
 
 
 def is_dead(owner: Owner | None) -> bool:
-    """True only where that is certain. An owner that cannot be read (None) is taken to live.
+    """True only if the owner is certainly dead. False for an owner that cannot be read (None).
 
-    Another boot id means an earlier boot only on the same machine, since one engine may serve several machines. A
-    process of another PID namespace may live where we cannot see it, unless that namespace has no process any more.
+    A different boot id proves an earlier boot only on the same machine, because one engine may serve several machines.
+    A process of another PID namespace may be alive without being visible here, unless that namespace is empty.
     """
     if owner is None:
         return False
@@ -76,7 +76,7 @@ def is_dead(owner: Owner | None) -> bool:
 
 
 def _machine() -> str:
-    """A machine by its id and name: copies of one disk image often share the id."""
+    """Identifies a machine by its id and its name, because copies of one disk image often share the id."""
     try:
         id_ = MACHINE_ID.read_text().strip()
     except OSError:
@@ -93,14 +93,14 @@ def _pid_namespace() -> str:
 
 
 def _is_empty(namespace: str) -> bool:
-    """No process of this kernel is in a PID namespace. Only root of the host itself can say so."""
+    """Whether a PID namespace has no process. Only root on the host itself can tell; otherwise False."""
     if _pid_namespace() != INITIAL_NAMESPACE or os.geteuid() != 0:
         return False
     for process in PROC.glob("[0-9]*"):
         try:
             if os.readlink(process / "ns/pid").strip("pid:[]") == namespace:
                 return False
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         except OSError:
             return False
@@ -108,7 +108,7 @@ def _is_empty(namespace: str) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a process; None where there is none, or only its exit status is left."""
+    """Start time of a process in clock ticks since boot; None if there is none or it is a zombie."""
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -117,7 +117,7 @@ def _started(pid: int) -> int | None:
 
 
 def _is_hidden(pid: int) -> bool:
-    """There is such a process, of another user, and /proc does not show it (mounted with hidepid)."""
+    """Whether another user's process has this id but /proc hides it (mounted with hidepid)."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -131,7 +131,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 class OwnedFolder:
-    """A temporary folder of this process; removed at the end of the block, or by `close`."""
+    """A temporary folder of this process. The end of the `with` block, or `close`, removes it."""
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
@@ -150,7 +150,7 @@ class OwnedFolder:
 
 
 class Lock:
-    """The lock on a folder, which shows that its owner lives."""
+    """The lock that shows that a folder's owner is alive."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -162,19 +162,19 @@ class Lock:
 
 
 def hold(folder: Path) -> Lock:
-    """Make this process the owner of `folder` until the lock is closed. The file gets its name once it is locked: a
-    process that looks earlier finds no lock file, and leaves the folder alone."""
+    """Make this process the owner of `folder` until the lock is closed. The lock file gets its name after it is locked,
+    so that a process that looks earlier finds no lock and leaves the folder alone."""
     hidden = folder / f"{LOCK}.part"
     file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: then nobody can lock it, and it is left alone
+    with contextlib.suppress(OSError):  # without locks in this file system, nobody can judge the folder: it is kept
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     hidden.rename(folder / LOCK)
     return Lock(file)
 
 
 def is_abandoned(folder: Path) -> bool:
-    """True only where the owner is certainly dead: the folder has a lock file that nobody holds locked, and the folder
-    belongs to our user (or we are root)."""
+    """True only if the owner is certainly dead: the folder has a lock file that nobody holds, and it belongs to our
+    user (or we are root)."""
     try:
         mine = os.geteuid() in (0, folder.lstat().st_uid)
         if not mine or folder.is_symlink():
@@ -192,7 +192,7 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def abandoned() -> Iterator[Path]:
-    """The temporary folders that killed processes have left."""
+    """The temporary folders that killed processes left."""
     for path in sorted(Path(tempfile.gettempdir()).glob("edgebed-*")):
         if path.name.startswith(PREFIXES) and is_abandoned(path):
             yield path

@@ -1,5 +1,5 @@
-"""Profiles of device classes and fleets: the YAML files, typed, and whether a host can hold them. Rates are Mbit/s in
-files, bit/s in code."""
+"""Typed YAML files of device profiles and fleets, and whether a host can hold a fleet. Rates are Mbit/s in files and
+bit/s in code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SHIPPED = shipped("profiles") / "devices"
 MOST_DEVICES = 1000
 
 LEAST_CPUS = 0.01
-"""The kernel refuses a CFS quota below 1 ms of every 100 ms."""
+"""CPUs. The kernel refuses a CFS quota below 1 ms in every 100 ms."""
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What is enforced on one device. Bit/s are on the wire (Ethernet frames), CPUs are seconds of CPU per second."""
+    """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second."""
 
     cpus: float
     uplink_bit_s: int
@@ -47,12 +47,12 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """Threads for torch: more than the quota's whole CPUs only spin (docs/throttling.md)."""
+        """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
         return max(1, int(self.cpus))
 
 
 class ProfileSpec(msgspec.Struct, frozen=True):
-    """A class of device. `source` says where its figures come from."""
+    """A class of devices. `source` says where its figures come from."""
 
     name: str
     limits: Limits
@@ -65,7 +65,7 @@ class DeviceSpec(msgspec.Struct, frozen=True):
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
-    """A fleet file, resolved. `reserve_cpus` of the host stay free for orchestrator and broker."""
+    """A fleet file, resolved. `reserve_cpus` of the host stay free for the orchestrator and the broker."""
 
     name: str
     backend: str
@@ -101,19 +101,20 @@ def load_fleet(path: Path) -> FleetSpec:
     """Read a fleet file and the profiles that it names.
 
     Raises:
-        UsageError: no such file or profile, an unknown key, a wrong unit, an impossible value; with file, place, hint.
+        UsageError: a missing file or profile, an unknown key, a wrong unit or an impossible value. The message names
+            the file and line.
     """
     path = path.resolve()
     document = load_yaml(path)
     if "methods" in document and "devices" not in document:
         raise UsageError(
-            f"{path} is an experiment, where a fleet file is wanted",
+            f"{path} is an experiment file, not a fleet file",
             hint=f"give the file that it names: {document.get('fleet')}",
         )
     file = convert(document, _FleetFile, path, WORDS)
     devices = tuple(_devices(file.devices, path, document.where))
     if len(devices) > MOST_DEVICES:
-        raise UsageError(f"{path}: {len(devices)} devices", hint=f"at most {MOST_DEVICES} stand on one host")
+        raise UsageError(f"{path}: {len(devices)} devices", hint=f"one host can hold at most {MOST_DEVICES}")
     twice = [name for name, count in Counter(d.name for d in devices).items() if count > 1]
     if twice:
         raise UsageError(
@@ -124,7 +125,7 @@ def load_fleet(path: Path) -> FleetSpec:
 
 
 def fleet_of(experiment: Path, named: str) -> FleetSpec:
-    """The fleet that an experiment file names, relative to its folder. Raises UsageError as `load_fleet`."""
+    """The fleet that an experiment file names, relative to its folder. Raises UsageError like `load_fleet`."""
     path = experiment.parent / named
     if not is_file(path):
         there = sorted(each.stem for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
@@ -136,7 +137,7 @@ def fleet_of(experiment: Path, named: str) -> FleetSpec:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
+    """Whether there is such a file. False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -168,13 +169,13 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
     """Read a device profile.
 
     Args:
-        name: of a profile (`cpu4`), or the path of its file relative to the folder of `near`.
-        near: the file that names the profile. Names are looked up beside it, in `../devices`, then among those
-            that come with Edgebed.
-        where: the place that names it, for messages; `near` where it is not given.
+        name: the name of a profile (`cpu4`), or the path of its file relative to the folder of `near`.
+        near: the file that names the profile. A name is looked up in the folder of `near`, then in `../devices`, then
+            among the profiles that come with Edgebed.
+        where: the place that names the profile, for messages. Default: `near`.
 
     Raises:
-        UsageError: as `load_fleet`.
+        UsageError: like `load_fleet`.
     """
     folders = (near.parent, near.parent.parent / "devices", SHIPPED)
     candidates = [near.parent / name] if name.endswith((".yaml", ".yml")) else [f / f"{name}.yaml" for f in folders]
@@ -191,7 +192,7 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
 
 
 def _holds_profile(path: Path) -> bool:
-    """Whether a file looks like a profile: other files may stand beside a fleet."""
+    """Whether a file looks like a profile. The folder may hold other files too."""
     try:
         with path.open("rb") as file:
             return b"uplink_mbit_s:" in file.read(4096)
@@ -215,7 +216,7 @@ def _profile(file: _ProfileFile, document: Document) -> ProfileSpec:
 
 
 def needed_dilation(spec: FleetSpec, cores: float) -> float:
-    """The least factor by which quotas must be divided to fit on `cores` minus the reserve; 1 where they fit.
+    """The smallest factor by which the quotas must be divided to fit on `cores` minus the reserve; 1 if they fit.
 
     Raises:
         CapacityError: the reserve leaves nothing.
@@ -230,15 +231,15 @@ def needed_dilation(spec: FleetSpec, cores: float) -> float:
 
 
 def dilation_of(spec: FleetSpec, setting: str | float, cores: float) -> float:
-    """The factor D by which every quota and rate is divided and reported times are to be divided.
+    """The dilation: the factor by which every quota and rate is divided, and every measured time later.
 
     Args:
-        setting: `auto` (the least that fits), `off` (1, or refuse), or a factor >= 1.
-        cores: that can be used (`host.usable_cores`).
+        setting: `auto` (the smallest factor that fits), `off` (1, or an error), or a factor >= 1.
+        cores: the cores that can be used (`host.usable_cores`).
 
     Raises:
-        CapacityError: the fleet does not fit, or a quota would fall below what the kernel can hold.
-        UsageError: no such setting.
+        CapacityError: the fleet does not fit, or a quota would be smaller than the kernel accepts.
+        UsageError: there is no such setting.
     """
     needed = needed_dilation(spec, cores)
     factor = needed if setting == "auto" else 1.0 if setting == "off" else _number(setting)
@@ -247,14 +248,14 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float) -> float:
         raise CapacityError(
             f"the fleet {spec.name} wants {total:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
             f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
-            hint=f"take dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
+            hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
     least = min(spec.devices, key=lambda d: d.profile.limits.cpus)
     if least.profile.limits.cpus / factor < LEAST_CPUS:
         raise CapacityError(
             f"{least.name} would get {least.profile.limits.cpus / factor:.4f} CPUs at dilation {factor:.3g}; "
-            f"the kernel holds no quota below {LEAST_CPUS:g}",
-            hint="take fewer large devices beside the smallest, or a host with more cores",
+            f"the smallest CPU quota that the kernel accepts is {LEAST_CPUS:g}",
+            hint="use fewer large devices beside the smallest one, or a host with more cores",
         )
     return factor
 

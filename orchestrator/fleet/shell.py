@@ -1,4 +1,4 @@
-"""Runs the programs that set limits (ip, tc, nsenter) and turns their failures into causes and hints."""
+"""Runs the programs that set limits (ip, tc, nsenter). If one fails, the error says why and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 30.0
 
 
 def which(tool: str) -> str | None:
-    """The tool's path; looks in the sbin folders too, which users' PATHs often lack."""
+    """The tool's path. Also looks in the sbin folders, which are often not in a user's PATH."""
     return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
 
 
@@ -24,7 +24,7 @@ def missing_tools(*tools: str) -> list[str]:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Standard output of a program. Raises LimitError with its own words where it fails."""
+    """Standard output of a program. If the program fails, raises LimitError with its error output."""
     program = which(argv[0])
     if program is None:
         raise LimitError(f"{argv[0]} is not installed", hint="apt-get install iproute2 util-linux")
@@ -35,10 +35,10 @@ def run(argv: Sequence[str]) -> str:
             text=True,
             timeout=TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C, or a terminal that goes, must not end the clean-up's own programs
+            start_new_session=True,  # a Ctrl-C or a closed terminal must not end the programs of the clean-up
         )
     except subprocess.TimeoutExpired:
-        raise LimitError(f"`{' '.join(argv)}` hangs", hint="see the kernel's log (dmesg)") from None
+        raise LimitError(f"`{' '.join(argv)}` does not end", hint="see the kernel's log (dmesg)") from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise LimitError(f"`{' '.join(argv)}` failed: {said}", hint=_hint(argv, said))
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> str:
 
 def _hint(argv: Sequence[str], said: str) -> str:
     if "netem" in argv:
-        return "this kernel has no netem (CONFIG_NET_SCH_NETEM): take latency_ms out of the profile, or load sch_netem"
+        return "this kernel has no netem (CONFIG_NET_SCH_NETEM): load sch_netem, or remove latency_ms from the profile"
     if "not permitted" in said or "Permission" in said:
         return "run as root, or use the software throttle (--backend local without root)"
     if "Unknown device type" in said or "ifb" in argv:
@@ -56,23 +56,23 @@ def _hint(argv: Sequence[str], said: str) -> str:
 
 
 def in_netns(pid: int, command: Sequence[str]) -> list[str]:
-    """The command as seen from the network namespace of a process (not its mounts: our own tools are used)."""
+    """The command, run in the network namespace of a process. Mounts stay ours, so our own tools are used."""
     return ["nsenter", "--target", str(pid), "--net", which(command[0]) or command[0], *command[1:]]
 
 
 def write(path: Path, value: str) -> None:
-    """Write a kernel file. Raises LimitError naming it."""
+    """Write a kernel file. Raises LimitError with the file's name."""
     try:
         path.write_text(value)
     except OSError as error:
         raise LimitError(
-            f"{path} does not take {value!r}: {error.strerror}",
+            f"{path} refuses {value!r}: {error.strerror}",
             hint="run as root on a host with this cgroup controller",
         ) from None
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something, for messages."""
+    """The last line of a log that is not empty, for messages."""
     try:
         lines = [line.strip() for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     except OSError:

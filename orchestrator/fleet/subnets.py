@@ -1,4 +1,4 @@
-"""Chooses subnets that nothing on the host uses yet. The choice is pure; what is taken is read from the kernel."""
+"""Chooses subnets that nothing on the host uses. The choice is pure; the used subnets are read from the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL_POOL = IPv4Network("10.84.0.0/16")
 
 
 def free_subnets(pool: IPv4Network, prefix: int, taken: Iterable[IPv4Network]) -> Iterator[IPv4Network]:
-    """Subnets of `pool` of that prefix length that overlap none of `taken`, in order. FleetError past the last."""
+    """Subnets of `pool` of that prefix length that overlap none of `taken`, in order. Raises FleetError at the end."""
     taken = [net for net in taken if net.overlaps(pool)]
     for subnet in pool.subnets(new_prefix=prefix):
         if not any(subnet.overlaps(net) for net in taken):
@@ -23,12 +23,12 @@ def free_subnets(pool: IPv4Network, prefix: int, taken: Iterable[IPv4Network]) -
 
 
 def host_networks() -> list[IPv4Network]:
-    """Networks the host has routes to."""
+    """Networks to which the host has routes."""
     return parse_routes(run(["ip", "-j", "-4", "route", "show", "table", "all"]))
 
 
 def parse_routes(output: str) -> list[IPv4Network]:
-    """From `ip -j route`; the default route is no network."""
+    """Networks in the output of `ip -j route`, without the default route."""
     found = []
     for route in json.loads(output or "[]"):
         destination = str(route.get("dst", "default"))

@@ -1,6 +1,6 @@
-"""Limits -> arguments of tc and values of cgroup files, and what the kernel says back -> numbers. Pure.
+"""Turns limits into arguments of tc and values of cgroup files, and parses what the kernel reports. Pure.
 
-Every unit is converted here and nowhere else. tc's `mbps` means mega*bytes*, so rates are written as integer `bit`.
+All units are converted here. In tc, `mbps` means mega*bytes* per second, so rates are written as integers in `bit`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import LEAST_CPUS, Limits
 
 PERIOD_US = 100_000
-"""CFS period. torch steps are nearest their ideal time here (1.06; 1.33 at 20 ms, measured)."""
+"""CFS period. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times with 20 ms."""
 
 FRAME = 1540
-"""Bytes of one full Ethernet frame and a little: tbf drops what is larger than its burst."""
+"""Bytes of one full Ethernet frame and a little more. tbf drops packets that are larger than its burst."""
 
 BURST_S = 0.25e-3
-"""Time's worth of rate that may leave at once beyond a frame. More makes short transfers too fast (1.9 × at 32 KB),
-less starves fast links (0.89 × with 1600 bytes at 100 Mbit/s)."""
+"""Burst of tbf beyond one frame, as time at the rate. A larger burst makes short transfers too fast (1.9 times at
+32 KB); a smaller one makes fast links too slow (0.89 times with 1600 bytes at 100 Mbit/s)."""
 
 QUEUE_BYTES = 256 * 1024
-"""tbf's queue. Control messages wait behind it, but with 64 KB eight connections lose so many segments that they leave
-a sixth and more of the link unused while they wait for retransmission (measured: 0.35 to 0.9 of the rate)."""
+"""Size of tbf's queue. Control messages wait behind it. But with 64 KB, eight connections lose so many segments that
+retransmission leaves a sixth of the link or more unused (measured: 0.35 to 0.9 of the rate)."""
 
 TOLERANCE = 0.01
-"""How far a limit may read back from what was set: tc keeps bytes per second, cgroups microseconds."""
+"""Largest allowed difference between a limit as set and as read back: tc rounds to bytes/s, cgroups to microseconds."""
 
 
 # ---- link ------------------------------------------------------------------------------------------------------------
@@ -41,10 +41,10 @@ def burst_bytes(rate_bit_s: int) -> int:
 
 
 def shape_commands(interface: str, rate_bit_s: int, latency_ms: float = 0.0) -> list[list[str]]:
-    """tc commands that hold `interface`'s egress to `rate_bit_s`; with other figures they change it in place.
+    """The tc commands that limit `interface`'s egress to `rate_bit_s`. Repeated commands change the limit in place.
 
-    What hangs below the rate is named either way: an earlier delay that is no longer wanted is replaced by a plain
-    queue, and at no moment is the link free, as it would be if the root were deleted first.
+    The queue below tbf is always named. So a plain queue replaces an earlier delay that is no longer wanted, and the
+    link is never unlimited, as it would be for a moment if the root queue were deleted first.
     """
     root = ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "tbf"]
     root += ["rate", f"{int(rate_bit_s)}bit", "burst", str(burst_bytes(rate_bit_s)), "limit", str(QUEUE_BYTES)]
@@ -63,7 +63,7 @@ def show_command(interface: str) -> list[str]:
 
 
 def ifb_commands(interface: str, ifb: str) -> list[list[str]]:
-    """Redirect everything that arrives at `interface` through `ifb`, whose egress can then be shaped."""
+    """The commands that redirect all packets arriving at `interface` through `ifb`, whose egress can be limited."""
     redirect = "parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev"
     return [
         ["ip", "link", "add", ifb, "type", "ifb"],
@@ -74,7 +74,7 @@ def ifb_commands(interface: str, ifb: str) -> list[list[str]]:
 
 
 class Shaped(msgspec.Struct, frozen=True):
-    """What one interface's egress does. `rate_bit_s` is None where nothing holds it."""
+    """The limits of one interface's egress. `rate_bit_s` is None if there is none."""
 
     rate_bit_s: int | None
     bytes: int
@@ -85,8 +85,8 @@ class Shaped(msgspec.Struct, frozen=True):
 
 
 def parse_qdisc(output: str) -> Shaped:
-    """From `tc -j -s qdisc show dev X`; tc prints bytes per second, and delays in seconds. Raises LimitError for
-    anything else."""
+    """Parse `tc -j -s qdisc show dev X`, which prints bytes per second, and delays in seconds. Raises LimitError if the
+    output is not understood."""
     try:
         qdiscs: list[dict[str, Any]] = json.loads(output or "[]")
         total = sum(int(q.get("bytes", 0)) for q in qdiscs if q.get("root"))
@@ -97,7 +97,7 @@ def parse_qdisc(output: str) -> Shaped:
         latency_ms = sum(float(delay.get("delay", 0.0)) for delay in delays) * 1e3
         kinds = ", ".join(str(q.get("kind", "?")) for q in qdiscs) or "none"
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LimitError(f"tc printed something unknown: {output[:200]!r}", hint="install iproute2 >= 5.0") from None
+        raise LimitError(f"cannot read the output of tc: {output[:200]!r}", hint="install iproute2 >= 5.0") from None
     text = kinds if tbf is None else f"tbf rate {rate} bit/s burst {tbf.get('burst')} B; {drops} drops"
     text = f"{text}; netem delay {latency_ms:g} ms" if delays else text
     return Shaped(rate, total, drops, text, latency_ms, json.dumps(qdiscs, separators=(",", ":")))
@@ -107,24 +107,26 @@ def parse_qdisc(output: str) -> Shaped:
 
 
 def quota_us(cpus: float) -> int:
-    """CFS quota of every PERIOD_US. Raises LimitError below the kernel's least."""
+    """CFS quota in microseconds per PERIOD_US. Raises LimitError if the kernel would refuse it."""
     quota = round(cpus * PERIOD_US)
     if quota < 1000:
-        raise LimitError(f"a quota of {cpus:g} CPUs cannot be held", hint=f"give at least {LEAST_CPUS:g}")
+        raise LimitError(f"the kernel refuses a quota of {cpus:g} CPUs", hint=f"use at least {LEAST_CPUS:g}")
     return quota
 
 
 Values = list[tuple[str, str, str]]
-"""Controller, file and value, in the order in which they must be written."""
+"""Rows of controller, file and value, in the order in which they must be written."""
 
 SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-"""Only there where the kernel accounts for swap."""
+"""Files that exist only if the kernel accounts for swap."""
 
 
 def cgroup_values(limits: Limits, version: int) -> Values:
-    """What puts `limits` on a cgroup. Quotas, never shares: shares bind only while others compete (and therefore serve
-    as priority, see `priority_values`). No swap: a device that needs more memory than it has must run out of it, not
-    slow down in a way that nobody asked for."""
+    """The values that put `limits` on a cgroup.
+
+    Uses quotas, not shares: shares only matter while others compete, so they serve as priority (`priority_values`).
+    Forbids swap: a device that needs too much memory must fail, not become slow without a reason that anybody sees.
+    """
     quota, memory = quota_us(limits.cpus), str(limits.memory_mib * 2**20)
     if version == 2:
         return [
@@ -135,20 +137,20 @@ def cgroup_values(limits: Limits, version: int) -> Values:
     return [
         ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
         ("cpu", "cpu.cfs_quota_us", str(quota)),
-        ("memory", "memory.memsw.limit_in_bytes", "-1"),  # may never be below the next one, up or down
+        ("memory", "memory.memsw.limit_in_bytes", "-1"),  # the kernel refuses a value below the next one
         ("memory", "memory.limit_in_bytes", memory),
-        ("memory", "memory.memsw.limit_in_bytes", memory),  # of memory and swap together
+        ("memory", "memory.memsw.limit_in_bytes", memory),  # the sum of memory and swap
     ]
 
 
 def priority_values(version: int) -> dict[str, str]:
-    """Weight of the cgroup above all devices: with it their quotas decide, not what else runs on the host (the server
-    halves, say). Safe, since the quotas together leave the reserve free."""
+    """The weight of the cgroup above all devices. It makes sure that the quotas decide how much CPU devices get, and
+    not the other programs of the host, such as the server halves. The quotas together leave the reserve free."""
     return {"cpu.weight": "10000"} if version == 2 else {"cpu.shares": "262144"}
 
 
 def no_limits(version: int) -> Values:
-    """What lifts every limit."""
+    """The values that remove every limit."""
     if version == 2:
         unlimited = [("memory", name, "max") for name in ("memory.max", "memory.swap.max")]
         return [("cpu", "cpu.max", f"max {PERIOD_US}"), *unlimited]
@@ -164,11 +166,11 @@ CGROUP_FILES: dict[int, dict[str, tuple[str, ...]]] = {
     },
     2: {"cpu": ("cpu.max", "cpu.stat"), "memory": ("memory.max", "memory.current")},
 }
-"""What `parse_cgroup` reads, by version and controller."""
+"""The files that `parse_cgroup` reads, by version and controller."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A cgroup's limits and use. None: not limited."""
+    """A cgroup's limits and use. None: no limit."""
 
     cpus: float | None
     memory_mib: int | None
@@ -180,7 +182,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
-    """From the contents of CGROUP_FILES. Raises LimitError where a file is missing or unknown."""
+    """Parse the contents of CGROUP_FILES. Raises LimitError if a file is missing or not understood."""
     try:
         stat = {k: int(v) for k, v in (line.split() for line in files["cpu.stat"].splitlines())}
         if version == 2:
@@ -192,7 +194,7 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
             limit, used = files["memory.limit_in_bytes"].strip(), int(files["memory.usage_in_bytes"])
             cpu_s, throttled_s = int(files["cpuacct.usage"]) / 1e9, stat.get("throttled_time", 0) / 1e9
         cpus = None if quota in ("max", "-1") else int(quota) / int(period)
-        # Version 1 says "no limit" as a huge number of bytes.
+        # Version 1 expresses "no limit" as a huge number of bytes.
         memory = None if limit == "max" or int(limit) >= 2**60 else int(limit) // 2**20
     except (KeyError, ValueError) as error:
         raise LimitError(
@@ -203,7 +205,7 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
 
 
 def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any]) -> Group:
-    """From `docker inspect` and one sample of `docker stats`, where the engine's kernel cannot be read from here."""
+    """Parse `docker inspect` and one sample of `docker stats`, for an engine whose kernel files are not visible."""
     cpu, memory = stats.get("cpu_stats", {}), stats.get("memory_stats", {})
     throttling = cpu.get("throttling_data", {})
     quota, period = host_config.get("CpuQuota") or 0, host_config.get("CpuPeriod") or PERIOD_US
@@ -221,30 +223,30 @@ def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any])
 
 
 def confirm(limits: Limits, held: Held) -> Held:
-    """`held` itself. Raises LimitError where the kernel does not hold what was set."""
+    """Return `held`. Raises LimitError if the kernel does not hold the limits that were set."""
     if wrong := mismatches(limits, held):
         raise LimitError(f"{held.device}: {'; '.join(wrong)}", hint=ROUNDED if _rounded(limits, held) else DISTURBED)
     return held
 
 
-DISTURBED = "something else on this host changes its limits"
+DISTURBED = "another program on this host changes its limits"
 ROUNDED = (
     "the engine lets systemd round CPU quotas to 1 % of a CPU: run as root on the engine's host; or set the engine's "
     '"exec-opts": ["native.cgroupdriver=cgroupfs"] (/etc/docker/daemon.json); or choose cpus and dilation so that '
-    "every quota is a whole number of hundredths"
+    "every quota is a multiple of 0.01 CPU"
 )
 
 
 def _rounded(wanted: Limits, held: Held) -> bool:
-    """Whether the quota in force is what systemd makes of the wanted one: a whole number of hundredths beside it."""
+    """Whether the quota in force is the wanted one, rounded by systemd to a multiple of 0.01 CPU."""
     hundredths = (held.cpus or 0.0) * 100
     off = abs(hundredths - wanted.cpus * 100)
     return off > 100 * TOLERANCE * wanted.cpus and off < 1 and abs(hundredths - round(hundredths)) < 1e-6
 
 
 def mismatches(wanted: Limits, held: Held) -> list[str]:
-    """Where the limits read back differ from those wanted by over 1 %, in words; empty when they hold, and where there
-    is nothing to read back."""
+    """The limits that differ by more than 1 % when read back, in words. Empty if all hold, or if nothing can be read
+    back."""
     pairs: list[tuple[str, float, float | None, str]] = [
         ("CPU quota", wanted.cpus, held.cpus, "CPUs"),
         ("uplink", wanted.uplink_bit_s, held.uplink_bit_s, "bit/s"),

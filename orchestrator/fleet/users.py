@@ -1,4 +1,4 @@
-"""A user of its own for every local agent: numbers without an entry in /etc/passwd that no other program hands out."""
+"""A user id of its own for every local agent. The ids have no entry in /etc/passwd, and no other program uses them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import Path
 from edgebed.errors import FleetError
 
 BLOCK = 256
-"""Fleets take numbers in blocks of so many."""
+"""Number of ids per block. Every fleet takes whole blocks."""
 
 HOST = (2_100_000_000, 256)
-"""First number and number of blocks: above what systemd gives to containers (to 1,879,048,191), useradd to sub-users
-(600,100,000) and SSSD to domains (2,000,200,000), below 2³¹."""
+"""First id and number of blocks. The range lies above the ids of systemd's containers (to 1,879,048,191), useradd's
+sub-users (600,100,000) and SSSD's domains (2,000,200,000), and below 2³¹."""
 
 INSIDE = (32_768, 100)
-"""The same in a user namespace that maps only 65,536 users, as in a container without privileges: below systemd's
-dynamic users (61,184)."""
+"""The same for a user namespace that maps only 65,536 users, as in an unprivileged container. The range lies below
+systemd's dynamic users (61,184)."""
 
 UID_MAP = Path("/proc/self/uid_map")
 
 
 class Users:
-    """Numbers for the devices of one fleet. Nobody else gets them before `close`, or the end of this process, whatever
-    ends it: a lock holds each block.
+    """User ids for the devices of one fleet. A lock on each block reserves them until `close` or the end of this
+    process, however it ends.
 
     Args:
-        count: how many.
+        count: the number of ids.
         state: a folder that all orchestrators of this host share.
 
     Raises:
-        FleetError: all are taken.
+        FleetError: all ids are taken.
     """
 
     def __init__(self, count: int, state: Path) -> None:
@@ -49,7 +49,7 @@ class Users:
         if len(self.numbers) < count:
             self.close()
             raise FleetError(
-                f"{count} agents need a user each, and the {blocks * BLOCK} numbers for them are taken",
+                f"{count} agents need one user id each, and all {blocks * BLOCK} ids are taken",
                 hint="end another fleet of this host",
             )
 
@@ -64,13 +64,13 @@ class Users:
         return True
 
     def close(self) -> None:
-        """Also a second time."""
+        """Release the ids. May be called twice."""
         while self._locks:
             os.close(self._locks.pop())
 
 
 def closed_to_others(paths: Iterable[str]) -> Path | None:
-    """The first folder on the way to one of `paths` that only its owner or group may enter."""
+    """The first folder on the way to one of `paths` that other users may not enter."""
     for path in paths:
         way = Path(path).resolve()
         for folder in [*reversed(way.parents), way]:
@@ -80,6 +80,6 @@ def closed_to_others(paths: Iterable[str]) -> Path | None:
 
 
 def _is_mapped(number: int, uid_map: str) -> bool:
-    """Whether a user namespace knows the user `number`, from its /proc/PID/uid_map."""
+    """Whether a user namespace maps the user `number`, according to its /proc/PID/uid_map."""
     rows = [[int(field) for field in line.split()] for line in uid_map.splitlines()]
     return any(inside <= number < inside + length for inside, _, length in rows)

@@ -1,4 +1,4 @@
-"""Runs what a table of a paper needs, simulated or on the fleet, and reads the quantities off the summaries."""
+"""Does the runs for a table of a paper, simulated or on the fleet, and reads the figures from their summaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.simulation.run import SimulationRequest, simulate
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The tables by quantity, how they were made, and at what scale."""
+    """The tables by quantity, how they were made, and their scale."""
 
     tables: dict[str, list[Cell]]
     how: str
@@ -45,12 +45,11 @@ def measure(
     columns: Sequence[str] | None,
     notify: Notify,
 ) -> Measured:
-    """Run every job of the table, or take the run that is there already: a job that ended is not run again.
-
-    A changed version of Edgebed or of a profile runs it again; `fresh` does in any case.
+    """Do every run of the table. A run that already ended with the same version of Edgebed and the same profiles is
+    reused, unless `fresh`.
 
     Raises:
-        UsageError: an unknown row or column, and what an experiment may raise.
+        UsageError: an unknown row or column, or an error of the experiment.
     """
     wanted_rows, wanted_columns = _wanted(table, full, rows, columns)
     todo = [
@@ -65,7 +64,7 @@ def measure(
         if job.probe is not None:
             longest = longest_round_s(run_once(job.probe, path, runs, real=real, backend=backend, fresh=fresh))
             experiment = with_deadline(experiment, longest)
-            notify(f"deadline {experiment.training.deadline_s:g} s, of the longest round without one")
+            notify(f"deadline {experiment.training.deadline_s:g} s, from the longest round without one")
         summary = load_summary(run_once(experiment, path, runs, real=real, backend=backend, fresh=fresh))
         for column in set(job.columns) & set(wanted_columns):
             target = wanted_columns[column].target
@@ -88,15 +87,15 @@ def longest_round_s(folder: Path) -> float:
 
 
 def with_deadline(experiment: Experiment, longest_s: float) -> Experiment:
-    """The experiment with the deadline that a device of `longest_s` just keeps: a little more, as FedPMT's paper has
-    26.5 s for 26.4 s; to five digits, so that equal measurements make equal experiments."""
+    """The experiment with a deadline that a device of `longest_s` seconds just meets: a little longer, like 26.5 s for
+    26.4 s in FedPMT's paper. It is rounded to five digits, so that equal measurements give equal experiments."""
     deadline_s = float(f"{longest_s * 26.5 / 26.4:.5g}")
     training = msgspec.structs.replace(experiment.training, deadline_s=deadline_s)
     return msgspec.structs.replace(experiment, training=training)
 
 
 def _about(table: Reproduction, todo: Sequence[Job], *, real: bool, full: bool) -> str:
-    """In words what was run: the scale, and whose times and bytes a simulation counts."""
+    """What was run, in words: the scale, and the source of the times and bytes of a simulation."""
     text = "the paper's own." if full else " ".join(table.scale.about.split())
     as_if = todo[0].experiment.simulation.as_if if todo and not real else None
     if as_if is None:
@@ -104,7 +103,7 @@ def _about(table: Reproduction, todo: Sequence[Job], *, real: bool, full: bool) 
     model = as_if.model.get("name")
     return (
         f"{text} Seconds and bytes are those of {model} on {as_if.train_samples} samples in batches of "
-        f"{as_if.batch_size} (simulation.as_if); accuracies and rounds those of what learns."
+        f"{as_if.batch_size} (simulation.as_if); accuracies and rounds are those of the model that was trained."
     )
 
 
@@ -137,7 +136,7 @@ def run_once(
     backend: str | None = None,
     fresh: bool = False,
 ) -> Path:
-    """The folder of the experiment's run, made now or before with the same devices and version."""
+    """The folder of the experiment's run: a new one, or an earlier one with the same devices and version."""
     how = f"{'real' if real else 'simulated'}/{backend or ''}"
     devices = load_fleet((path.parent / experiment.fleet).resolve()).devices
     key = hashlib.sha256(msgspec.json.encode((version("edgebed"), how, experiment, devices))).hexdigest()[:12]

@@ -1,12 +1,12 @@
 """A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and a
-scale at which this machine can do it.
+smaller scale that fits this machine.
 
-    rows and columns     label -> what they set in the experiment (mappings merge, everything else replaces);
-                         `options` are added to those of the method, so that a row and a column may both set some
-    columns.*.target     the accuracy that this column asks for; columns that differ in nothing else share their runs
-    columns.*.deadline_of   the row whose slowest device, in rounds without a deadline, sets `training.deadline_s`
-    figures              quantity -> row -> the paper's figure for each column, null where it prints none
-    scale.set            shrinks the experiment; `scale.rows` and `scale.columns` name what is run at that scale
+    rows and columns     label -> what they set in the experiment. Mappings are merged, other values are replaced;
+                         `options` are added to those of the method, so a row and a column can both set options.
+    columns.*.target     the accuracy to reach; columns that differ only in the target share their runs
+    columns.*.deadline_of   a row: its slowest device in rounds without a deadline sets `training.deadline_s`
+    figures              quantity -> row -> the paper's figure for each column, null if it prints none
+    scale.set            makes the experiment smaller; `scale.rows` and `scale.columns` name what runs at that scale
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Settings = dict[str, Any]
 
 
 PROBE_ROUNDS = 3
-"""Rounds without a deadline that a `deadline_of` is measured in."""
+"""Number of rounds without a deadline in which a `deadline_of` is measured."""
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,12 +38,12 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What makes the table fit a small machine, and in words what is the same and what is not."""
+    """Changes that make the table fit a small machine. The text says what is the same as in the paper and what not."""
 
     about: str
     set: Settings = {}
-    rows: list[str] = []  # all, where none are named
-    columns: dict[str, Column] = {}  # by label of the paper's column; all as they are, where none are named
+    rows: list[str] = []  # empty: all
+    columns: dict[str, Column] = {}  # by label of the paper's column; empty: all, unchanged
     seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)] = (1, 2, 3)
 
 
@@ -52,7 +52,7 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     source: str
     kind: str = "runs"  # runs | tiers | operations
     quantities: list[str] = []
-    baseline: str = ""  # the row that ratios refer to
+    baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False
     experiment: Settings = {}
     rows: dict[str, Settings] = {}
@@ -64,8 +64,8 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One run that the table needs: `columns` are those it serves. `probe`, where the columns have a `deadline_of`: a
-    few rounds of that row without a deadline, whose longest is the deadline of this run."""
+    """One run for the table, used by the columns `columns`. If these have a `deadline_of`, `probe` is an experiment
+    with a few rounds of that row without a deadline; its longest round is the deadline of this run."""
 
     row: str
     columns: tuple[str, ...]
@@ -78,7 +78,7 @@ def load_reproduction(path: Path) -> Reproduction:
     """Read a table's file.
 
     Raises:
-        UsageError: as `experiment.load`; also a baseline, a scaled row or column, or a figure that the table lacks.
+        UsageError: as `experiment.load`; also for an unknown baseline, scaled row or column, or missing figures.
     """
     table = convert(load_yaml(path), Reproduction, path)
     wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
@@ -99,7 +99,7 @@ def load_reproduction(path: Path) -> Reproduction:
 
 
 def chosen(table: Reproduction, *, full: bool) -> tuple[list[str], dict[str, Column]]:
-    """Rows and columns that are run: all of the paper's, or those of the scale."""
+    """The rows and columns to run: all of the paper's, or those of the scale."""
     if full:
         return list(table.rows), dict(table.columns)
     columns = table.scale.columns or table.columns
@@ -114,10 +114,10 @@ def chosen(table: Reproduction, *, full: bool) -> tuple[list[str], dict[str, Col
 
 
 def jobs(table: Reproduction, path: Path, *, full: bool, seeds: Sequence[int] | None = None) -> list[Job]:
-    """The runs of a table, those that columns share once, with the highest target any of them asks for.
+    """The runs of a table. Columns with the same settings share one run with the highest of their targets.
 
     Raises:
-        UsageError: what a row or a column sets makes no experiment.
+        UsageError: the settings of a row or column do not give a valid experiment.
     """
     rows, columns = chosen(table, full=full)
     common = merged(table.experiment, {} if full else table.scale.set)
@@ -138,7 +138,7 @@ def jobs(table: Reproduction, path: Path, *, full: bool, seeds: Sequence[int] | 
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
-    """Mappings merged from left to right; a mapping with a `name` (a model, a data set) replaces the one before."""
+    """Mappings merged from left to right. A mapping with a `name` (a model, a data set) replaces the earlier one."""
     result: Settings = {}
     for layer in layers:
         for key, value in layer.items():

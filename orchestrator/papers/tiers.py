@@ -1,7 +1,7 @@
-"""Table 2 of the DTFL paper on a real device: time of every tier's device half at several CPU quotas.
+"""Table 2 of the DTFL paper on a real device: the time of every tier's device half at several CPU quotas.
 
-One device, no uploads within batches, the same batches for every tier; the quota is changed in place. Tiers are
-interleaved over the repeats, for a shared host drifts.
+Uses one device, no uploads within batches, and the same batches for every tier. The quota changes while the device
+runs. Each repeat measures all tiers in turn, so that slow changes of a shared host affect all tiers alike.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class OneTask:
-    """The round driver's place taken by one task at a time."""
+    """Replaces the round driver: runs one task at a time."""
 
     def __init__(self, controller: FleetController) -> None:
         self._controller = controller
         self._waiting: dict[str, asyncio.Future[Report]] = {}
 
     async def run(self, device: str, assignment: Assignment, body: bytes | bytearray) -> Report:
-        """Send the assignment, wait for its update. RunError when the device fails or goes."""
+        """Send the assignment and wait for its update. Raises RunError if the device fails or is lost."""
         task = Task(f"tiers/{device}/{time.time_ns():x}", "tiers", 0, assignment)
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._waiting[device] = future
@@ -56,7 +56,7 @@ class OneTask:
 
     def admit(self, peer: str, header: Header, size: int) -> None:
         if not isinstance(header, Update | Failure):
-            raise TransferRefused("only updates are wanted")
+            raise TransferRefused("only updates are accepted")
 
     async def deliver(self, inbound: ReceivedTransfer) -> None:
         future = self._waiting.get(inbound.peer)
@@ -91,14 +91,14 @@ async def measure_tiers(
     repeats: int,
     on_task: Callable[[float, int], None],
 ) -> list[Measurement]:
-    """Seconds per batch for every quota and cut, on the first device of the fleet."""
+    """Measure seconds per batch for every quota and cut, on the first device of the fleet."""
     device, runner = controller.names[0], OneTask(controller)
     controller.attach(None, runner)
     results = []
     for quota in quotas:
         await controller.change(device, _profile(controller, device, quota))
         times: dict[int, list[float]] = {cut: [] for cut in cuts}
-        for repeat in range(-1, repeats):  # the first pass warms up: new shapes, new memory
+        for repeat in range(-1, repeats):  # the first pass is a warm-up: new shapes, new memory
             for cut in cuts:
                 on_task(quota, cut)
                 report = await runner.run(device, _assignment(device, model, spec, cut, batch_size), _body(model, cut))
@@ -134,14 +134,14 @@ def _body(model: StagedModel, cut: int) -> bytes | bytearray:
 
 
 def normalised(measurements: Sequence[Measurement]) -> dict[float, list[float]]:
-    """Per quota, each tier's median time over tier 1's."""
+    """For each quota, each tier's median time divided by tier 1's."""
     quotas = dict.fromkeys(m.quota for m in measurements)
     rows = {quota: [m for m in measurements if m.quota == quota] for quota in quotas}
     return {quota: [m.median / row[0].median for m in row] for quota, row in rows.items()}
 
 
 def spread(table: Mapping[float, Sequence[float]]) -> list[tuple[float, float]]:
-    """Per tier, mean and standard deviation over the quotas, as the paper prints them."""
+    """For each tier, mean and standard deviation over the quotas, as in the paper."""
     return [
         (statistics.mean(column), statistics.stdev(column) if len(column) > 1 else 0.0)
         for column in zip(*table.values(), strict=True)

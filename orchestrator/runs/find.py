@@ -1,4 +1,4 @@
-"""Where runs are kept, and how a person names one."""
+"""Where runs are kept, and how a command names a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def runs_folder() -> Path:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name holds a character of shell patterns: * ? [."""
+    """Whether a name contains a character of shell patterns: * ? [."""
     return any(each in name for each in "*?[")
 
 
 def find_run(name: str) -> Path:
-    """The folder of a run, from its path, its id, or the beginning or pattern of one that no other run shares.
+    """The folder of one run, given its path, its id, the beginning of its id, or a pattern.
 
     Raises:
-        UsageError: there is no such run, or several fit.
+        UsageError: no run matches, or several do.
     """
     matches = _matches(name)
     if len(matches) > 1:
@@ -35,10 +35,10 @@ def find_run(name: str) -> Path:
 
 
 def find_runs(names: Sequence[str]) -> list[Path]:
-    """The folders of some runs, each once: from paths, ids, patterns (`mine*`), or the beginning of one id.
+    """The folders of some runs, each once. Names are paths, ids, patterns (`mine*`), or the beginning of one id.
 
     Raises:
-        UsageError: nothing fits a name, or several ids begin with one that is no pattern.
+        UsageError: no run matches a name, or several ids begin with a name that is not a pattern.
     """
     found: dict[Path, Path] = {}
     for name in names:
@@ -50,8 +50,8 @@ def find_runs(names: Sequence[str]) -> list[Path]:
 
 
 def baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
-    """The runs with those of the baseline at the end. `baseline`: a method, or a run; None
-    leaves them as they are. Raises UsageError where there is no such method or run."""
+    """The runs, with those of the baseline at the end. `baseline`: a method, or a run; None changes nothing. Raises
+    UsageError if there is no such method or run."""
     if baseline is None:
         return folders
     methods = {folder: load_summary(folder)["method"] for folder in folders}
@@ -69,7 +69,7 @@ def baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
 
 
 def _matches(name: str) -> list[Path]:
-    """The folders that a name may mean: one that is it, else all that it fits. Raises UsageError where none does."""
+    """The folder that a name is exactly, otherwise all folders that it matches. Raises UsageError if none does."""
     for folder in (Path(name), runs_folder() / name):
         if _is_run(folder):
             return [folder]
@@ -82,7 +82,7 @@ def _matches(name: str) -> list[Path]:
     known = [folder.name for folder in _newest()]
     if not known:
         raise UsageError(
-            f"there is no run {name!r}, nor any under {runs_folder().resolve()}",
+            f"there is no run {name!r}, neither as a folder nor under {runs_folder().resolve()}",
             hint="give the folder of a run, or set EDGEBED_RUNS to the folder of your runs",
         )
     raise UsageError(
@@ -101,7 +101,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / "records.jsonl").is_file()
     except OSError:
-        return False  # a name that no folder can have
+        return False  # no folder can have such a name
 
 
 def _newest() -> list[Path]:
@@ -111,5 +111,5 @@ def _newest() -> list[Path]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Ids of runs that begin so, the newest first: for the shell's completion."""
+    """Ids of runs that begin with `incomplete`, the newest first, for shell completion."""
     return [folder.name for folder in _newest() if folder.name.startswith(incomplete)]

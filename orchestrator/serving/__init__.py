@@ -1,1 +1,1 @@
-"""Trained exits on a standing fleet, answering real requests (`edgebed serve`)."""
+"""Serves real requests with trained exits on a running fleet (`edgebed serve`)."""

@@ -1,8 +1,8 @@
-"""What of a finished run is put on a fleet to serve: weights per node, thresholds, and the requests of the leaves.
+"""Prepares a finished run for serving: weights per node, thresholds, and the requests of the leaves.
 
-Requests are samples of the test set, which no device has trained on, dealt out to the leaves. Thresholds are such that
-each exit serves its share (papers.md §4) of the validation part, where the run's data has one. Else half of the test
-set, drawn by the run's seed, is kept to choose them, and requests are made of the other half.
+Requests are samples of the test set, which no device has trained on, distributed over the leaves. The thresholds make
+each exit serve its share (papers.md §4) of the validation set, if the run's data has one. Otherwise the run's seed
+draws half of the test set for choosing thresholds, and requests come from the other half.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from orchestrator.runs.folder import RunFolder
 from orchestrator.serving.router import Post
 
 SLOTS = 64
-"""Forwarded requests that a node holds for its uplink; beyond that it stands still, and so do those it could answer."""
+"""Forwarded requests that a node holds for its uplink. When it holds that many, the node waits and answers nothing."""
 
 CPU = torch.device("cpu")
 
 
 class Trained(msgspec.Struct):
-    """A run that trained exits, as its last checkpoint left it."""
+    """A run with trained exits, from its last checkpoint."""
 
     run: str
     experiment: Experiment
@@ -55,18 +55,18 @@ class Trained(msgspec.Struct):
     deployment: Deployment
     data: Split
     thresholds: list[float]  # of exits 1..E
-    pool: Tensor  # rows of the test set that requests are made of
+    pool: Tensor  # rows of the test set from which requests are taken
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What the same requests come to without fleet, links and codec."""
+    """What the same requests would give without fleet, links and codec."""
 
     accuracy: float
     shares: list[float]  # served by each exit
 
 
 class Service(msgspec.Struct):
-    """Everything a router needs but the clocks of the devices."""
+    """Everything that a router needs except the devices' clocks."""
 
     assignments: dict[str, Assignment]
     bodies: dict[str, bytes | bytearray]
@@ -79,7 +79,7 @@ def load_trained(folder: Path) -> Trained:
     """Read a run's last checkpoint and choose the thresholds.
 
     Raises:
-        UsageError: it is no run, its method trains no exits, or it has no checkpoint yet.
+        UsageError: not a run, or its method trains no exits, or it has no checkpoint yet.
     """
     files = RunFolder(folder)
     experiment = convert(load_yaml(files.experiment), Experiment, files.experiment)
@@ -90,7 +90,7 @@ def load_trained(folder: Path) -> Trained:
         )
     saved = files.restore()
     if saved is None or not saved.progress.method:
-        raise UsageError(f"{folder.name} has no finished round", hint="let it run, or go on with --resume")
+        raise UsageError(f"{folder.name} has no finished round", hint="let it run, or continue it with --resume")
     seed = experiment.training.seed
     data = DATASETS.create(experiment.data, f"{files.experiment}: data").load(data_root(), seed)
     plugin = MODELS.create(experiment.model, f"{files.experiment}: model")
@@ -109,12 +109,12 @@ def load_trained(folder: Path) -> Trained:
 
 
 def normalised_x(data: Split, rows: Tensor) -> Tensor:
-    """Test samples as a model takes them."""
+    """Test samples, normalised as the model expects."""
     return normalise(data.test_x[rows], data.mean, data.std)
 
 
 def write_requests(trained: Trained, folder: Path) -> dict[str, Path]:
-    """One shard per node: a leaf's holds what its requests are made of, dealt out in turn."""
+    """Write one shard per node. A leaf's shard holds the samples of its requests, which are dealt out in turn."""
     deployment, data = trained.deployment, trained.data
     paths = {node: folder / f"{node}.safetensors" for node in deployment.tree.parents}
     rows = rows_by_leaf(trained)
@@ -131,18 +131,18 @@ def rows_by_leaf(trained: Trained) -> dict[str, Tensor]:
     leaves = list(trained.deployment.arrivals)
     if len(trained.pool) < len(leaves):
         raise UsageError(
-            f"{len(trained.pool)} test samples for {len(leaves)} leaves", hint="take a data set with more test samples"
+            f"{len(trained.pool)} test samples for {len(leaves)} leaves", hint="use a data set with more test samples"
         )
     return {leaf: trained.pool[number :: len(leaves)] for number, leaf in enumerate(leaves)}
 
 
 def prepare(trained: Trained, requests: int, rate: float | None, dilation: float) -> Service:
-    """The nodes' assignments and weights, and what their requests are.
+    """The nodes' assignments and weights, and their requests.
 
     Args:
-        requests: in all; every leaf gets its part by its rate of arrivals.
-        rate: requests per second at every leaf; None: as the method has it.
-        dilation: arrivals are slower by it, as everything is.
+        requests: the total; every leaf gets its part in proportion to its rate of arrivals.
+        rate: requests per second at every leaf; None: from the method's options.
+        dilation: rates of arrival are divided by it, like everything else.
     """
     deployment, seed = trained.deployment, trained.experiment.training.seed
     rates = dict.fromkeys(deployment.arrivals, rate) if rate is not None else deployment.arrivals
@@ -201,17 +201,17 @@ def _cut(deployment: Deployment, node: str) -> int:
 
 
 def _expected(trained: Trained, rows: Tensor) -> Expected:
-    """Every request through the exits, in this process."""
+    """Run every request through the exits in this process."""
     logits = exit_logits(trained.model, trained.weights, trained.deployment.cuts, normalised_x(trained.data, rows), CPU)
     enough = confidence(logits) >= torch.tensor(trained.thresholds)[:, None]
-    served = enough.to(torch.int64).argmax(0)  # the first exit that is sure; the last always is
+    served = enough.to(torch.int64).argmax(0)  # the first exit that is confident; the last one always is
     answers = logits.argmax(-1)[served, torch.arange(len(rows))]
     shares = [float((served == exit).double().mean()) for exit in range(len(logits))]
     return Expected(float((answers == trained.data.test_y[rows]).double().mean()), shares)
 
 
 def most_bytes(model: StagedModel, stages: int) -> int:
-    """Of one upload of a node with so many stages: the features of one request, or a lot of answers."""
+    """Largest upload in bytes of a node with `stages` stages: features of one request, or a batch of answers."""
     numbers, times = Stream((), torch.int64), Stream((3,), torch.int64)
     answers = {"request": numbers, "prediction": numbers, "cut": numbers, "times": times}
     features = {"features": Stream(model.feature_shape(stages), torch.float32)}
@@ -219,7 +219,7 @@ def most_bytes(model: StagedModel, stages: int) -> int:
 
 
 def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str, int]) -> dict[str, Post]:
-    """What each node is given to do, with its clock."""
+    """What each node must do, with the offset of its clock."""
     tree = trained.deployment.tree
     return {
         node: Post(
@@ -236,7 +236,7 @@ def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str,
 
 
 def shared_out(total: int, rates: Mapping[str, float]) -> dict[str, int]:
-    """`total` in proportion to the rates, in whole numbers, by largest remainder; one at least of each.
+    """Divide `total` in proportion to the rates, in whole numbers by largest remainder, with at least one each.
 
     Raises:
         UsageError: there are fewer requests than leaves.

@@ -1,8 +1,8 @@
-"""Carries requests up the tree: what a node forwards goes to its parent, answers are counted, lost nodes are named.
+"""Routes requests up the tree: passes forwarded requests to the parent node, counts answers, reports lost nodes.
 
-Stands in the round driver's place (`rounds.driver.Driver`). The devices' half is `edgebed.methods.parts.serving`: every
-node has one task for the whole time. A node above the leaves is sent features as answers to its uploads; as many ahead
-of its answers as keep its link busy, the rest wait here.
+It takes the place of the round driver (`rounds.driver.Driver`). `edgebed.methods.parts.serving` is the devices' part:
+every node has one task for the whole time. A node above the leaves receives features as replies to its uploads. The
+router sends only as many ahead of the node's answers as keep its link busy; the rest wait here.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from orchestrator.rounds.bounds import MOST_TEXT
 from orchestrator.rounds.event_loop import now_ns, now_s
 
 AHEAD = 4
-"""Requests sent to a node that it has not decided yet."""
+"""Largest number of requests that were sent to a node and are not decided yet."""
 
 ENDING_S = 20.0
-"""How long nodes may take to end once every request is settled."""
+"""Seconds that nodes may take to end after every request is settled."""
 
 END = encode_tensors({}, Codec())
 """The body of the reply that ends a node's task."""
 
 
 class Post(msgspec.Struct, frozen=True):
-    """What one node is given to do.
+    """What one node must do.
 
     Attributes:
         body: the encoded weights of its stages.
-        parent: who takes what it forwards; None answers all.
+        parent: the node that takes what it forwards; None: it answers everything.
         exit: the exit at which it answers.
-        own: the numbers of the requests that arrive at it.
-        offset_ns: its clock minus ours.
-        most_bytes: of one of its uploads, encoded or decoded.
+        own: the numbers of the requests that arrive at this node from outside.
+        offset_ns: its clock minus the orchestrator's.
+        most_bytes: largest size of one of its uploads, encoded or decoded.
     """
 
     task: Task
@@ -69,7 +69,7 @@ class Post(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct):
-    """A request that is on its way to a node, or on it."""
+    """A request that is being sent to a node, or is at the node."""
 
     request: int
     body: bytes | bytearray
@@ -85,20 +85,20 @@ class _Node:
         self.lost = ""
         self.heard_s = now_s()
         self.queue: deque[_Waiting] = deque()
-        self.there: dict[int, _Waiting] = {}  # sent and not decided, by request
-        self.sent = 0  # replies so far
+        self.there: dict[int, _Waiting] = {}  # sent and not decided yet, by request
+        self.sent = 0  # number of replies so far
         self.started_ns = 0
         self.jobs: set[asyncio.Task[None]] = set()
 
 
 class Router:
-    """Serves all requests of the leaves once.
+    """Serves every request of the leaves once.
 
     Args:
         posts: by node; children of a node name it as their parent.
         labels: of every request, by number.
-        liveness_s: a node whose heartbeats stop for so long is lost.
-        watch: told how many requests are answered and lost, after each.
+        liveness_s: a node without heartbeats for so many seconds is lost.
+        watch: called with the numbers of answered and lost requests after each change.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Router:
         self._endpoint, self._record, self._labels, self._watch = endpoint, record, labels, watch
         self._posts, self._liveness_s = posts, liveness_s
         self._nodes: dict[str, _Node] = {}
-        self._hops: dict[int, tuple[Hop, ...]] = {}  # of requests under way
+        self._hops: dict[int, tuple[Hop, ...]] = {}  # of requests that are not settled
         self._open = set(range(len(labels)))
         self._answered = 0
         self._settled = asyncio.Event()
 
     async def run(self) -> str:
-        """Start every node, parents first; return when all requests are answered or lost, and why. Cancelling it
+        """Start every node, parents first. Return why it ended when all requests are answered or lost. Cancelling it
         cancels the nodes' tasks."""
         self._nodes = {name: _Node(name, post) for name, post in self._posts.items()}
         watchdog = asyncio.create_task(self._watch_silence())
@@ -141,7 +141,7 @@ class Router:
     # ---- one node ----
 
     async def _start(self, node: _Node) -> None:
-        """Its task goes out; a leaf's only when every node above can take what it forwards."""
+        """Send the node's task. A leaf gets its task only when every node above it can take forwarded requests."""
         if node.post.own:
             await asyncio.gather(*(other.ready.wait() for other in self._nodes.values() if not other.post.own))
         node.started_ns = now_ns()
@@ -149,12 +149,12 @@ class Router:
         try:
             sent = await self._endpoint.send(node.name, node.post.task, node.post.body)
         except TransferError as error:
-            self._lose(node, f"it took no task: {error}")
+            self._lose(node, f"it refused its task: {error}")
             return
         self._record(TaskDelivered(sent.done_ns, 0, node.name, node.post.task.id, sent.bytes))
 
     def _pump(self, node: _Node) -> None:
-        """Send what waits for a node, as far ahead as it may be."""
+        """Send the node's waiting requests, as many as may be under way."""
         while node.queue and len(node.there) < AHEAD and node.ready.is_set() and not node.lost:
             waiting = node.queue.popleft()
             node.there[waiting.request] = waiting
@@ -162,13 +162,13 @@ class Router:
             node.sent += 1
 
     async def _forward(self, node: _Node, waiting: _Waiting, batch: int) -> None:
-        with contextlib.suppress(TransferError):  # the node is gone, and what it had is lost by that
+        with contextlib.suppress(TransferError):  # the node is lost, and its requests with it
             sent = await self._endpoint.send(node.name, Reply(node.post.task.id, batch), waiting.body)
             waiting.delivered_ns, waiting.bytes = sent.done_ns, sent.bytes
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, 0, node.name, batch, sent.bytes))
 
     async def _end(self) -> None:
-        """Nodes above the leaves end when they are told; leaves by themselves."""
+        """Tell the nodes above the leaves to end, and wait. Leaves end by themselves."""
         rest = [node for node in self._nodes.values() if not node.lost]
         for node in rest:
             if not node.post.own:
@@ -199,7 +199,7 @@ class Router:
                     self._lose(node, why)
                     raise TransferRefused(why)
             case _:
-                raise TransferRefused(f"an orchestrator takes no {type(header).__name__} from {peer}")
+                raise TransferRefused(f"the orchestrator accepts no {type(header).__name__} from {peer}")
 
     async def deliver(self, inbound: ReceivedTransfer) -> None:
         node = self._nodes.get(inbound.peer)
@@ -218,7 +218,7 @@ class Router:
                 seconds = (now_ns() - node.started_ns) / 1e9
                 self._record(DeviceDone(now_ns(), 0, node.name, seconds, report.upload_s, 0.0, 0.0))
                 node.ended.set()
-                self._forfeit(node, "it ended without a word on them")
+                self._forfeit(node, "it ended without answering")
             case Failure(_, _, why):
                 self._lose(node, f"it failed: {short(why, MOST_TEXT)}")
             case _:
@@ -244,7 +244,7 @@ class Router:
                 self._answer(node, request, prediction, times)
 
     def _onward(self, node: _Node, inbound: ReceivedTransfer, request: int, times: Tensor) -> None:
-        """A request that the node passes on: to its parent's queue."""
+        """Put a request that the node forwards into its parent's queue."""
         if request not in self._open:
             return
         hop = self._hop(node, request, times, inbound.bytes)
@@ -266,14 +266,14 @@ class Router:
         self._settle([request])
 
     def _hop(self, node: _Node, request: int, times: Tensor, up_bytes: int = 0) -> Hop:
-        """The node's part in a request. ValueError for one that it never had."""
+        """The node's part in a request. Raises ValueError if the node never had the request."""
         arrived, began, done = (int(t) - node.post.offset_ns for t in times)
         if request in node.post.own:
             return Hop(node.name, arrived, arrived, began, done, 0, up_bytes)
         waiting = node.there.pop(request, None)
         if waiting is None:
             raise ValueError(f"request {request} was never sent to it")
-        # The acknowledgement of a transfer may come after what the node made of it.
+        # The acknowledgement of a transfer may arrive after the node's answer.
         delivered = min(waiting.delivered_ns or began, began)
         return Hop(node.name, waiting.queued_ns, delivered, began, done, waiting.bytes or len(waiting.body), up_bytes)
 
@@ -290,12 +290,12 @@ class Router:
     # ---- losses ----
 
     def lost(self, device: str, why: str) -> None:
-        """The node's work is gone: its agent died or restarted."""
+        """The node's work is lost: its agent died or restarted."""
         if (node := self._nodes.get(device)) is not None and not node.ended.is_set():
             self._lose(node, why)
 
     def _lose(self, node: _Node, why: str) -> None:
-        """What the node had, and what will still come to it, nobody answers."""
+        """Count the requests at the node, and those that are still to reach it, as lost."""
         if node.lost:
             return
         node.lost = why
@@ -329,7 +329,7 @@ class Router:
             for node in self._nodes.values():
                 silent = now_s() - node.heard_s
                 if silent > self._liveness_s and not node.lost and not node.ended.is_set():
-                    self._lose(node, f"nothing was heard of it for {silent:.0f} s")
+                    self._lose(node, f"no heartbeat for {silent:.0f} s")
 
     # ---- small ----
 
@@ -339,7 +339,7 @@ class Router:
         job.add_done_callback(lambda done: self._job_ended(node, done))
 
     def _job_ended(self, node: _Node, job: asyncio.Task[None]) -> None:
-        """A job must not die in silence: an error nobody foresaw costs the node its requests, and is recorded."""
+        """An unexpected error in a job must not stay unnoticed: it is recorded, and the node loses its requests."""
         node.jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             what = f"{type(error).__name__}: {error}"

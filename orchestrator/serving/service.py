@@ -1,4 +1,4 @@
-"""Serving, from a run's folder to `serving.json`: the fleet, the nodes' tasks, the requests, the records."""
+"""Serving, from a run's folder to `serving.json`: fleet, the nodes' tasks, requests, records."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Watching = Callable[[int, int], None]
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
         run: the folder of the run whose exits are to serve.
-        fleet: another fleet file; its devices must have the names of the run's.
-        rate: requests per second at every leaf; None: as the method's options say.
-        requests: in all.
+        fleet: another fleet file; its devices must have the same names as the run's.
+        rate: requests per second at every leaf; None: from the method's options.
+        requests: the total.
     """
 
     run: Path
@@ -62,13 +62,13 @@ class ServeRequest(msgspec.Struct, frozen=True):
 async def serve(
     request: ServeRequest, notify: Notify, watch: Watching = lambda answered, lost: None
 ) -> tuple[Path, dict[str, Any]]:
-    """Serve, and write what came of it.
+    """Serve, and write the results.
 
     Returns:
         The new run folder and its summary (`serving.json`).
 
     Raises:
-        UsageError: the run has no exits to serve, or the fleet has other devices; before anything is started.
+        UsageError: before anything is started, if the run has no exits or the fleet has other devices.
     """
     try_folder(request.runs)
     trained = deploy.load_trained(request.run)
@@ -102,7 +102,7 @@ def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
 async def serve_on(
     request: ServeRequest, trained: deploy.Trained, controller: FleetController, calibrated: bool, watch: Watching
 ) -> tuple[Path, dict[str, Any]]:
-    """The same on a fleet that stands already, with the requests of `deploy.write_requests` as its shards."""
+    """The same on a running fleet whose shards are the requests of `deploy.write_requests`."""
     service = deploy.prepare(trained, request.requests, request.rate, controller.dilation)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     files = RunFolder(request.runs / f"{trained.experiment.name}-serve-{stamp}-{uuid.uuid4().hex[:4]}")
@@ -140,7 +140,7 @@ async def serve_on(
 
 
 def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str) -> None:
-    """The last records: serving is one round, and its accuracy that over the answered requests."""
+    """Write the last records: serving counts as one round, with the accuracy over the answered requests."""
     served = [record for record in read(files.records) if isinstance(record, Served)]
     now = time.monotonic_ns()
     recorder.record(RoundFinished(now, 0, (now - started_ns) / 1e9, (), why))
@@ -161,7 +161,7 @@ def _write(folder: Path) -> dict[str, Any]:
 
 
 def _offsets(controller: FleetController) -> dict[str, int]:
-    """Every device's clock minus ours, as measured last."""
+    """Every device's clock minus the orchestrator's, in ns, as last measured."""
     found = {fact.device: fact.offset_ns for fact in controller.facts() if isinstance(fact, ClockOffset)}
     return {name: found.get(name, 0) for name in controller.names}
 

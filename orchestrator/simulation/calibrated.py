@@ -1,4 +1,4 @@
-"""The cost model of a calibration: what a real fleet took, and by the reference's ratios what it would have taken."""
+"""The cost model of a calibration: times as measured on a real fleet, scaled by the reference for other work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from orchestrator.simulation.reference import Reference, server_key, work_key
 
 
 class CalibratedCosts:
-    """Args:
-    calibration: of the same model and data; laws that it lacks are measured on this host.
-    now_s: the virtual clock.
+    """Costs from a calibration file.
+
+    Args:
+        calibration: of the same model and data. Laws that are missing are measured on this host.
+        now_s: the virtual clock.
     """
 
     def __init__(self, calibration: Calibration, reference: Reference, now_s: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
-"""What was measured on a real fleet, as a file: CPU seconds of work, time of links, of the server and the orchestrator.
+"""A file of costs measured on a real fleet: CPU seconds of work, times of links, of the server and the orchestrator.
 
-Everything but orchestrator and server stands by profile, since devices of one profile are alike; a profile that was not
-there gets the medians of those that were.
+Costs of devices and links are kept by profile, since devices of one profile are alike. A profile that was not measured
+gets the medians of those that were.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ class LinkFit(msgspec.Struct, frozen=True):
 
 
 class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of device. Factors are measured CPU seconds ÷ the reference's."""
+    """The costs of one class of devices. Factors are measured CPU seconds divided by the reference's."""
 
     work: dict[str, float]  # factor by kind of work
-    other: float  # factor of work that was not seen
-    upload_cpu_s: float  # of the agent, for each upload, beside training and encoding
-    update_cpu_s: float  # the same for the update, and all else that a task costs it
-    reply_cpu_s: float  # of each reply: to receive and decode it
-    decode_cpu_s: float  # of a task
-    build_cpu_s: float  # of the first task besides: the agent builds its model
-    narrow_cpu_s: float  # of a task with a part of the network's width besides: its model is built anew
+    other: float  # factor for kinds of work that were not measured
+    upload_cpu_s: float  # the agent's CPU seconds per upload, without training and encoding
+    update_cpu_s: float  # the same for the update, with all other costs of a task
+    reply_cpu_s: float  # per reply: to receive and decode it
+    decode_cpu_s: float  # per task
+    build_cpu_s: float  # extra for the first task, in which the agent builds its model
+    narrow_cpu_s: float  # extra for a task with a part of the network's width, whose model is built anew
     uplink: LinkFit
     downlink: LinkFit
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. Reference laws are CPU seconds of one core of the host that calibrated."""
+    """The content of the file. Reference laws are CPU seconds of one core of the host that calibrated."""
 
     version: int = VERSION
     runs: list[str]
     dilation: float
     device: dict[str, BatchLaw]  # reference, by kind of work
     server: dict[str, BatchLaw]  # reference, by cut
-    server_factor: dict[str, float]  # measured seconds of a step ÷ the reference's, by cut
+    server_factor: dict[str, float]  # measured seconds of a step divided by the reference's, by cut
     server_other: float
-    server_group: float  # measured seconds of a step with several devices ÷ the sum of theirs
+    server_group: float  # measured seconds of a step with several devices divided by the sum of single steps
     encode: dict[str, SizeLaw]  # reference, by codec
     profiles: dict[str, ProfileCosts]
-    orchestrator: dict[str, float]  # seconds by what it does
-    receive: SizeLaw  # the orchestrator's, for n bytes that have arrived
+    orchestrator: dict[str, float]  # seconds by kind of the orchestrator's own work
+    receive: SizeLaw  # seconds that the orchestrator needs for n received bytes
     cuts: dict[int, CutCost] = {}
 
     def of(self, profile: str) -> ProfileCosts:
-        """A profile's costs, or those of a typical one."""
+        """A profile's costs; the medians of all profiles if this one was not measured."""
         return self.profiles.get(profile) or _typical(list(self.profiles.values()))
 
     def factor(self, profile: str, work: str) -> float:
-        """Measured ÷ reference CPU seconds of a kind of work: as seen on that profile, else on others, else of work
-        with the same objective."""
+        """Measured divided by reference CPU seconds of a kind of work: from that profile, else from other profiles,
+        else from work with the same objective."""
         own = self.of(profile)
         if work in own.work:
             return own.work[work]
@@ -102,7 +102,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Raises UsageError where there is none, or of another version."""
+    """Read the file. Raises UsageError if there is none, or if it has another version."""
     data = load_yaml(path)
     if data.get("version") != VERSION:
         raise UsageError(f"{path}: a calibration of version {data.get('version')}", hint="calibrate again")
@@ -113,7 +113,7 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def _rounded(value: object) -> object:
-    """Four digits are more than was measured, and can be read."""
+    """Round to four digits: more than the measurements justify, and readable."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):

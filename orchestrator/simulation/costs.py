@@ -1,4 +1,4 @@
-"""What things take in a simulation: the questions that the simulated fleet asks of a cost model."""
+"""The interface of cost models: the simulated fleet asks them how long everything takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.simulation.link import LinkCost
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Who works: the profile's name and the limits in force (after dilation)."""
+    """A device that works: its profile's name and its limits in force (after dilation)."""
 
     name: str
     profile: str
@@ -25,7 +25,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class BatchCost(msgspec.Struct, frozen=True):
-    """CPU seconds of one batch: until the features are there, and the rest (head, backward, step)."""
+    """CPU seconds of one batch: until the features are ready, and the rest (head, backward, step)."""
 
     forward_s: float
     rest_s: float
@@ -36,19 +36,19 @@ class BatchCost(msgspec.Struct, frozen=True):
 
 
 class CostModel(Protocol):
-    """What devices do is answered in CPU seconds, which their `cpu` turns into time; the rest in virtual seconds. All
-    are those of a fleet with the dilation of the run."""
+    """Costs on a fleet with the dilation of the run. Work of devices is given in CPU seconds, which their `cpu` turns
+    into time. Everything else is given in virtual seconds."""
 
     kind: str
-    """For the records: which model, from what."""
+    """A description for the records: which model, and from what."""
     dilation: float
-    """That of the fleet that the costs were taken on; 1 where they are of no fleet."""
+    """The dilation of the fleet on which the costs were measured; 1 if they were not measured on a fleet."""
 
     def check(self, assignment: Assignment) -> None:
-        """Raises UsageError for work whose costs are not known to it."""
+        """Raises UsageError for work whose costs the model does not know."""
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        """What a method that needs costs plans with; empty: they are measured on this host."""
+        """Costs of the cuts, for methods that plan with them. Empty: they are measured on this host."""
 
     def cpu(self, who: Callable[[], Device]) -> Cpu:
         """A device's source of CPU time."""
@@ -57,13 +57,13 @@ class CostModel(Protocol):
         """One batch of the device half."""
 
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        """Turning a task's body of `size` bytes into a model. `first`: the agent builds it, too."""
+        """Seconds to turn a task's body of `size` bytes into a model. `first`: the agent must also build the model."""
 
     def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
-        """Receiving a reply of `size` bytes and turning it into tensors."""
+        """Seconds to receive a reply of `size` bytes and turn it into tensors."""
 
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        """Turning tensors of `raw` bytes into a body."""
+        """Seconds to turn tensors of `raw` bytes into a body."""
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
         """Bytes of the frames that carry a body of `size` bytes."""
@@ -73,7 +73,7 @@ class CostModel(Protocol):
     def downlink(self, device: Device) -> LinkCost: ...
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        """One step of a server half with one upload of each of its devices."""
+        """Seconds of one step of a server half, with one upload from each of its devices."""
 
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
-        """What the orchestrator does itself, on `size` bytes where it depends on them (`decode`)."""
+        """Seconds of the orchestrator's own work, for `size` bytes if the work depends on them (`decode`)."""

@@ -1,4 +1,4 @@
-"""What a batch costs in counted operations: FLOPs of any model (S²FL), or the operations of FedPMT's table II."""
+"""Costs of a batch in counted operations: FLOPs of any model (S²FL), or the operations of FedPMT's table II."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.messages import Assignment
 
 COUNTED = 2
-"""Samples of the batch that is counted: batch norm needs more than one."""
+"""Number of samples in the batch that is counted. Batch norm needs more than one."""
 
 
 class Flops:
-    """FLOPs per sample: multiply-adds count two (`edgebed.models.costs`). Of a narrow model they are
-    counted on the narrow model, once for each set of sizes."""
+    """FLOPs per sample; a multiply-add counts as two (`edgebed.models.costs`). A narrow model is counted itself, once
+    for each set of widths."""
 
     def __init__(self, model: StagedModel) -> None:
         self._model = model
         self._counted: dict[tuple[tuple[str, int], ...], ModelCosts] = {}
 
     def device(self, assignment: Assignment) -> tuple[float, float]:
-        """Forward until the features, and the rest."""
+        """FLOPs per sample of the forward pass up to the features, and of the rest."""
         costs, stages = self._of(assignment.keep), assignment.stages
         total = costs.training_flops(stages, assignment.train_from, head=trains_head(assignment))
         forward = sum(stage.forward_flops for stage in costs.stages[:stages])
         return forward / COUNTED, (total - forward) / COUNTED
 
     def server(self, assignment: Assignment) -> float:
-        """Forward and backward of the stages above the cut; nothing where there are none."""
+        """FLOPs per sample, forward and backward, of the stages above the cut; 0 if there are none."""
         upper = self._of({}).stages[assignment.stages :]
         return sum(stage.forward_flops + stage.backward_flops for stage in upper) / COUNTED
 
@@ -47,10 +47,10 @@ class Flops:
 
 
 class Operations:
-    """FedPMT's count for a network of convolutions and fully connected layers, one to a stage.
+    """FedPMT's count for a network of convolutions and fully connected layers, one layer per stage.
 
     Raises:
-        UsageError: the model is another one.
+        UsageError: the model has another structure.
     """
 
     def __init__(self, model: StagedModel) -> None:
@@ -65,26 +65,26 @@ class Operations:
             with torch.no_grad():
                 x = stage.eval()(x)
         if not self._widths:
-            raise UsageError("FedPMT's operations count needs fully connected layers", hint=_CURE)
+            raise UsageError("FedPMT's operations count needs fully connected layers", hint=_HINT)
 
     def check(self, assignment: Assignment) -> None:
-        """Raises UsageError for the halves of a model that is cut: the paper counts whole ones, and no heads."""
+        """Raises UsageError for a model that is cut: the paper counts whole models without heads only."""
         if assignment.stages < len(self._model) or trains_head(assignment):
             raise UsageError(
-                f"FedPMT's operations are of whole models on the device, not of {assignment.stages} of "
+                f"FedPMT's operations are counted for whole models on the device, not for {assignment.stages} of "
                 f"{len(self._model)} stages with objective {assignment.objective!r}",
-                hint="take simulation.cost: flops for methods that cut the model",
+                hint="use simulation.cost: flops for methods that cut the model",
             )
 
     def batch(self, assignment: Assignment, samples: int) -> tuple[float, float]:
-        """Forward, and the rest, of one mini-batch; of a narrow model with the widths that it has."""
+        """Operations of one mini-batch: the forward pass, and the rest. A narrow model is counted at its own width."""
         self.check(assignment)
         if assignment.keep:
             whole = msgspec.structs.replace(assignment, keep={})
             return self._of(assignment.keep).batch(whole, samples)
         total = self._count(samples, assignment.train_from)
         layers = len(self._convolutions) + len(self._widths) - 1
-        last = self._count(samples, layers - 1)  # forward and as little backward as there can be
+        last = self._count(samples, layers - 1)  # forward, with the least possible backward
         return float(min(total, last)), float(max(0, total - last))
 
     def _of(self, keep: Keep) -> Operations:
@@ -101,7 +101,7 @@ class Operations:
     def _add(self, name: str, stage: nn.Module, x: torch.Tensor) -> None:
         layers = [m for m in stage.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         if len(layers) != 1:
-            raise UsageError(f"stage {name} has {len(layers)} layers with weights, FedPMT's count one", hint=_CURE)
+            raise UsageError(f"stage {name} has {len(layers)} layers with weights, FedPMT's count needs 1", hint=_HINT)
         layer = layers[0]
         if isinstance(layer, nn.Linear):
             self._widths += [layer.out_features] if self._widths else [layer.in_features, layer.out_features]
@@ -110,4 +110,4 @@ class Operations:
         self._convolutions.append(Convolution(layer.in_channels, layer.out_channels, layer.kernel_size[0], side))
 
 
-_CURE = "take a model of fcnn or cnn, or simulation.cost: flops"
+_HINT = "use one of the models fcnn and cnn, or simulation.cost: flops"

@@ -1,4 +1,4 @@
-"""CPU seconds to wall seconds: by plain division, or under a quota as the Linux scheduler holds it."""
+"""Converts CPU seconds to wall seconds: by division, or under a quota as the Linux scheduler enforces it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ PERIOD_S = 0.1
 """CFS period (`orchestrator.fleet.throttle`)."""
 
 TICK_S = 0.004
-"""A thread that has used its quota up runs on until the next scheduler tick (250 Hz); what it took too much is kept
-back from the next periods."""
+"""Length of a scheduler tick (250 Hz). A thread that has used its quota up runs on until the next tick; the excess is
+taken from the next periods."""
 
 
 MARGIN_S = 1e-6
-"""A sleep to the next period ends surely within it."""
+"""Added to a sleep until the next period, so that the sleep certainly ends within it."""
 
 
 URGENT_S = 0.0005
-"""How often a thread looks whether a more urgent one is done."""
+"""How often a thread checks whether a more urgent one is done."""
 
 
 class Cpu(Protocol):
-    """Where a device's threads get their CPU time."""
+    """Gives a device's threads their CPU time."""
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
-        """Returns when so many CPU seconds have been had. `urgent` goes first: a thread that mostly sleeps gets the CPU
-        as soon as it wakes."""
+        """Return when the caller has had so many CPU seconds. `urgent` goes first, like a thread that mostly sleeps and
+        gets the CPU as soon as it wakes."""
 
 
 class PlainCpu:
-    """Seconds ÷ CPUs, as the papers' formulas have it."""
+    """CPU seconds divided by CPUs, as in the papers' formulas."""
 
     def __init__(self, cpus: Callable[[], float]) -> None:
         self._cpus = cpus
@@ -44,13 +44,13 @@ class PlainCpu:
 class QuotaCpu:
     """A quota of `cpus` × 100 ms in every period of 100 ms, shared by all threads of the device.
 
-    While the account is positive a thread runs at full speed; when it is empty all stop until the next period that
-    makes it positive. So a burst that fits into a quota is quick, and a long one advances in steps. An idle account is
-    full.
+    While quota is left, a thread runs at full speed. When it is used up, all threads stop until a later period has
+    quota left again. So work that fits into one quota is fast, and longer work advances in steps. After an idle time
+    one full quota is available.
 
     Args:
-        threads: over how many the work of one call is spread.
-        phase: when within a period this device's periods begin, as a share.
+        threads: number of threads among which the work of one call is divided.
+        phase: start of this device's periods, as a share of a period.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class QuotaCpu:
             await asyncio.sleep(burst / self._threads())
 
     def _slice(self) -> float:
-        """What may be used before the account is looked at again: up to the tick after it is empty, or to the end of
+        """CPU seconds to use before the quota is checked again: up to the tick after it is used up, or to the end of
         the period."""
         threads = self._threads()
         until_empty = max(1, math.ceil(self._balance_s / threads / TICK_S - 1e-9)) * TICK_S
         return min(until_empty, max(TICK_S, self._until_next())) * threads
 
     def _refill(self) -> None:
-        """An account takes one quota at most, however long it was idle; what it owes is paid period by period."""
+        """Add the quota of the periods that have passed. At most one quota is kept; a debt is paid period by period."""
         period = math.floor((self._now_s() - self._phase) / PERIOD_S)
         if period > self._period:
             quota = self._cpus() * PERIOD_S

@@ -18,19 +18,19 @@ from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCos
 from orchestrator.simulation.reference import Reference, SizeLaw, server_key, work_key
 
 STRETCH = 1.046
-"""Bytes on the wire per byte of payload in full Ethernet frames: what a link takes at least."""
+"""Bytes on the wire per payload byte in full Ethernet frames, which gives the shortest time of a transfer."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One device's work in one round, as it was measured."""
+    """The measured work of one device in one round."""
 
     profile: str
     assignment: Assignment
-    first: bool  # the agent had built no model yet
+    first: bool  # the agent had not built a model before
     limits: Limits
     batches: tuple[int, ...]
     compute_cpu_s: float
-    other_cpu_s: float  # of all phases but decode, less that of the training thread
+    other_cpu_s: float  # of all phases except decode, without the training thread's
     decode_cpu_s: float
     replies: int
     uploads: int
@@ -38,18 +38,18 @@ class Seen(msgspec.Struct, frozen=True):
     update_bytes: int
     sent_bytes: int
     down_s: float
-    up_s: float | None  # of the update, where nothing was before it on the link
-    received: list[tuple[int, float]]  # bytes, and seconds from their arrival until they were used, nobody in between
+    up_s: float | None  # of the update; None if another transfer was on the link before it
+    received: list[tuple[int, float]]  # (bytes, seconds from arrival to use) of transfers that did not wait for others
 
 
 def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
-    """Raises UsageError where the runs hold nothing to calibrate from, or are simulations themselves."""
+    """Fit a calibration. Raises UsageError if the runs hold nothing to calibrate from, or are simulations."""
     for run in runs:
         if run.enforcement == "simulated":
             raise UsageError(f"{run.started.run} is a simulation", hint="calibrate from runs on a real fleet")
     seen = [work for run in runs for work in _seen(run)]
     if not seen:
-        raise UsageError("the runs hold no finished work", hint="calibrate from runs of three rounds at least")
+        raise UsageError("the runs hold no finished work", hint="calibrate from runs of at least three rounds")
     profiles = sorted({work.profile for work in seen})
     steps, group = _server_factors(runs, reference)
     return Calibration(
@@ -142,7 +142,7 @@ def _batches(assignment: Assignment, samples: int, count: int) -> tuple[int, ...
 
 
 def _down_s(session: Session, device: str, sent: TaskSent, delivered: TaskDelivered, phases: Sequence[Phase]) -> float:
-    """Until the device began to decode: the acknowledgement may find the orchestrator busy."""
+    """Seconds until the device began to decode. The acknowledgement may be later, if the orchestrator is busy."""
     clock = _clock(session, device)
     begun = [p.start_ns for p in phases if p.name == "decode"]
     arrived = clock.to_orchestrator(min(begun)) if clock is not None and begun else delivered.at_ns
@@ -154,8 +154,8 @@ def _clock(session: Session, device: str) -> Clock | None:
 
 
 def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
-    """The update, where no server half was waited for; and the uploads that met an idle server, but for the first: it
-    may have waited until there was a server half."""
+    """(bytes, seconds) of the update, if it did not wait for a server half, and of the uploads that found the server
+    idle. The first upload is left out, because it may have waited for its server half to be created."""
     uploads = facts.uploads.get(device)
     if not uploads:
         return [(update.bytes, (facts.done[device].at_ns - update.at_ns) / 1e9)]
@@ -173,7 +173,7 @@ def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tu
 def _up_s(
     session: Session, device: str, update: UpdateReceived, phases: Sequence[Phase], last_upload_ns: int
 ) -> float | None:
-    """From the update's start on the device until it had come; None where an upload was still on its way."""
+    """Seconds from the update's start on the device to its arrival; None if an upload was still under way."""
     clock = _clock(session, device)
     tails = [p.start_ns for p in phases if p.name == "upload_tail"]
     if clock is None or not tails:
@@ -207,7 +207,7 @@ def _profile(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
 
 
 def _beyond(base: float, points: Sequence[tuple[float, int]], unseen: float) -> float:
-    """Median of (seconds − base) ÷ times."""
+    """Median of (seconds − base) ÷ count over the points; `unseen` if there are none."""
     return max(0.0, median((seconds - base) / times for seconds, times in points)) if points else unseen
 
 
@@ -223,8 +223,8 @@ def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
 
 
 def _agent_laws(seen: Sequence[Seen], reference: Reference) -> tuple[SizeLaw, float]:
-    """CPU seconds of the agent for a task with n uploads, `fixed_s` + n × `byte_s`, and for each reply besides. Where
-    all tasks have equally many uploads, the update costs what an upload does."""
+    """CPU seconds of the agent: for a task with n uploads, `fixed_s` + n × `byte_s`; and for each reply. If all tasks
+    have the same number of uploads, the update is assumed to cost as much as an upload."""
     silent = [work for work in seen if not work.replies] or seen
     points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in silent]
     if len({count for count, _ in points}) > 1:
@@ -237,7 +237,7 @@ def _agent_laws(seen: Sequence[Seen], reference: Reference) -> tuple[SizeLaw, fl
 
 
 def _agent_cpu_s(work: Seen, reference: Reference) -> float:
-    """CPU seconds of the agent in a task beside training, encoding and decoding."""
+    """CPU seconds of the agent in a task, without training, encoding and decoding."""
     encoding = reference.encode_law(Codec()).seconds(work.update_bytes)
     if work.uploads:
         raw = reference.upload_bytes(work.assignment, work.batches)
@@ -247,7 +247,7 @@ def _agent_cpu_s(work: Seen, reference: Reference) -> float:
 
 
 def _link(points: Sequence[tuple[int, float, int]]) -> LinkFit:
-    """Through (bytes, seconds, rate); with one size only, all that is over the wire's own time is latency."""
+    """A line through (bytes, seconds, rate). If all sizes are equal, all time beyond the wire's own is latency."""
     scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
     if not scaled:
         return LinkFit(0.0, STRETCH)
@@ -257,7 +257,7 @@ def _link(points: Sequence[tuple[int, float, int]]) -> LinkFit:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
-    """Least squares with neither part negative, over the medians of alike sizes."""
+    """Least squares with both coefficients >= 0, over the medians of similar sizes."""
     if not points:
         return SizeLaw(0.0, 0.0)
     groups: dict[int, list[tuple[float, float]]] = {}
@@ -273,8 +273,8 @@ def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
 
 
 def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], float]:
-    """Medians of measured ÷ reference seconds: by cut, of single devices' steps (a step that the host held up says
-    little of the next); and of groups' steps, where a group is expected to cost what its devices do."""
+    """Medians of measured ÷ reference seconds: by cut, of steps with one device (a median, because the host may delay
+    single steps); and of steps with a group, compared with the sum of its devices' expected seconds."""
     single: dict[str, list[float]] = {}
     groups: list[tuple[float, list[Assignment]]] = []
     for run in runs:

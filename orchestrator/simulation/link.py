@@ -1,4 +1,4 @@
-"""One direction of a simulated link: transfers one after the other, at a goodput, behind a latency."""
+"""One direction of a simulated link: transfers one after the other, with a goodput and a latency."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edgebed.wire.frames import chunk_count
 from edgebed.wire.messages import Header, encode
 
 FRAME_BYTES = 56
-"""What a frame adds to its payload: name of the transfer and of the one before it, numbers, checksum."""
+"""Bytes that a frame adds to its payload: ids of the transfer and of the one before it, numbers, checksum."""
 
 
 class LinkCost(msgspec.Struct, frozen=True):
-    """Seconds of a transfer of n bytes: `latency_s` + n × `byte_s`; its acknowledgement takes `ack_s` back. `cpu_s` is
-    what an upload costs its device in CPU time, `update_cpu_s` what the update does."""
+    """A transfer of n bytes takes `latency_s` + n × `byte_s` seconds, and its acknowledgement `ack_s` back. An upload
+    costs its device `cpu_s` CPU seconds, the update `update_cpu_s`."""
 
     latency_s: float
     byte_s: float
@@ -43,8 +43,8 @@ class Pipe:
     """Carries one transfer at a time, in the order of the calls.
 
     Args:
-        cost: asked at the start of each transfer, since a profile may have changed.
-        moved: told whenever a chunk has arrived; no two tellings are more than `tell_s` apart.
+        cost: called at the start of each transfer, since the profile may have changed.
+        moved: called whenever a chunk has arrived, and at least every `tell_s` seconds.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Pipe:
         self._turn = asyncio.Lock()
 
     async def carry(self, size: int) -> Arrival:
-        """Returns when the last byte has arrived. Cancelling it frees the link."""
+        """Return when the last byte has arrived. Cancelling it frees the link."""
         async with self._turn:
             cost = self._cost()
             first = min(size, CHUNK_BYTES)
-            # The latency of a transfer that follows another closely has passed meanwhile: it is charged once a gap.
+            # A transfer that directly follows another one has no latency of its own: it is counted once per gap.
             await self._pass(first * cost.byte_s)
             begun_ns = self._now_ns() + round(cost.latency_s * 1e9)
             await self._pass((size - first) * cost.byte_s)

@@ -1,4 +1,4 @@
-"""The cost model that an experiment asks for."""
+"""Chooses the cost model that an experiment asks for."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def cost_model(
     batch: Batch,
     calibration: Calibration | None,
 ) -> CostModel:
-    """The costs of a simulation; `calibration`, where one was made just now, goes before what the experiment says.
+    """The cost model of a simulation. A given `calibration` takes precedence over the one that the experiment names.
 
     Raises:
-        UsageError: the model cannot be had: no calibration file, or a network it does not count.
+        UsageError: there is no calibration file, or the model cannot count this network.
     """
     if calibration is None and wanted.cost == "calibrated":
         if wanted.calibration is None:

@@ -1,7 +1,7 @@
 """The cost models of the papers: DTFL eq. 5 from profiled cuts, S²FL eq. 1 from FLOPs, FedPMT from its counts.
 
-In all of them a device's seconds are work ÷ speed and a link's are bytes ÷ rate: no quota periods, no latency, nothing
-for encoding, and an orchestrator that takes no time.
+In all of them a device's seconds are work ÷ speed and a link's are bytes ÷ rate. There are no quota periods, no latency
+and no cost of encoding, and the orchestrator takes no time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.simulation.reference import Reference
 
 
 class PaperCosts:
-    """What they have in common."""
+    """The common part of the papers' cost models."""
 
     kind = ""
     dilation = 1.0
@@ -81,7 +81,7 @@ class ReferenceCosts(PaperCosts):
 class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
-    The transfers that this counts (weights down and up, features up, gradients down) are those that the method makes.
+    The method's own transfers are counted: weights down and up, features up, gradients down.
     """
 
     kind = "flops"
@@ -103,7 +103,7 @@ class FlopCosts(PaperCosts):
 
 
 class OperationCosts(PaperCosts):
-    """FedPMT's complexity: the operations of its table II ÷ the operations a device does in a second."""
+    """FedPMT's complexity: the operations of its table II ÷ the operations per second of a device."""
 
     kind = "operations"
 
@@ -124,4 +124,4 @@ class OperationCosts(PaperCosts):
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         for assignment in assignments:
             self.check(assignment)
-        return 0.0  # above a whole model there is nothing
+        return 0.0  # there are no stages above a whole model

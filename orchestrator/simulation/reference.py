@@ -1,4 +1,4 @@
-"""What the halves of a model cost on this host: CPU seconds of a batch, measured once per kind of work."""
+"""Costs of a model's halves on this host: CPU seconds of a batch, measured once for each kind of work."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from edgebed.wire.messages import Assignment, Codec
 
 REPEATS = 5
 ANCHORS = 3
-"""Known laws that are measured again to learn how fast the host is now; their median counts."""
+"""Number of known laws that are measured again to find the current speed of the host; their median is used."""
 
 LEAST = 4
-"""The smaller of the two batches that a law is drawn through."""
+"""Samples in the smaller one of the two batches that a law is fitted to."""
 
 
 class BatchLaw(msgspec.Struct, frozen=True):
-    """CPU seconds of a batch of n samples: `fixed_s` + n × `sample_s`, of which `forward` is the share until the
-    features are there."""
+    """CPU seconds of a batch of n samples: `fixed_s` + n × `sample_s`. `forward` is the share of them until the
+    features are ready."""
 
     fixed_s: float
     sample_s: float
@@ -49,7 +49,7 @@ class SizeLaw(msgspec.Struct, frozen=True):
 
 
 def work_key(assignment: Assignment) -> str:
-    """Names the kind of work: assignments with the same key cost the same per batch on the same device."""
+    """The kind of work. Assignments with the same key have the same cost per batch on the same device."""
     parts = [assignment.objective, f"cut {assignment.stages}"]
     if assignment.train_from:
         parts.append(f"from {assignment.train_from}")
@@ -76,7 +76,7 @@ def codec_key(codec: Codec) -> str:
 
 
 def _plain_keys(laws: Mapping[str, BatchLaw]) -> list[tuple[str, int]]:
-    """Objective and cut of the dearest kinds of work that any model can do again, at most ANCHORS."""
+    """Objective and cut of the most expensive kinds of work that any model can repeat, at most ANCHORS."""
     found = [(law.seconds(LEAST), key.split(" · cut ")) for key, law in laws.items()]
     plain = [(seconds, parts[0], parts[1]) for seconds, parts in found if parts[0] in ("head", "output")]
     best = sorted((each for each in plain if each[2].isdigit()), reverse=True)[:ANCHORS]
@@ -84,11 +84,11 @@ def _plain_keys(laws: Mapping[str, BatchLaw]) -> list[tuple[str, int]]:
 
 
 class Reference:
-    """Laws by kind of work, measured at their first use, or read from a file.
+    """Laws by kind of work, measured at their first use or read from a file.
 
     Args:
         batch: real samples: x (B, C, H, W) and y (B,).
-        device, server, encode: laws that are known already.
+        device, server, encode: laws that are already known.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Reference:
         return self.device_laws[key]
 
     def _pace(self, assignment: Assignment) -> float:
-        """Known seconds ÷ seconds now of laws that were read from a file: the host may be busier now, or another."""
+        """Known ÷ current seconds of laws that were read from a file: this host may be busier, or another one."""
         plain = {"train_from": 0, "keep": {}, "options": {}, "steps": 0, "uploads": ("weights",)}
         full, ratios = len(self._batch[1]), []
         for objective, stages in self._anchors:
@@ -124,14 +124,14 @@ class Reference:
         return median(ratios) if ratios else 1.0
 
     def server_law(self, assignment: Assignment) -> BatchLaw:
-        """One step of a copy of the upper stages with the upload of one device."""
+        """Seconds of one step of a copy of the upper stages with an upload of one device."""
         key = server_key(assignment)
         if key not in self.server_laws:
             self.server_laws[key] = self._measure_server(assignment)
         return self.server_laws[key]
 
     def encode_law(self, codec: Codec) -> SizeLaw:
-        """CPU seconds to encode n raw bytes, as those of real features."""
+        """CPU seconds to encode n raw bytes of real features."""
         key = codec_key(codec)
         if key not in self.encode_laws:
             self.encode_laws[key] = self._measure_encode(codec)
@@ -166,7 +166,7 @@ class Reference:
         return _law(small, large, min(LEAST, full), full)
 
     def _device_step(self, assignment: Assignment, samples: int) -> tuple[float, float]:
-        """CPU seconds until the features, and of the whole step; a first step of the same half warms it up."""
+        """CPU seconds until the features are ready, and of the whole step, measured after a first step as warm-up."""
         model = narrow_model(self._model, assignment.keep) if assignment.keep else copy.deepcopy(self._model)
         marks: list[float] = []
 
@@ -213,13 +213,13 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _answer(tensors: Weights) -> Weights:
-    """A reply of the right shape for a half that waits: its numbers do not matter here."""
+    """A reply of the right shape for a half that waits. Its values do not matter."""
     features = next(iter(tensors.values()))
     return {"gradient": torch.zeros_like(features)}
 
 
 def _law(small: Sequence[tuple[float, float]], large: Sequence[tuple[float, float]], few: int, many: int) -> BatchLaw:
-    """Through the quickest of each: what the host did meanwhile only ever adds."""
+    """A law through the fastest measurement of each size: disturbances only ever add time."""
     least, most = min(total for _, total in small), min(total for _, total in large)
     forward = min(first for first, _ in large)
     slope = max(0.0, (most - least) / (many - few)) if many > few else most / many

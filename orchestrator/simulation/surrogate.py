@@ -1,10 +1,10 @@
-"""Times and bytes of a larger experiment than the one that learns: the paper's network and data set, where this machine
-trains a small network on few samples.
+"""Simulates the times and bytes of a larger experiment (the paper's network and data set) while a small network learns
+from few samples.
 
-Plan, halves, merge and accuracy are those of the small network. Every batch, transfer and server step takes what it
-would take with the larger one: FLOPs or operations of its stages, bytes of its weights and features, and each sample
-stands for as many as the larger data set has more. The two networks are cut alike: they have equally many stages, or
-equally many split points.
+Plan, halves, merge and accuracy are those of the small network. Every batch, transfer and server step takes as long as
+with the larger network: the model counts the larger one's FLOPs or operations and the bytes of its weights and
+features. Each sample stands for several, by the ratio of the sizes of the two data sets. Both networks must be cut
+alike: they have the same number of stages, or the same number of split points.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from orchestrator.simulation.paper import FlopCosts, OperationCosts, PaperCosts,
 from orchestrator.simulation.reference import Reference
 
 MEASURED_BATCH = 20
-"""A larger network is measured with no more samples at once; its full batch follows from the law through them."""
+"""Largest batch with which a larger network is measured; the time of its full batch follows from the fitted law."""
 
 BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 
 
 class ModelPair:
-    """A small network and the larger one it stands for: where a cut of the one is in the other, and sizes of both.
+    """A small network and the larger one that it stands for: maps cuts of the small one to cuts of the larger one, and
+    compares their sizes.
 
     Raises:
         UsageError: the two are not cut alike.
@@ -49,16 +50,17 @@ class ModelPair:
         self._keeps: dict[tuple[tuple[str, int], ...], Keep] = {}
 
     def cut(self, stages: int) -> int:
-        """The larger network's number of stages for the small one's."""
+        """The larger network's number of stages for a number of the small one's."""
         try:
             return self._cuts[stages]
         except KeyError:
             raise UsageError(
-                f"cut {stages} of the small network is none of the larger one", hint=f"use cuts {sorted(self._cuts)}"
+                f"cut {stages} of the small network has no match in the larger one",
+                hint=f"use cuts {sorted(self._cuts)}",
             ) from None
 
     def enlarged(self, assignment: Assignment) -> Assignment:
-        """The assignment as the larger network would have it, as narrow."""
+        """The assignment for the larger network, with the same share of its width."""
         start = assignment.train_from
         return msgspec.structs.replace(
             assignment,
@@ -68,8 +70,8 @@ class ModelPair:
         )
 
     def _keep(self, keep: Keep) -> Keep:
-        """The same shares of the larger network's groups: group by group where both have as many, else of all groups
-        the mean share **[ours]**. Which channels does not matter for what they cost."""
+        """The same shares of the larger network's groups: group by group if both have the same number, otherwise the
+        mean share for all groups **[ours]**. The choice of channels does not change the costs."""
         sizes = kept_sizes(keep)
         if keep and sizes not in self._keeps:
             small, large = self._groups
@@ -82,7 +84,7 @@ class ModelPair:
         return self._keeps[sizes] if keep else {}
 
     def weights_factor(self, assignment: Assignment, *, trained: bool) -> float:
-        """Bytes of the larger network's weights ÷ the small one's: all of the device half, or those that it trains."""
+        """Bytes of the larger network's weights ÷ the small one's, of the whole device half or of its trained part."""
         small, large = (
             self._bytes(model, groups, work, trained)
             for model, groups, work in zip(
@@ -117,12 +119,12 @@ Counted = FlopCosts | OperationCosts | ReferenceCosts
 
 
 class AsIfCosts(PaperCosts):
-    """A cost model by the larger network's counts, or by its halves as measured on this host.
+    """Costs of the larger network, by its counts or by its halves as measured on this host.
 
     Args:
-        samples_each: how many of the larger experiment's samples one of ours stands for.
-        large_batch: its batch size; ours is `batch_size`.
-        what: whose times and bytes these are, and who learns, for people.
+        samples_each: number of the larger experiment's samples that one of our samples stands for.
+        large_batch: batch size of the larger experiment; ours is `batch_size`.
+        what: a description for people: whose times and bytes these are, and which network learns.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class AsIfCosts(PaperCosts):
         self._counted.check(self._twins.enlarged(assignment))
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        """What the larger network's cuts cost, for a reference device of one CPU."""
+        """The costs of the larger network's cuts, for a reference device of one CPU."""
         return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
@@ -171,11 +173,11 @@ class AsIfCosts(PaperCosts):
         return BatchCost(cost.forward_s * share, cost.rest_s * share)
 
     def _batches(self, samples: int) -> float:
-        """How many of the larger experiment's batches so many samples of ours stand for."""
+        """The number of the larger experiment's batches that `samples` of our samples stand for."""
         return samples * self._each / self._large_batch
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
-        """Bytes on the wire of a body of `size` bytes of ours."""
+        """Bytes on the wire for a body of `size` bytes of ours."""
         return wire_bytes(header, round(size * self._factor(assignment, header)))
 
     def _factor(self, assignment: Assignment, header: Header) -> float:
@@ -200,7 +202,7 @@ class AsIfCosts(PaperCosts):
 
 
 def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, samples: Sequence[int]) -> AsIfCosts:
-    """`samples`: of each device.
+    """The cost model for an experiment with `as_if`. `samples`: number of training samples of each device.
 
     Raises:
         UsageError: the larger network cannot be built, counted, or cut like the small one.
@@ -235,7 +237,7 @@ def _counted(simulation: Simulation, wanted: AsIf, large: StagedModel) -> Counte
 
 
 _measured: dict[bytes, Reference] = {}
-"""Measuring a large network takes a minute: once in a process is enough."""
+"""Results of measurements: measuring a large network takes a minute, so each is measured once per process."""
 
 
 def _noise(model: StagedModel, batch_size: int) -> Batch:

@@ -1,5 +1,5 @@
-"""An event loop whose clock is virtual: when nothing is ready it jumps to the next timer, so a simulated hour takes as
-long as its computing."""
+"""An event loop with a virtual clock. When nothing is ready it jumps to the next timer, so a simulated hour takes only
+as long as its computation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from orchestrator.rounds.event_loop import OwnWork
 
 T = TypeVar("T")
 START_S = 1.0
-"""Not 0: a time of 0 ns means "none" in places."""
+"""Start of the virtual clock. Not 0, because 0 ns means "none" in places."""
 
 Charge = Callable[[OwnWork, int], float]
-"""Virtual seconds that work of the orchestrator on so many bytes takes."""
+"""Virtual seconds that work of the orchestrator on a number of bytes takes."""
 
 
 def free(work: OwnWork, size: int) -> float:
-    """A Charge by which nothing takes time."""
+    """A Charge in which nothing takes time."""
     return 0.0
 
 
 class _Jumping(selectors.BaseSelector):
-    """Waits for nothing: lets the loop's clock pass instead."""
+    """A selector that never waits: it advances the loop's clock instead."""
 
     def __init__(self, inner: selectors.BaseSelector, skip: Callable[[float], None]) -> None:
         self._inner, self._skip = inner, skip
@@ -36,8 +36,8 @@ class _Jumping(selectors.BaseSelector):
             return ready
         if timeout is None:
             raise RunError(
-                "the simulation stands still: nothing is ready and no timer is set",
-                hint="report it with the experiment file: something waits for what nobody will do",
+                "the simulation cannot continue: nothing is ready and no timer is set",
+                hint="please report this with the experiment file: a task waits for something that never happens",
             )
         self._skip(timeout)
         return ready
@@ -56,10 +56,10 @@ class _Jumping(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only by timers and by `advance`. Calls for worker threads run inline, so everything is in one order.
+    """Time passes only through timers and `advance`. Calls for worker threads run inline, in one fixed order.
 
     Attributes:
-        charge: what calls through `run_charged` cost in virtual seconds; their result comes so much later.
+        charge: virtual seconds that calls through `run_charged` cost; their result arrives that much later.
     """
 
     def __init__(self) -> None:
@@ -75,15 +75,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return round(self._now_s * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass in which the loop does nothing else: what computes in the loop's own thread."""
+        """Let time pass in which the loop does nothing else, for a computation in the loop's own thread."""
         self._now_s += max(0.0, seconds)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run the call here and now; it takes no time."""
+        """Run the call at once; it takes no virtual time."""
         return self._run(func, args, lambda: 0.0)
 
     def run_charged(self, work: OwnWork, size: int, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run the call here and now; its result comes after the seconds that `charge` gives for the work."""
+        """Run the call at once; its result arrives after the virtual seconds that `charge` gives for the work."""
         return self._run(call, (), lambda: self.charge(work, size))
 
     def _run(self, call: Callable[..., T], args: tuple[Any, ...], cost: Callable[[], float]) -> asyncio.Future[T]:
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a virtual clock to its end; what it has left running is cancelled."""
+    """Run a coroutine on a virtual clock to its end, and cancel the tasks that it left running."""
     loop = VirtualLoop()
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:

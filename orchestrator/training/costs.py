@@ -1,6 +1,6 @@
-"""Tier profiling: what each cut of a model costs in bytes and reference seconds, measured before the first round.
+"""Tier profiling: measures before the first round what each cut of a model costs in bytes and reference seconds.
 
-papers.md §1.1. The halves that are timed are the ones that train.
+See papers.md §1.1. It times the same halves that train later.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def profile_cuts(
     batch: Batch | None = None,
     budget_s: float = 20.0,
 ) -> dict[int, CutCost]:
-    """The cost of every cut with one standard batch: medians of `repeats` interleaved rounds after a warm-up.
+    """The cost of every cut for one standard batch: medians of `repeats` rounds over all cuts, after a warm-up.
 
-    Device seconds are forward, head, backward and step on one CPU thread of this host (the reference device); server
+    Device seconds are forward, head, backward and step on one CPU thread of this host (the reference device). Server
     seconds are those of a server half on the accelerator. After `budget_s` no further round starts, but each cut is
     measured at least once (then without a warm-up of full size).
 
     Args:
-        batch: x and y to profile with; noise of the model's input shape where none is given. Compressed sizes depend
-            on it.
+        batch: x and y to profile with, because compressed sizes depend on the data. Default: noise of the model's
+            input shape.
     """
     x, y = batch if batch is not None else _noise(model, batch_size)
     with _one_thread():
@@ -55,7 +55,7 @@ def profile_cuts(
 
 
 class _Trial:
-    """Both halves of one cut, stepped on the same batch over and over."""
+    """Both halves of one cut, which repeat steps on the same batch."""
 
     def __init__(
         self, model: StagedModel, cut: int, batch: Batch, optimizer: Optimizer, accelerator: torch.device
@@ -82,7 +82,8 @@ class _Trial:
         self.server_s.append(time.perf_counter() - start)
 
     def _timed_batch(self) -> Iterator[Batch]:
-        """Four samples that set the optimizer up, then the batch: the time until the half asks for more is a step."""
+        """Yield four samples to set the optimizer up, then the batch. The time until the half asks for the next batch
+        is one step."""
         x, y = self.batch
         yield x[:4], y[:4]
         start = time.perf_counter()
@@ -102,7 +103,7 @@ class _Trial:
 
 
 def _settled(seconds: Sequence[float]) -> float:
-    """The median without the first, which warms caches up; the only one where there are no more."""
+    """The median without the first value, which includes the warm-up of caches. A single value is returned as it is."""
     return median(seconds[1:] or seconds)
 
 

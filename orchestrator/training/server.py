@@ -1,7 +1,7 @@
-"""Runs the server halves of a round on worker threads, each in the order of its uploads.
+"""Runs the server halves of a round on worker threads. Each half uses its uploads in a fixed order.
 
-All bookkeeping is in the event loop; only `step` and `weights` of a half run on a worker, one at a time per half. So a
-half sees the same uploads in the same order whatever the devices' order of arrival, and its bits are the same.
+All bookkeeping is in the event loop. Only `step` and `weights` of a half run on a worker, one at a time per half. So a
+half sees the same uploads in the same order, whatever the order of arrival, and its weights are equal to the bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgebed.models.staged import Weights
 NICENESS = 10
 
 RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Replies, int, int]]]
-"""Runs one step of a half: replies by device, start and end in nanoseconds of the run's clock."""
+"""Runs one step of a half. Returns replies by device, and start and end in nanoseconds of the run's clock."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -41,12 +41,12 @@ class StepResult(msgspec.Struct, frozen=True):
 class ServerTrainer:
     """Worker threads for the server halves of one round at a time. Used from one event loop.
 
-    The caller bounds how many uploads wait (`submit` holds the tensors until their step is done).
+    `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait.
 
     Args:
-        accelerator: where halves train; on cuda, cuDNN is set to its deterministic algorithms for this process.
-        slots: halves that train at once.
-        threads: torch threads of each worker; more than one may change bits between hosts.
+        accelerator: where the halves train. On cuda, cuDNN uses its deterministic algorithms in this process.
+        slots: number of halves that train at the same time.
+        threads: torch threads per worker; with more than one, results may differ between hosts.
     """
 
     def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
@@ -59,17 +59,17 @@ class ServerTrainer:
         self._lanes: dict[str, _Lane] = {}
 
     def begin(self, halves: Iterable[ServerHalf]) -> None:
-        """Start a round; what is left of the last one ends without result."""
+        """Start a round. Uploads that still wait from the last round end without a result."""
         for lane in self._lanes.values():
             lane.end()
         lanes = [_Lane(half, self._pool, self.run_step) for half in halves]
         self._lanes = {device: lane for lane in lanes for device in lane.half.devices}
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
-        """Hand over upload `batch` (0, 1, …) of `device`; returns when the step that used it is done.
+        """Submit upload `batch` (0, 1, …) of `device`. Returns when the step that used it is done.
 
-        None where nothing will come of it: an unknown or dropped device, a batch handed over before, a round that is
-        over. An upload that is early waits for the batches before it.
+        Returns None if the upload is not used: the device is unknown or dropped, the batch was submitted before, or the
+        round is over. An early upload waits for the batches before it.
 
         Raises:
             DivergedError: the half of this device has a loss or weight that is not finite.
@@ -79,26 +79,26 @@ class ServerTrainer:
         return await lane.submit(device, batch, tensors) if lane is not None else None
 
     def drop(self, device: str) -> None:
-        """The device is lost: its waiting uploads vanish, and its group goes on without it."""
+        """Remove a lost device: its waiting uploads are discarded, and its group continues without it."""
         lane = self._lanes.pop(device, None)
         if lane is not None:
             lane.drop(device)
 
     async def finish(self, device: str, batches: int) -> Weights:
-        """Weights of the device's half once all `batches` of its uploads (and its group's) are used; {} without half.
+        """Weights of the device's half after all `batches` of its uploads (and its group's) are used; {} without half.
 
-        Raises as `submit` does.
+        Raises like `submit`.
         """
         lane = self._lanes.get(device)
         return await lane.finish(device, batches) if lane is not None else {}
 
     def busy_s(self, device: str) -> float:
-        """Seconds its half has trained in this round."""
+        """Seconds that its half has trained in this round."""
         lane = self._lanes.get(device)
         return lane.busy_ns / 1e9 if lane is not None else 0.0
 
     async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
-        """One step of a half on a worker: its replies, and when it began and ended."""
+        """Run one step of a half on a worker. Returns its replies, and start and end in nanoseconds."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._train, half, uploads)
 
     def _train(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
@@ -109,14 +109,14 @@ class ServerTrainer:
         return replies, start_ns, time.monotonic_ns()
 
     async def close(self) -> None:
-        """End the round and the threads; waits for the steps that run."""
+        """End the round and the threads. Waits for steps that are running."""
         self.begin([])
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
 
 def _settle(threads: int) -> None:
-    """Once in every worker. Its priority is low, for on a host that the fleet fills, CPU time that the server took
-    would be missing from the devices' quotas: the host's shortage must fall on the server."""
+    """Set up a worker, once. It gets a low priority: on a host that the fleet uses fully, the server must become slower
+    when CPU time is short, and not the devices, whose quotas are measured."""
     torch.set_num_threads(threads)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -131,7 +131,7 @@ class _Waiting(msgspec.Struct):
 
     def settle(self, result: StepResult | EdgebedError | None) -> None:
         if self.done.done():
-            return  # the caller has gone
+            return  # the caller was cancelled
         if isinstance(result, EdgebedError):
             self.done.set_exception(result)
         else:
@@ -139,7 +139,7 @@ class _Waiting(msgspec.Struct):
 
 
 class _Seat(msgspec.Struct):
-    """One device of a half: uploads by batch, the next batch to use, and how many there will be once that is known."""
+    """One device of a half: its uploads by batch, the next batch to use, and the number of batches once it is known."""
 
     uploads: dict[int, _Waiting] = {}
     next: int = 0
@@ -155,14 +155,14 @@ class _Seat(msgspec.Struct):
         return waiting
 
     def release(self, result: EdgebedError | None = None) -> None:
-        """Answer every upload that waits: with nothing, or with the error."""
+        """Answer every waiting upload, with None or with the error."""
         for waiting in self.uploads.values():
             waiting.settle(result)
         self.uploads.clear()
 
 
 class _Lane:
-    """One server half: its devices' uploads in order, and the one step that may run."""
+    """One server half: its devices' uploads in order, and at most one running step."""
 
     def __init__(self, half: ServerHalf, pool: ThreadPoolExecutor, run_step: RunStep) -> None:
         self.half, self.busy_ns = half, 0
@@ -171,12 +171,12 @@ class _Lane:
         self._errors: dict[str, EdgebedError] = {}
         self._running: asyncio.Task[None] | None = None
         self._weights: asyncio.Task[Weights] | None = None
-        self._ended = asyncio.Event()  # every device is complete, gone or broken
+        self._ended = asyncio.Event()  # every device is complete, dropped or failed
 
     # ---- inputs ----
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
-        # Looked at before it takes its seat, so that a bad upload costs its device and not the group.
+        # Checked before it is used in a step, so that a bad upload fails its device only and not the group.
         why = await asyncio.to_thread(not_finite, tensors)
         seat = self._seats.get(device)
         if why and seat is not None:
@@ -200,7 +200,7 @@ class _Lane:
             raise self._errors[device]
         if device not in self._seats:
             return {}
-        if self._weights is None:  # a group shares one result
+        if self._weights is None:  # the devices of a group share one result
             self._weights = asyncio.create_task(self._read_weights())
         return await asyncio.shield(self._weights)
 
@@ -217,7 +217,7 @@ class _Lane:
     # ---- steps ----
 
     def _advance(self) -> None:
-        """Start the next step if every device that is still in has its next upload here."""
+        """Start the next step if the next upload of every remaining device has arrived."""
         if self._running is not None:
             return
         going = {device: seat for device, seat in self._seats.items() if not seat.complete}
@@ -242,7 +242,7 @@ class _Lane:
         self._advance()
 
     def _settle(self, used: dict[str, _Waiting], replies: Replies, start_ns: int, end_ns: int) -> None:
-        """Answer the uploads of a step. A device whose upload was of no use leaves the half."""
+        """Answer the uploads of a step. A device whose upload could not be used leaves the half."""
         results = {device: replies.get(device, {}) for device in used}
         good = tuple(device for device, reply in results.items() if not isinstance(reply, EdgebedError))
         for device, waiting in used.items():
@@ -255,12 +255,12 @@ class _Lane:
                 waiting.settle(result if device in self._seats else None)
 
     def _refuse(self, device: str, error: EdgebedError) -> None:
-        """What a device sent is of no use: it hears why, and its group goes on without it."""
+        """Refuse what a device sent: the device gets the error, and its group continues without it."""
         self._errors[device] = error
         self.drop(device)
 
     def _break(self, error: EdgebedError, used: Iterable[_Waiting]) -> None:
-        """The half is beyond repair: all its devices hear why, now or when they come."""
+        """The half cannot continue. All its devices get the error, now or with their next upload."""
         for waiting in used:
             waiting.settle(error)
         for device, seat in self._seats.items():
@@ -280,8 +280,8 @@ _LOWER = "lower optimizer.lr"
 
 
 def _named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:
-    """An error of a step with the devices it concerns."""
+    """An error of a step, with the names of the devices."""
     if isinstance(error, EdgebedError):
         return error
     text = f"the server half of {', '.join(devices)} failed: {type(error).__name__}: {error}"
-    return RunError(text, hint="see the method's server half; the other devices go on")
+    return RunError(text, hint="see the method's server half; the other devices continue")

@@ -251,7 +251,7 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
         with pytest.raises(LimitError, match=r"uplink is 1\.6e"):
             await controller.put_on_limits("d0", "fault")
         monkeypatch.setattr(made[0], "read", looks_away)
-        assert "mbps (megabytes) taken for mbit" in causes(await short_calibration(controller))
+        assert "mbps (megabytes) used instead of mbit" in causes(await short_calibration(controller))
 
 
 OWNER = """

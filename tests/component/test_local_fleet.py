@@ -76,7 +76,10 @@ async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch:
         good = await short_calibration(controller)
         assert good.passed, causes(good)
 
-        for fault, words in ((eight_times, "mbps (megabytes) taken for mbit"), (egress_only, "only the uplink is")):
+        for fault, words in (
+            (eight_times, "mbps (megabytes) used instead of mbit"),
+            (egress_only, "only the uplink is"),
+        ):
             monkeypatch.setattr(netns, "shape", fault)
             with pytest.raises(LimitError, match=r"uplink|downlink"):  # read back from the kernel: refused at once
                 await controller.put_on_limits("d0", "fault")
@@ -86,7 +89,7 @@ async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(Cgroup, "set", no_quota)
         with pytest.raises(LimitError, match="CPU quota is not limited"):
             await controller.put_on_limits("d0", "fault")
-        assert "no CPU quota is in force" in causes(await short_calibration(controller))
+        assert "no CPU quota is set" in causes(await short_calibration(controller))
         monkeypatch.undo()
 
         await controller.put_on_limits("d0", "mended")
@@ -366,7 +369,7 @@ def test_fleet_up_ps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ended = cli.invoke(app, ["fleet", "down", path])
     assert ended.exit_code == 0
     assert traces(state["fleet_id"]) == []
-    assert "does not stand" in str(cli.invoke(app, ["fleet", "ps", path]).exception)
+    assert "is not running" in str(cli.invoke(app, ["fleet", "ps", path]).exception)
 
 
 SPIN = "import sys\nprint('spinning', flush=True)\nwhile True: pass"

@@ -187,7 +187,7 @@ def test_signals_during_the_clean_up_leave_nothing_either(tmp_path: Path, first:
         code, _, err = run.wait()
     assert code == 130, err
     assert f"{first.name}: ending, and removing the fleet" in err
-    assert "No run had begun" in err
+    assert "No run had started" in err
     assert "Traceback" not in err
     assert not traces(fleet)
 

@@ -100,7 +100,7 @@ async def test_while_the_host_is_disturbed_slow_is_tried_on(monkeypatch: pytest.
     rows = await (bench := Scripted({"a": [0.5] * 7 + [1.0]})).item(ITEM)
     assert bench.tries == 8
     assert [r.passed for r in rows if r.judged] == [True]
-    assert "stood still for 0.50 s" in rows[0].cause
+    assert "the host paused for 0.50 s" in rows[0].cause
     monkeypatch.setattr(calibration, "DISTURBED_S", 0.0)
     rows = await (bench := Scripted({"a": [0.5]})).item(ITEM)
     assert not rows[-1].passed

@@ -146,7 +146,11 @@ def test_devices_that_do_not_fit_say_why(tmp_path: Path) -> None:
         "cpus: 0.3\nmemory_mib: 256\nlatency_ms: 20",
         "cpus: 0.3\nmemory_mib: 4096",
     )
-    assert [device.lack.split(":")[0] for device in fit_fleet(spec, V1, "local").devices] == ["", "no latency here", ""]
+    assert [device.lack.split(":")[0] for device in fit_fleet(spec, V1, "local").devices] == [
+        "",
+        "latency does not work here",
+        "",
+    ]
     assert [bool(device.lack) for device in fit_fleet(spec, V2, "local").devices] == [False, False, True]
     assert [bool(device.lack) for device in fit_fleet(spec, V2, "software").devices] == [False, True, False]
 
@@ -213,5 +217,5 @@ def test_a_fleet_file_that_does_not_fit_is_shown_and_fails(tmp_path: Path, monke
     monkeypatch.setattr(console, "width", 200)
     result = CliRunner().invoke(build(), ["doctor", "--fleet", str(path)])
     assert result.exit_code == 1
-    assert "no latency here" in result.stdout
+    assert "latency does not work here" in result.stdout
     assert "fits" in result.stdout

@@ -33,7 +33,7 @@ def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
 def test_what_the_kernel_holds_stands_beside_what_was_asked_for() -> None:
     rows = shown(KERNEL, "kernel")
     assert rows["requested"] == rows["set"] == ["0.2", "10", "30", "512"]
-    assert rows["used"] == ["3.0 s (1.0 s held back)", "5.0 MB", "6.0 MB", "80"]
+    assert rows["used"] == ["3.0 s (1.0 s throttled)", "5.0 MB", "6.0 MB", "80"]
 
 
 def test_a_limit_that_is_not_in_force_is_none() -> None:
@@ -44,7 +44,7 @@ def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
     rows = shown(msgspec.structs.replace(NOTHING, read_back=False), "software")
     assert rows["set"] == ["–", "–", "–", "not limited"]
     assert rows["used"] == ["3.0 s", "–", "–", "80"]
-    assert "not held by the kernel" in rows["text"][0]
+    assert "not limited by the kernel" in rows["text"][0]
 
 
 def test_a_device_that_is_away_says_why() -> None:

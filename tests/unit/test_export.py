@@ -131,7 +131,7 @@ def test_spans_reach_a_collector_and_a_refusal_is_told(tmp_path: Path) -> None:
             request = ExportTraceServiceRequest.FromString(body)
             taken += sum(len(scope.spans) for r in request.resource_spans for scope in r.scope_spans)
         assert taken == count
-        with pytest.raises(UsageError, match="did not take"):
+        with pytest.raises(UsageError, match="did not accept"):
             write_spans(sort(LOST), f"{address}/nowhere")
         server.shutdown()
 

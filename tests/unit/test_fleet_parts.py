@@ -160,7 +160,7 @@ def test_no_cgroups_is_said(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_the_zygotes_lines_are_typed(line: bytes) -> None:
+def test_lines_of_the_fork_server_are_typed(line: bytes) -> None:
     message = fork_protocol.Fork("d", ("--x",), "mqtt://h", "/log", "/s", 7, "/root", "/run/netns/n", ("/a",))
     assert fork_protocol.decode(fork_protocol.encode(message)) == message
     try:
@@ -181,7 +181,7 @@ def test_backends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     assert open_backend(spec(), "local", "f1", said.append).enforcement == "software"
     assert "not root" in said[0]
-    with pytest.raises(FleetError, match="no latency"):
+    with pytest.raises(FleetError, match="cannot add latency"):
         open_backend(spec(latency_ms=5), "local", "f1")
 
 

@@ -29,7 +29,7 @@ def test_the_sample_is_the_demo(tmp_path: Path) -> None:
 def test_no_file_is_overwritten_and_none_is_written_then(tmp_path: Path) -> None:
     mine = tmp_path / "fleet.yaml"
     mine.write_text("mine")
-    with pytest.raises(UsageError, match=r"fleet\.yaml is there already"):
+    with pytest.raises(UsageError, match=r"fleet\.yaml exists already"):
         write_sample(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["fleet.yaml"]
     assert mine.read_text() == "mine"

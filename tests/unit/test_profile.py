@@ -178,7 +178,7 @@ def test_other_settings_are_refused(setting: str) -> None:
 
 
 def test_a_quota_below_the_kernels_least_is_refused() -> None:
-    with pytest.raises(CapacityError, match="no quota below"):
+    with pytest.raises(CapacityError, match="smallest CPU quota"):
         dilation_of(fleet(30, 0.1), "auto", 2)
 
 

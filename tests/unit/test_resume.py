@@ -164,4 +164,4 @@ def test_an_early_end_tells_what_is_finished_and_how_to_go_on(
 def test_an_end_before_the_first_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = Experiment(name="x", fleet="fleet.yaml", methods=METHODS)
     tell_unfinished(Request(experiment, tmp_path / "experiment.yaml", tmp_path), [])
-    assert "No run had begun" in capsys.readouterr().err
+    assert "No run had started" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_what_waits_for_nothing_is_named_and_does_not_hang() -> None:
     async def stuck(loop: VirtualLoop) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(RunError, match="stands still"):
+    with pytest.raises(RunError, match="cannot continue"):
         run_virtual(stuck)
 
 

@@ -37,7 +37,7 @@ def test_no_two_agents_of_this_host_are_one_user(tmp_path: Path) -> None:
 
 def test_too_many_agents_are_refused_and_take_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "HOST", (2_100_000_000, 2))
-    with pytest.raises(FleetError, match="the 512 numbers for them are taken"):
+    with pytest.raises(FleetError, match="all 512 ids are taken"):
         Users(2 * BLOCK + 1, tmp_path)
     assert len(Users(2 * BLOCK, tmp_path).numbers) == 2 * BLOCK
 

@@ -54,16 +54,16 @@ def test_plain_words_have_the_types_of_yaml_1_2(text: str, expected: object) -> 
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, "the key 'a' stands here again; it stands first on line 1"),
+        ("a: 1\nb: 2\na: 3\n", 3, "the key 'a' appears again; it appears first on line 1"),
         ("x:\n  - {a: 1,\n     a: 2}\n", 3, "the key 'a'"),
-        ("a: &x\n  - *x\n", 1, "an alias stands for what holds it"),
+        ("a: &x\n  - *x\n", 1, "an alias contains itself"),
         ("a: b: c\n", 1, "not YAML"),
         ("a:\n  - [\n", 3, "not YAML"),
         ("a: 1\nb: !!python/object/apply:os.system [ls]\n", 2, "is not known"),
-        ("a: 1\nb: !!int x\n", 2, "'x' is no int"),
-        ("a: 1\nb: 1" + "0" * 5000, 2, "no int"),
+        ("a: 1\nb: !!int x\n", 2, "'x' is not a valid int"),
+        ("a: 1\nb: 1" + "0" * 5000, 2, "not a valid int"),
         ('a: 1\nb: "\\0"\n', 2, "a control character"),
-        ("a: 1\n? [b]\n: 2\n", 2, "a key that is no plain word"),
+        ("a: 1\n? [b]\n: 2\n", 2, "a key is not a plain word"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, line: int, why: str) -> None:
