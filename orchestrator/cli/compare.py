@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from orchestrator.cli.arguments import Runs
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare
@@ -22,7 +23,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
-from orchestrator.runs.find import baseline_last, complete_run, find_runs
+from orchestrator.runs.find import baseline_last, find_runs
 
 MOST_COLUMNS = 6
 """Runs that fit side by side into a terminal; of more only the groups are printed."""
@@ -38,13 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders of runs, their ids under EDGEBED_RUNS (./runs), or patterns of ids: 'mine*'.",
-            autocompletion=complete_run,
-        ),
-    ],
+    runs: Runs,
     baseline: Annotated[
         str | None, typer.Option(help="Method or run that speed-ups refer to; the last run if not given.")
     ] = None,

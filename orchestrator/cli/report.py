@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from edgebed.errors import UsageError
+from orchestrator.cli.arguments import Runs
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.report import write_figures, write_results
-from orchestrator.runs.find import complete_run, find_runs
+from orchestrator.runs.find import find_runs
 
 
 def register(app: typer.Typer) -> None:
@@ -18,13 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders of runs, their ids under EDGEBED_RUNS (./runs), or patterns of ids: 'mine*'.",
-            autocompletion=complete_run,
-        ),
-    ],
+    runs: Runs,
     pdf: Annotated[Path | None, typer.Option(help="Write figures for a paper to this file, one per page.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the same figures to this file, on one sheet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

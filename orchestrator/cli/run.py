@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
+from orchestrator.cli.arguments import Overrides
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.live import LiveWatch
@@ -36,9 +37,7 @@ def run(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
     resume: Annotated[
         str | None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.arguments import Overrides
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
 from orchestrator.cli.run import watching
@@ -22,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def command(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
     devices: Annotated[
         int | None,

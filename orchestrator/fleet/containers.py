@@ -27,7 +27,7 @@ from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
-from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, parse_docker_stats, quota_us
+from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, held_by_kernel, parse_docker_stats, quota_us
 
 SHARD = "/shard.safetensors"
 MOST_PROCESSES = 1024
@@ -255,33 +255,15 @@ class DockerFleet:
         container = self._container(device)
         alive = container.status == "running"
         group, source = _group_of(container, self._shaper)
-        up, down = self._shaper.read(container) if alive else (links.NOTHING, links.NOTHING)
-        sent, received = self._shaper.counters(container) if alive else (0, 0)
-        return Held(
-            device=device,
-            requested=self._limits.get(device, UNLIMITED),
-            cpus=group.cpus,
-            uplink_bit_s=up.rate_bit_s,
-            downlink_bit_s=down.rate_bit_s,
-            memory_mib=group.memory_mib,
-            cpu_s=group.cpu_s,
-            throttled_s=group.throttled_s,
-            throttled_periods=group.throttled_periods,
-            memory_used_mib=group.memory_used_mib,
-            uplink_bytes=sent,
-            downlink_bytes=received,
+        shaped = self._shaper.read(container) if alive else (links.NOTHING, links.NOTHING)
+        return held_by_kernel(
+            device,
+            self._limits.get(device, UNLIMITED),
+            group,
+            shaped,
+            self._shaper.counters(container) if alive else (0, 0),
             alive=alive,
-            details={
-                "uplink": up.text,
-                "downlink": down.text,
-                "shaped from": self._shaper.route,
-                "read from": source,
-                "cgroup": group.dump,
-                "uplink qdisc": up.dump,
-                "downlink qdisc": down.dump,
-            },
-            uplink_latency_ms=up.latency_ms,
-            downlink_latency_ms=down.latency_ms,
+            details={"shaped from": self._shaper.route, "read from": source, "cgroup": group.dump},
         )
 
     def _container(self, device: str) -> Any:

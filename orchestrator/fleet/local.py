@@ -24,7 +24,7 @@ from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
-from orchestrator.fleet.throttle import confirm
+from orchestrator.fleet.throttle import confirm, held_by_kernel
 from orchestrator.fleet.users import Users, closed_to_others
 
 START_TIMEOUT_S = 120.0
@@ -216,34 +216,16 @@ class LocalFleet:
         return await asyncio.to_thread(self._read if self._kernel else self._use_alone, device)
 
     def _read(self, device: str) -> Held:
-        wire = self._wires[device]
-        up, down = netns.read(wire)
-        uplink_bytes, downlink_bytes = netns.counters(wire)
-        group = self._cgroups[device].read()
-        return Held(
-            device=device,
-            requested=self._limits.get(device, UNLIMITED),
-            cpus=group.cpus,
-            uplink_bit_s=up.rate_bit_s,
-            downlink_bit_s=down.rate_bit_s,
-            memory_mib=group.memory_mib,
-            cpu_s=group.cpu_s,
-            throttled_s=group.throttled_s,
-            throttled_periods=group.throttled_periods,
-            memory_used_mib=group.memory_used_mib,
-            uplink_bytes=uplink_bytes,
-            downlink_bytes=downlink_bytes,
+        wire, cgroup = self._wires[device], self._cgroups[device]
+        group = cgroup.read()
+        return held_by_kernel(
+            device,
+            self._limits.get(device, UNLIMITED),
+            group,
+            netns.read(wire),
+            netns.counters(wire),
             alive=device in self._pids,
-            details={
-                "uplink": up.text,
-                "downlink": down.text,
-                "netns": wire.netns,
-                "cgroup": f"v{self._cgroups[device].version}; {group.dump}",
-                "uplink qdisc": up.dump,
-                "downlink qdisc": down.dump,
-            },
-            uplink_latency_ms=up.latency_ms,
-            downlink_latency_ms=down.latency_ms,
+            details={"netns": wire.netns, "cgroup": f"v{cgroup.version}; {group.dump}"},
         )
 
     def _use_alone(self, device: str) -> Held:

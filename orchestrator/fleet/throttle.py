@@ -260,3 +260,47 @@ def mismatches(wanted: Limits, held: Held) -> list[str]:
         for name, want, is_held, unit in pairs
         if held.read_back and (is_held is None or abs(is_held - want) > TOLERANCE * want)
     ]
+
+
+def held_by_kernel(
+    device: str,
+    requested: Limits,
+    group: Group,
+    links: tuple[Shaped, Shaped],
+    counted: tuple[int, int],
+    *,
+    alive: bool,
+    details: dict[str, str],
+) -> Held:
+    """What the kernel holds of one device.
+
+    Args:
+        links: uplink and downlink.
+        counted: bytes up and down since the start.
+        details: raw read-outs beside those of the links.
+    """
+    up, down = links
+    return Held(
+        device=device,
+        requested=requested,
+        cpus=group.cpus,
+        uplink_bit_s=up.rate_bit_s,
+        downlink_bit_s=down.rate_bit_s,
+        memory_mib=group.memory_mib,
+        cpu_s=group.cpu_s,
+        throttled_s=group.throttled_s,
+        throttled_periods=group.throttled_periods,
+        memory_used_mib=group.memory_used_mib,
+        uplink_bytes=counted[0],
+        downlink_bytes=counted[1],
+        alive=alive,
+        details={
+            "uplink": up.text,
+            "downlink": down.text,
+            **details,
+            "uplink qdisc": up.dump,
+            "downlink qdisc": down.dump,
+        },
+        uplink_latency_ms=up.latency_ms,
+        downlink_latency_ms=down.latency_ms,
+    )

@@ -40,6 +40,18 @@ QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half; beyond that its link is held back."""
 
 
+class RoundJob(msgspec.Struct, frozen=True):
+    """A round to carry out."""
+
+    number: int
+    plan: Plan
+    weights: Weights
+    method: Method
+    accelerator: torch.device
+    patience_s: float = 0.0  # no device is given up for a silence that is shorter, whatever the settings say
+    quorum: int | None = None  # of this round, where it differs from the settings'
+
+
 class RoundResult(msgspec.Struct):
     """How a round ended: contributions of the merged devices in the order of names; `missing`: devices whose work did
     not come, and why."""
@@ -72,38 +84,25 @@ class RoundDriver:
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
         self._round = -1
 
-    async def run(
-        self,
-        round: int,
-        plan: Plan,
-        weights: Weights,
-        method: Method,
-        accelerator: torch.device,
-        patience_s: float = 0.0,
-        quorum: int | None = None,
-    ) -> RoundResult:
-        """Carry out one plan. Cancelling it cancels the devices' tasks.
-
-        Args:
-            patience_s: silence that no device of the round is given up for, whatever the settings say.
-            quorum: of this round, where it is another than the settings'.
-        """
-        self._round, self._events, self._method, self._weights = round, asyncio.Queue(), method, weights
-        self._work = {device: self._new_work(round, device, plan) for device in sorted(plan.assignments)}
+    async def run(self, job: RoundJob) -> RoundResult:
+        """Carry out one plan. Cancelling it cancels the devices' tasks."""
+        plan, method, weights = job.plan, job.method, job.weights
+        self._round, self._events, self._method, self._weights = job.number, asyncio.Queue(), method, weights
+        self._work = {device: self._new_work(job.number, device, plan) for device in sorted(plan.assignments)}
         self._halves_ready = asyncio.Event()
         machine = m.RoundMachine(
             self._work,
             now_s(),
             deadline_s=self._settings.deadline_s,
-            quorum=self._settings.quorum if quorum is None else quorum,
-            liveness_s=max(self._settings.liveness_s, patience_s),
+            quorum=self._settings.quorum if job.quorum is None else job.quorum,
+            liveness_s=max(self._settings.liveness_s, job.patience_s),
             enough=plan.enough,
             ceiling_s=self._settings.ceiling_s,
         )
         self._send_tasks(method, weights)
         try:
             # Beside the downloads: copying the server halves takes longer than planning.
-            halves = await in_thread("server_halves", method.server_halves, weights, plan.assignments, accelerator)
+            halves = await in_thread("server_halves", method.server_halves, weights, plan.assignments, job.accelerator)
             self._with_server = {device for half in halves for device in half.devices}
             self._trainer.begin(halves)
             self._halves_ready.set()

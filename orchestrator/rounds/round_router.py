@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from edgebed.errors import RunError, TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
-from edgebed.methods.base import Method, Plan
-from edgebed.models.staged import Weights
 from edgebed.wire.messages import Header
-from orchestrator.rounds.driver import RoundDriver, RoundResult
+from orchestrator.rounds.driver import RoundDriver, RoundJob, RoundResult
 
 
 class RoundRouter:
@@ -27,28 +23,20 @@ class RoundRouter:
         self._idle: list[RoundDriver] = []
         self._at_work: dict[str, RoundDriver] = {}  # by device
 
-    async def run(
-        self,
-        round: int,
-        plan: Plan,
-        weights: Weights,
-        method: Method,
-        accelerator: torch.device,
-        patience_s: float = 0.0,
-        quorum: int | None = None,
-    ) -> RoundResult:
+    async def run(self, job: RoundJob) -> RoundResult:
         """As `RoundDriver.run`. Raises RunError for a device that is in another round now."""
-        if busy := sorted(set(plan.assignments) & set(self._at_work)):
+        devices = job.plan.assignments
+        if busy := sorted(set(devices) & set(self._at_work)):
             raise RunError(
-                f"round {round} is to begin with {busy[0]!r}, which is in another round",
+                f"round {job.number} is to begin with {busy[0]!r}, which is in another round",
                 hint="the method's lanes must have no device in common",
             )
         driver = self._idle.pop() if self._idle else self._make()
-        self._at_work |= dict.fromkeys(plan.assignments, driver)
+        self._at_work |= dict.fromkeys(devices, driver)
         try:
-            return await driver.run(round, plan, weights, method, accelerator, patience_s, quorum)
+            return await driver.run(job)
         finally:
-            for device in plan.assignments:
+            for device in devices:
                 del self._at_work[device]
             self._idle.append(driver)
 

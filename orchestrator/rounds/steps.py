@@ -23,7 +23,7 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
@@ -42,16 +42,7 @@ class Devices(Protocol):
 class Rounds(Protocol):
     """Carries rounds out: a `RoundDriver`, or `RoundRouter` for a method that has several rounds going on at once."""
 
-    async def run(
-        self,
-        round: int,
-        plan: Plan,
-        weights: Weights,
-        method: Method,
-        accelerator: torch.device,
-        patience_s: float = 0.0,
-        quorum: int | None = None,
-    ) -> RoundResult: ...
+    async def run(self, job: RoundJob) -> RoundResult: ...
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -140,7 +131,9 @@ class RoundSteps:
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
-        return await self._driver.run(begun.number, begun.plan, weights, self.method, self._accelerator, wait_s, quorum)
+        return await self._driver.run(
+            RoundJob(begun.number, begun.plan, weights, self.method, self._accelerator, wait_s, quorum)
+        )
 
     async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:

@@ -23,16 +23,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orchestrator.experiment import Experiment, load
-from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.quantities import quantity
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.sim_error import SimError, sim_error
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.benchmarks._figures import figure, skip
+from tests.benchmarks._runs import opened
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 LIMIT = 0.10
@@ -92,25 +91,14 @@ async def _play(parts: dict[Path, Experiment], path: Path) -> None:
     missing = [method for method in one.methods if any(method["name"] not in _known(folder) for folder in parts)]
     if not missing:
         return
-    backend, spec = os.environ.get("METHODS_BACKEND", "local"), load_fleet((path.parent / one.fleet).resolve())
-    profiles = {device.name: device.profile.name for device in spec.devices}
-    with tempfile.TemporaryDirectory() as shards:
-        data = prepare_data(one, list(profiles), Path(shards), profiles)
-        opening = session.standing_fleet(
-            spec,
-            backend=backend,
-            dilation=one.dilation,
-            shards=data.shards,
-            heartbeat_s=one.training.heartbeat_s,
-        )
-        async with opening as controller:
-            calibration = await session.calibrate_fleet(controller, False, session.quiet)
-            watch = session.Watch(session.quiet)
-            for method in missing:
-                for folder, experiment in parts.items():
-                    folder.mkdir(parents=True, exist_ok=True)
-                    request = session.Request(_with(experiment, [method]), path, folder, backend=backend)
-                    await session.run_methods(request, controller, data, calibration, watch)
+    backend = os.environ.get("METHODS_BACKEND", "local")
+    async with opened(one, path, backend) as fleet:
+        watch = session.Watch(session.quiet)
+        for method in missing:
+            for folder, experiment in parts.items():
+                folder.mkdir(parents=True, exist_ok=True)
+                request = session.Request(_with(experiment, [method]), path, folder, backend=backend)
+                await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
 
 
 def _known(folder: Path) -> dict[str, Path]:

@@ -20,24 +20,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import psutil
 
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.dashboard.serve import Place
 from orchestrator.dashboard.subprocess_server import page_beside
-from orchestrator.experiment import Experiment, Training
-from orchestrator.fleet.profile import load_fleet
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, skip
+from tests.benchmarks._runs import small_run
 
 BLOCK, BLOCKS, DEVICES = 5, 60, 5
 RANK = 10
 """Of 30 ordered ratios the 10th and the 21st hold the median with 95 %."""
 ROOT = Path(__file__).parents[2]
-PROFILE = "name: fifth\ncpus: 0.2\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
-FLEET = f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {DEVICES}}}]\n"
 
 
 class Looker(session.Watch):
@@ -85,27 +80,15 @@ def viewer(kind: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def one_run(folder: Path, kind: str) -> list[list[float]]:
-    (folder / "fifth.yaml").write_text(PROFILE)
-    (folder / "fleet.yaml").write_text(FLEET)
-    training = msgspec.convert({"rounds": BLOCK * BLOCKS, "batch_size": 32, "max_batches": 2}, Training)
-    experiment = Experiment(
-        name="cost",
-        fleet="fleet.yaml",
-        model={"name": "resnet-tiny"},
-        methods=[{"name": "dtfl", "tier": 2}],
-        training=training,
-    )
-    spec = load_fleet(folder / "fleet.yaml")
-    prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
-    request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+    small = small_run(folder, "cost", BLOCK * BLOCKS, 0.2, DEVICES)
     said: list[str] = []
     children = set(psutil.Process().children())
     with page_beside(folder / "runs", "cost", Place(), said.append), viewer(kind) as process:
         watch = Looker(said[0].removeprefix("Live page: "), process)
         (server,) = set(psutil.Process().children()) - children - {psutil.Process(process.pid)}
-        async with session.standing_fleet(spec, shards=prepared.shards) as controller:
+        async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
             before, start = server.cpu_times(), time.monotonic()
-            await session.run_methods(request, controller, prepared, Calibration((), True), watch)
+            await session.run_methods(small.request, controller, small.data, Calibration((), True), watch)
             used = sum(server.cpu_times()[:2]) - sum(before[:2])
             figure(f"CPUs that the page's server used, open half the time ({kind})", used / (time.monotonic() - start))
     return watch.blocks

@@ -22,11 +22,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.experiment import Experiment, load
-from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, percentile, skip
+from tests.benchmarks._runs import opened
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 
@@ -47,21 +46,11 @@ def main() -> None:
 async def _play(folder: Path) -> Path:
     path = EXPERIMENTS / f"{os.environ.get('PREDICTED_EXPERIMENT', 'methods')}.yaml"
     experiment = _wanted(load(path))
-    backend, spec = os.environ.get("PREDICTED_BACKEND", "local"), load_fleet((path.parent / experiment.fleet).resolve())
-    profiles = {device.name: device.profile.name for device in spec.devices}
-    with tempfile.TemporaryDirectory() as shards:
-        data = prepare_data(experiment, list(profiles), Path(shards), profiles)
-        opening = session.standing_fleet(
-            spec,
-            backend=backend,
-            dilation=experiment.dilation,
-            shards=data.shards,
-            heartbeat_s=experiment.training.heartbeat_s,
-        )
-        async with opening as controller:
-            calibration = await session.calibrate_fleet(controller, False, session.quiet)
-            request = session.Request(experiment, path, folder, backend=backend)
-            runs = await session.run_methods(request, controller, data, calibration, session.Watch(session.quiet))
+    backend = os.environ.get("PREDICTED_BACKEND", "local")
+    async with opened(experiment, path, backend) as fleet:
+        request = session.Request(experiment, path, folder, backend=backend)
+        watch = session.Watch(session.quiet)
+        runs = await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
     return runs[0]
 
 

@@ -11,41 +11,23 @@ import os
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from orchestrator.calibration.calibrate import Calibration
-from orchestrator.experiment import Experiment, Training
-from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.timeline import RoundTimeline, timelines
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 from tests.benchmarks._figures import figure, percentile, skip
+from tests.benchmarks._runs import small_run
 
 ROUNDS, DEVICES = 40, 5
 WORK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
-PROFILE = "name: fifth\ncpus: 0.3\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
-FLEET = f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {DEVICES}}}]\n"
 
 
 async def one_run(folder: Path) -> list[RoundTimeline]:
-    (folder / "fifth.yaml").write_text(PROFILE)
-    (folder / "fleet.yaml").write_text(FLEET)
-    training = msgspec.convert({"rounds": ROUNDS, "batch_size": 32, "max_batches": 2}, Training)
-    experiment = Experiment(
-        name="overhead",
-        fleet="fleet.yaml",
-        model={"name": "resnet-tiny"},
-        methods=[{"name": "dtfl", "tier": 2}],
-        training=training,
-    )
-    spec = load_fleet(folder / "fleet.yaml")
-    prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
-    request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
-    async with session.standing_fleet(spec, shards=prepared.shards) as controller:
+    small = small_run(folder, "overhead", ROUNDS, 0.3, DEVICES)
+    async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
         watch = session.Watch(session.quiet)
-        (run,) = await session.run_methods(request, controller, prepared, Calibration((), True), watch)
+        (run,) = await session.run_methods(small.request, controller, small.data, Calibration((), True), watch)
     return list(timelines(sort(read(run / "records.jsonl"))))
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgebed.datasets.shard import read_shard
-from edgebed.methods.base import CutCost, Method
-from edgebed.models.staged import StagedModel, Weights
-from edgebed.wire.messages import Assignment, Codec, Header
+from edgebed.methods.base import Method
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment, Codec
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
@@ -23,29 +23,20 @@ from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, Device
-from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.fleet import SimulatedFleet
-from orchestrator.simulation.link import LinkCost, wire_bytes
+from orchestrator.simulation.link import LinkCost
+from orchestrator.simulation.paper import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
 from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
 
 
-class PlainCosts:
+class PlainCosts(PaperCosts):
     """A batch costs 0.1 s until its features and 0.3 s after, less where few stages train; a server step 0.05 s, a byte
     8 bits at the rate."""
 
-    kind, dilation = "plain", 1.0
-
-    def check(self, assignment: Assignment) -> None:
-        pass
-
-    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        return {}
-
-    def cpu(self, who: Callable[[], Device]) -> Cpu:
-        return PlainCpu(lambda: who().limits.cpus)
+    kind = "plain"
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return BatchCost(0.1, 0.3 * (1 - assignment.train_from / assignment.stages))
@@ -58,9 +49,6 @@ class PlainCosts:
 
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
         return 0.01
-
-    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
-        return wire_bytes(header, size)
 
     def uplink(self, device: Device) -> LinkCost:
         return LinkCost(0.001, 8 / device.limits.uplink_bit_s)

@@ -17,7 +17,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
 from orchestrator.records.types import Evaluated, Fault, Record, RoundStarted
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 
@@ -50,9 +50,9 @@ class ByHand:
         self.cancelled: list[str] = []
         self.bad: dict[str, str] = {}  # devices whose work does not come, and why
 
-    async def run(self, round: int, plan: Plan, weights: Weights, *rest: Any) -> RoundResult:
-        (device,) = plan.assignments
-        self.quorums.append(rest[-1])
+    async def run(self, job: RoundJob) -> RoundResult:
+        (device,) = job.plan.assignments
+        self.quorums.append(job.quorum)
         try:
             await (self.hold_b.wait() if device == "b" else asyncio.sleep(0))
         except asyncio.CancelledError:
@@ -61,8 +61,8 @@ class ByHand:
         if self.fail is not None:
             raise self.fail
         if device in self.bad:
-            return RoundResult([], [], "void", round, {device: self.bad[device]})
-        return RoundResult([Contribution(device, 1, plan.assignments[device], {}, {})], [], "all done", round)
+            return RoundResult([], [], "void", job.number, {device: self.bad[device]})
+        return RoundResult([Contribution(device, 1, job.plan.assignments[device], {}, {})], [], "all done", job.number)
 
 
 class Present:

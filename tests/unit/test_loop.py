@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,14 @@ from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
+
+
+def made(**parts: Any) -> Loop:
+    """A loop of these parts, and of nothing for the others."""
+    device = torch.device("cpu")
+    nothing = {"method": None, "driver": None, "devices": None, "environment": None, "accelerator": device}
+    calls = {name: lambda *_: None for name in ("save", "record", "watch")}
+    return Loop(**{**nothing, **calls, "test": (torch.zeros(1), torch.zeros(1)), **parts})
 
 
 def views(count: int) -> list[DeviceView]:
@@ -72,18 +81,7 @@ async def test_a_resumed_run_goes_on_along_the_cosine_and_leaves_the_plateau_rul
         async def ready(self) -> list[DeviceView]:
             raise FleetError("nobody comes")
 
-    loop = Loop(
-        method=None,  # type: ignore[arg-type]
-        driver=None,  # type: ignore[arg-type]
-        devices=Nobody(),  # type: ignore[arg-type]
-        training=training,
-        environment=None,
-        accelerator=torch.device("cpu"),
-        test=(torch.zeros(1), torch.zeros(1)),
-        save=lambda *_: None,
-        record=lambda _: None,
-        watch=lambda *_: None,
-    )
+    loop = made(devices=Nobody(), training=training)
     with pytest.raises(FleetError):
         await loop.run({}, progress)
     assert progress.lr == pytest.approx(0.05)
@@ -99,17 +97,11 @@ class Judge(Method):
 @pytest.mark.parametrize("held_out", [True, False])
 async def test_rounds_are_judged_by_the_validation_part_and_the_test_part_is_used_once(held_out: bool) -> None:
     said: list[Record] = []
-    loop = Loop(
+    loop = made(
         method=Judge(),
-        driver=None,  # type: ignore[arg-type]
-        devices=None,  # type: ignore[arg-type]
         training=Training(rounds=3),
-        environment=None,
-        accelerator=torch.device("cpu"),
         test=(torch.tensor([0.25]), torch.zeros(1)),
-        save=lambda *_: None,
         record=said.append,
-        watch=lambda *_: None,
         validation=(torch.tensor([0.75]), torch.zeros(1)) if held_out else None,
     )
     progress = Progress(round=3)
@@ -142,18 +134,7 @@ async def test_testing_the_same_weights_again_does_not_bring_the_learning_rate_d
         def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:
             return Score(0.5, 0.0)
 
-    loop = Loop(
-        method=Still(),
-        driver=None,  # type: ignore[arg-type]
-        devices=None,  # type: ignore[arg-type]
-        training=Training(plateau=Plateau(factor=0.5, patience=2)),
-        environment=None,
-        accelerator=torch.device("cpu"),
-        test=(torch.zeros(1), torch.zeros(1)),
-        save=lambda *_: None,
-        record=lambda _: None,
-        watch=lambda *_: None,
-    )
+    loop = made(method=Still(), training=Training(plateau=Plateau(factor=0.5, patience=2)))
     progress = Progress(lr=1.0)
     for number in range(6):
         await loop.test(number, {"w": torch.ones(3)}, progress)
