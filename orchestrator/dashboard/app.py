@@ -23,11 +23,11 @@ from starlette.staticfiles import StaticFiles
 
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
-from orchestrator.dashboard.state import State
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
 from orchestrator.records.comparison import compare
 from orchestrator.records.metrics import exposition
+from orchestrator.records.run_state import RunState
 from orchestrator.records.vocabulary import for_page
 
 STATIC = Path(__file__).parent / "static"
@@ -97,7 +97,7 @@ class Run:
         records = self.follower.slice(before.offset, self._end(state, index), GANTT_LIMIT)
         return gantt(records, state.sessions[row.session], row)
 
-    def _end(self, state: State, index: int) -> int | None:
+    def _end(self, state: RunState, index: int) -> int | None:
         """Offset up to which records may speak of a round; None: to the end."""
         rows = state.rows
         end_ns = rows[index].start_ns + ((rows[index].seconds or 0.0) * state.dilation + LATE_S) * 1e9

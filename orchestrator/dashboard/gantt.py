@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.dashboard.state import Row, SessionState
 from orchestrator.records import types as t
 from orchestrator.records.clock_alignment import FOREVER
 from orchestrator.records.gantt import bars, joined, own_segments, server_segments
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
+from orchestrator.records.run_state import RoundRow
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import Segment, timelines
 
@@ -23,15 +23,15 @@ FINEST = 600
 Bars = list[tuple[str, float, float, str]]
 
 
-def gantt(records: Iterable[t.Record], state: SessionState, row: Row) -> dict[str, Any] | None:
+def gantt(records: Iterable[t.Record], session: Session, row: RoundRow) -> dict[str, Any] | None:
     """The Gantt of a round from records that hold it; None where they do not. Seconds from its start, divided by the
     dilation."""
-    session = _session(records, state)
-    if row.number not in session.rounds:
+    part = _session(records, session)
+    if row.number not in part.rounds:
         return None
-    facts, dilation = session.rounds[row.number], state.started.dilation
-    live = facts.finished is None and not state.finished
-    (timeline,) = timelines(RunFacts([session]), {row.number})
+    facts, dilation = part.rounds[row.number], session.started.dilation
+    live = facts.finished is None and session.finished is None
+    (timeline,) = timelines(RunFacts([part]), {row.number})
     end_ns = facts.end_ns if live or facts.finished is None else _last_ns(facts)
     scale = 1e9 * dilation
 
@@ -69,8 +69,8 @@ def _scaled(value: float | None, dilation: float) -> float | None:
     return None if value is None else value / dilation
 
 
-def _session(records: Iterable[t.Record], state: SessionState) -> Session:
-    """A stretch of these records alone; who was there, and the clocks, come from the whole life."""
+def _session(records: Iterable[t.Record], whole: Session) -> Session:
+    """A session of these records alone, with who was there and the clocks of the whole one."""
     mine: list[t.Record] = []
     for record in records:
         if isinstance(record, t.RunStarted):
@@ -78,11 +78,11 @@ def _session(records: Iterable[t.Record], state: SessionState) -> Session:
                 break
             continue
         mine.append(record)
-    (session,) = sort([state.started, *mine]).sessions
-    for name, device in session.devices.items():
-        device.presence = state.presence.get(name, [])
-        device.clocks = state.clocks.get(name, {})
-    return session
+    (part,) = sort([whole.started, *mine]).sessions
+    for name, device in part.devices.items():
+        device.presence = whole.device(name).presence
+        device.clocks = whole.device(name).clocks
+    return part
 
 
 def _last_ns(facts: RoundFacts) -> int:

@@ -1,8 +1,7 @@
-"""Follows one `records.jsonl` as it grows, and keeps beside it what was folded from it: `view.msgpack`.
+"""Follows one `records.jsonl` as it grows, and keeps the state made from it in `view.msgpack` beside it.
 
-Opening a long run means reading that file and folding only what came after it. It is an index, nothing more: where it
-is missing, of another version, or not of these records, everything is folded again. It is written when a run ends
-(`refresh`) and by whoever had to fold much.
+To open a long run, that index is read, and only the records after it. Where it is missing, of another version, or not
+of these records, all records are read again. It is written when a run ends (`refresh`) and after much was read.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.dashboard.reducer import fold
-from orchestrator.dashboard.state import VERSION, State
 from orchestrator.records.reader import decode
+from orchestrator.records.reducer import reduce
+from orchestrator.records.run_state import VERSION, RunState
 from orchestrator.records.types import Record
 
 BLOCK = 4 << 20
-"""Bytes folded at a time: between two blocks a server can answer."""
+"""Bytes taken in at a time: between two blocks a server can answer."""
 
 WORTH = 8 << 20
-"""So many bytes folded since the index was written are worth writing it again."""
+"""The index is written again after so many bytes."""
 
 PROOF = 512
 """Bytes before the offset, and at the start of the file, whose digest ties an index to its records."""
 
 NEEDLESS = (b'{"type":"server_step"', b'{"type":"cut_profiled"')
-"""Lines the state has no use for; not even decoded."""
+"""Lines that the state does not need; they are not decoded."""
 
 
 class Index(msgspec.Struct):
@@ -45,28 +44,28 @@ class RecordTail:
     """The state of one run, as far as its records have been read. Used by one thread at a time.
 
     Attributes:
-        state: what is known; `fold` has run to `offset`.
-        damaged: lines that were no records; they are left out.
+        state: what is known of the first `offset` bytes.
+        damaged: number of lines that were no records; they are left out.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path, self.index = folder / "records.jsonl", folder / "view.msgpack"
-        self.state, self.offset, self.damaged = State(), 0, 0
+        self.state, self.offset, self.damaged = RunState(), 0, 0
         self._saved = 0
         self._load()
 
     def pending(self) -> int:
-        """Bytes that have not been read yet; a file that became shorter is begun anew."""
+        """Bytes that have not been read yet; a file that became shorter is read again from its start."""
         try:
             size = self.path.stat().st_size
         except OSError:
             return 0
         if size < self.offset:
-            self.state, self.offset, self._saved = State(epoch=self.state.epoch + 1), 0, 0
+            self.state, self.offset, self._saved = RunState(epoch=self.state.epoch + 1), 0, 0
         return size - self.offset
 
     def step(self, limit: int = BLOCK) -> bool:
-        """Fold up to `limit` bytes of whole lines; whether there were any."""
+        """Take in up to `limit` bytes of whole lines; whether there were any."""
         if self.pending() <= 0:
             return False
         with self.path.open("rb") as file:
@@ -77,12 +76,12 @@ class RecordTail:
         whole, newline, _ = block.rpartition(b"\n")
         if not newline:
             return False
-        fold(self.state, self._decoded(whole, self.offset))
+        reduce(self.state, self._decoded(whole, self.offset))
         self.offset += len(whole) + 1
         return True
 
     def catch_up(self) -> None:
-        """Fold all there is, and keep it where that was much."""
+        """Take in all there is, and write the index where that was much."""
         while self.step():
             pass
         if self.offset - self._saved > WORTH:
@@ -114,13 +113,13 @@ class RecordTail:
             index = msgspec.msgpack.decode(self.index.read_bytes(), type=Index)
             if index.version != VERSION or index.proof != self._proof(index.offset):
                 return
-            self.state = msgspec.msgpack.decode(index.state, type=State)
+            self.state = msgspec.msgpack.decode(index.state, type=RunState)
             self.offset = self._saved = index.offset
         except (OSError, msgspec.DecodeError):
             return
 
     def save(self) -> None:
-        """Write the index aside and rename it. A folder that cannot be written to costs only time."""
+        """Write the index to another file and rename that. A folder that cannot be written to costs only time."""
         part = self.index.with_suffix(f".{os.getpid()}.part")
         index = Index(VERSION, self.offset, self._proof(self.offset), msgspec.Raw(msgspec.msgpack.encode(self.state)))
         with contextlib.suppress(OSError):
@@ -137,7 +136,7 @@ class RecordTail:
 
 
 def refresh(folder: Path) -> None:
-    """Bring the index of a run up to date. It only saves time, so whatever goes wrong here must not harm a run."""
+    """Bring the index of a run up to date. It only saves time: an error here must not harm a run."""
     with contextlib.suppress(Exception):
         follower = RecordTail(folder)
         if follower.step():

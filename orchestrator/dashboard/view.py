@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.dashboard.reducer import OWN_WORK
-from orchestrator.dashboard.state import Device, Mark, Row, State
+from orchestrator.records.reducer import OWN_WORK
+from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -20,18 +20,18 @@ class Cursor(msgspec.Struct):
     epoch: int = -1
     rev: int = -1
     rows: int = 0
-    marks: int = 0
+    events: int = 0
     sessions: int = 0
     calibration: int = 0
 
 
-def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
-    """What a page lacks; None where nothing. `cursor` moves on. Rows and marks come with the index of the first."""
+def changes(state: RunState, cursor: Cursor) -> dict[str, Any] | None:
+    """What a page lacks; None where nothing. `cursor` moves on. Rows and events come with the index of the first."""
     if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.sessions:
         return None
     whole = state.epoch != cursor.epoch or len(state.sessions) != cursor.sessions
     if whole:
-        cursor.rows = cursor.marks = 0
+        cursor.rows = cursor.events = 0
         cursor.rev = -1
     first = _first_changed(state, cursor)
     result: dict[str, Any] = {
@@ -40,17 +40,17 @@ def changes(state: State, cursor: Cursor) -> dict[str, Any] | None:
         "devices": [_device(state, device) for device in state.devices.values()],
         "rows_from": first,
         "rows": [_row(row) for row in state.rows[first:]],
-        "marks_from": cursor.marks,
-        "marks": [_mark(mark) for mark in state.marks[cursor.marks :]],
+        "events_from": cursor.events,
+        "events": [_event(event) for event in state.events[cursor.events :]],
     }
     if whole or len(state.calibration) != cursor.calibration:
         result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
     cursor.epoch, cursor.rev, cursor.sessions = state.epoch, state.rev, len(state.sessions)
-    cursor.rows, cursor.marks, cursor.calibration = len(state.rows), len(state.marks), len(state.calibration)
+    cursor.rows, cursor.events, cursor.calibration = len(state.rows), len(state.events), len(state.calibration)
     return result
 
 
-def _first_changed(state: State, cursor: Cursor) -> int:
+def _first_changed(state: RunState, cursor: Cursor) -> int:
     """Index of the first row to send: those not sent yet, and those that changed after they were."""
     if cursor.rev < 0:
         return 0
@@ -59,7 +59,7 @@ def _first_changed(state: State, cursor: Cursor) -> int:
     return min(next(changed, len(state.rows)), cursor.rows)
 
 
-def head(state: State) -> dict[str, Any]:
+def head(state: RunState) -> dict[str, Any]:
     """What must always be in sight."""
     started = state.sessions[-1].started
     judged = [row for row in state.calibration if row.judged]
@@ -78,7 +78,7 @@ def head(state: State) -> dict[str, Any]:
         "checks_failed": sum(not row.passed for row in judged),
         "started": state.sessions[0].started.wall,
         "resumed": len(state.sessions) - 1,
-        "ended": state.session.finished,
+        "ended": state.ended,
         "target": started.target_accuracy,
         "elapsed_s": state.elapsed_s,
         "bytes_up": state.bytes_up,
@@ -86,7 +86,7 @@ def head(state: State) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> list[Any]:
+def _row(row: RoundRow) -> list[Any]:
     """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind."""
     behind = [_short(value) for value in row.behind_s]
     numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
@@ -103,17 +103,16 @@ def _row(row: Row) -> list[Any]:
     ]
 
 
-def _mark(mark: Mark) -> list[Any]:
+def _event(event: RunEvent) -> list[Any]:
     """Place on the axis, round, kind, device, text."""
-    return [_short(mark.axis_s), mark.round + 1, mark.kind, mark.device, mark.text]
+    return [_short(event.axis_s), event.round + 1, event.kind, event.device, event.text]
 
 
-def _device(state: State, device: Device) -> dict[str, Any]:
-    present = state.session.present(device.name)
+def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
     last = _last(device.actual_s)
     return {
         "name": device.name,
-        "state": doing(state, device.name) if present else "away",
+        "state": state.activity(device.name),
         "phase": device.phase,
         "profile": device.profile,
         "cpus": device.cpus,
@@ -136,22 +135,7 @@ def _device(state: State, device: Device) -> dict[str, Any]:
     }
 
 
-def doing(state: State, name: str) -> str:
-    """What a device that is present does in the round in progress."""
-    going = [] if state.session.finished else [opened for opened in state.open.values() if not opened.finished]
-    if not going:
-        return "present"
-    account = next((opened.devices[name] for opened in reversed(going) if name in opened.devices), None)
-    if account is None:
-        return "not drawn"
-    if account.out:
-        return "left out"
-    if account.seconds is not None:
-        return "done"
-    return "working" if account.moved else "receiving" if account.sent_ns else "waiting"
-
-
-def history(state: State, name: str) -> dict[str, Any] | None:
+def history(state: RunState, name: str) -> dict[str, Any] | None:
     """All rounds of one device."""
     device = state.devices.get(name)
     if device is None:
@@ -162,11 +146,11 @@ def history(state: State, name: str) -> dict[str, Any] | None:
         "cuts": device.cuts,
         "predicted_s": [_short(value) for value in device.predicted_s],
         "actual_s": [_short(value) for value in device.actual_s],
-        "marks": [_mark(mark) for mark in state.marks if mark.device == name],
+        "events": [_event(event) for event in state.events if event.device == name],
     }
 
 
-def summary(state: State) -> dict[str, Any]:
+def summary(state: RunState) -> dict[str, Any]:
     """The figures of a run that a comparison shows, as far as they are known from the state; see docs/records.md."""
     done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
     seconds = sorted(row.seconds for row in done if row.seconds is not None)
@@ -192,7 +176,7 @@ def summary(state: State) -> dict[str, Any]:
     }
 
 
-def measures(state: State) -> dict[str, Any]:
+def measures(state: RunState) -> dict[str, Any]:
     """`summary` with the columns and figures of devices that `orchestrator.records.metrics` shows. What only the whole
     timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
     done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
@@ -203,7 +187,7 @@ def measures(state: State) -> dict[str, Any]:
         "loss": [row.loss for row in done],
         "straggler": [row.straggler or None for row in done],
         "straggler_why": [row.why for row in done],
-        "events": sum(mark.kind in ("fault", "left", "joined", "out") for mark in state.marks),
+        "events": sum(event.kind in ("fault", "left", "joined", "out") for event in state.events),
         "profiles": {name: device.profile for name, device in devices.items()},
         "bytes_up": {name: device.bytes_up for name, device in devices.items()},
         "bytes_down": {name: device.bytes_down for name, device in devices.items()},
@@ -214,16 +198,16 @@ def measures(state: State) -> dict[str, Any]:
     }
 
 
-def _spent(device: Device, dilation: float) -> dict[str, float]:
+def _spent(device: DeviceState, dilation: float) -> dict[str, float]:
     return {name: ns / 1e9 / dilation for name, ns in sorted(device.phase_ns.items()) if name != "waiting"}
 
 
-def _stopped(device: Device) -> float | None:
+def _stopped(device: DeviceState) -> float | None:
     work = sum(device.phase_ns.get(name, 0) for name in OWN_WORK)
     return min(1.0, device.stopped_ns / work) if device.stopped_ns and work else None
 
 
-def curve(state: State, points: int = 1000) -> list[list[float | None]]:
+def curve(state: RunState, points: int = 1000) -> list[list[float | None]]:
     """(seconds on the axis, accuracy, gap, round) of at most about `points` rounds, the last one among them."""
     done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
     every = max(1, len(done) // points)
@@ -231,7 +215,7 @@ def curve(state: State, points: int = 1000) -> list[list[float | None]]:
     return [[_short(_end_s(r)), _short(r.accuracy), _short(r.gap_s), r.number + 1] for r in kept]
 
 
-def _end_s(row: Row) -> float:
+def _end_s(row: RoundRow) -> float:
     """On the time axis. Rounds that overlap may end in another order than they began."""
     return row.axis_s + (row.seconds or 0.0)
 

@@ -1,7 +1,8 @@
-"""The records of a run, sorted by what they speak of: stretches, rounds, devices. Pure.
+"""The records of a run by session, round and device, with every fact kept. Pure.
 
-A *stretch* is one life of the orchestrator: a resumed run has several, each with a monotonic clock of its own, so times
-of two stretches are never subtracted.
+A *session* lasts from the start or a resume of a run to its end. Each has a monotonic clock of its own, so times of two
+sessions are never subtracted. `orchestrator.records.reducer` keeps a small state for runs that are still going on; it
+uses the sessions and clocks of this module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FAR = 1 << 62
 
 
 class Clock(msgspec.Struct):
-    """Offsets measured for one incarnation of an agent, in the order of time: (device ns, offset ns)."""
+    """Offsets that were measured for one incarnation of an agent, in the order of time: (device ns, offset ns)."""
 
     knots: list[tuple[int, int]] = []
     uncertainty_ns: int = 0
@@ -29,7 +30,7 @@ class Clock(msgspec.Struct):
         self.uncertainty_ns = max(self.uncertainty_ns, uncertainty_ns)
 
     def to_orchestrator(self, device_ns: int) -> int:
-        """The orchestrator's time: linear between two measurements, the nearest one's offset outside."""
+        """The orchestrator's time: linear between two measurements; before and after all, the nearest offset holds."""
         knots = self.knots
         i = bisect_right(knots, (device_ns, FAR)) if len(knots) > 1 else 0
         if i == 0 or i == len(knots):
@@ -39,22 +40,37 @@ class Clock(msgspec.Struct):
 
 
 class DeviceFacts(msgspec.Struct):
-    """What is known of one device in one stretch."""
+    """What is known of one device in one session."""
 
     name: str
     phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
     clocks: dict[str, Clock] = {}  # by incarnation
     presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
-    placed: tuple[tuple[int, ...], object] | None = None  # kept by `placing.place`, with what it was made from
+    placed: tuple[tuple[int, ...], object] | None = None  # kept by `clock_alignment.place`, with what it was made from
+
+    @property
+    def present(self) -> bool:
+        """Whether it has joined and not left since."""
+        return bool(self.presence and self.presence[-1][1])
+
+    @property
+    def incarnation(self) -> str:
+        """The one that joined last."""
+        return next((joined for _, joined in reversed(self.presence) if joined), "")
 
 
 class RoundFacts(msgspec.Struct):
-    """What is known of one round. `end_ns` is the start of the next round of its lane, or the end of the run; `cut_off`
-    where the orchestrator was killed before either: then the devices' last reports are missing too. `ends`, in a
-    stretch with lanes: the devices of this lane, each with the end of its window; None where all have the same."""
+    """What is known of one round.
+
+    Attributes:
+        dilation: of its session; times are divided by it when they are shown.
+        end_ns: start of the next round of its lane, or the end of the run.
+        cut_off: the orchestrator was killed before that; the last reports of the devices are missing too.
+        ends: in a session with lanes, the devices of this lane with the end of their windows; None: all have the same.
+    """
 
     started: t.RoundStarted
-    dilation: float  # of its stretch: by what its times are divided when they are shown
+    dilation: float
     end_ns: int = 0
     cut_off: bool = False
     ends: dict[str, int] | None = None
@@ -83,12 +99,12 @@ class RoundFacts(msgspec.Struct):
         return self.started.lane
 
     def window_end(self, device: str) -> int | None:
-        """Where the device's window in this round ends; None where it has none, being of another lane."""
+        """End of the device's window in this round; None where the device belongs to another lane."""
         return self.end_ns if self.ends is None else self.ends.get(device)
 
 
 class Session(msgspec.Struct):
-    """One life of the orchestrator. Rounds by number; devices by name, those of the fleet first."""
+    """From the start or a resume of a run to its end. Rounds by number; devices by name, those of the fleet first."""
 
     started: t.RunStarted
     rounds: dict[int, RoundFacts] = {}
@@ -96,7 +112,7 @@ class Session(msgspec.Struct):
     limits: list[t.LimitsSet] = []
     calibration: list[t.Calibrated] = []
     cuts: list[t.CutProfiled] = []
-    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what the reader of a report should know
+    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what a report tells
     tested: t.FinalTest | None = None
     finished: t.RunFinished | None = None
     end_ns: int = 0
@@ -106,9 +122,20 @@ class Session(msgspec.Struct):
             self.devices[name] = DeviceFacts(name)
         return self.devices[name]
 
+    def add_presence(self, record: t.DeviceJoined | t.DeviceLeft) -> None:
+        """A device joined or left."""
+        joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
+        self.device(record.device).presence.append((record.at_ns, joined))
+
+    def add_clock(self, record: t.ClockOffset) -> None:
+        """Offsets belong to the incarnation that joined last: a board that rebooted has another clock."""
+        device = self.device(record.device)
+        clock = device.clocks.setdefault(device.incarnation, Clock())
+        clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
+
     @property
     def begin_ns(self) -> int:
-        """When its first round began, or the stretch itself where there was none."""
+        """When its first round began, or the session where there was none."""
         return min((facts.start_ns for facts in self.rounds.values()), default=self.started.at_ns)
 
 
@@ -119,12 +146,12 @@ class RunFacts(msgspec.Struct):
 
     @property
     def started(self) -> t.RunStarted:
-        """Of the last stretch. What stretches may differ in has a property of its own."""
+        """Of the last session. What sessions may differ in has a property of its own."""
         return self.sessions[-1].started
 
     @property
     def enforcement(self) -> str:
-        """Who held the limits; the weakest, where stretches differ."""
+        """Who held the limits; the weakest, where sessions differ."""
         kinds = [session.started.enforcement for session in self.sessions]
         return next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1])
 
@@ -135,16 +162,16 @@ class RunFacts(msgspec.Struct):
 
     @property
     def dilation(self) -> float:
-        """The largest, where stretches differ."""
+        """The largest, where sessions differ."""
         return max(session.started.dilation for session in self.sessions)
 
     @property
     def calibrated(self) -> bool:
-        """Whether every stretch was."""
+        """Whether every session was."""
         return all(session.started.calibrated for session in self.sessions)
 
     def rounds(self) -> list[tuple[Session, RoundFacts]]:
-        """Rounds that count, by number: a round done again after a resume counts as it was done last."""
+        """Rounds that count, by number. Of a round that a resumed run did again, the last one counts."""
         last: dict[int, tuple[Session, RoundFacts]] = {}
         for session in self.sessions:
             first = session.started.resumed_from
@@ -195,7 +222,7 @@ def _close(session: Session) -> None:
 
 
 def _divide(rounds: list[RoundFacts]) -> None:
-    """Give every device windows in rounds of one lane at a time: the lane that drew it last, or will draw it first."""
+    """Give every device windows in rounds of one lane at a time: of the lane that drew it last, or draws it first."""
     lane_of: dict[str, str] = {}
     for facts in reversed(rounds):
         lane_of |= dict.fromkeys(facts.started.devices, facts.lane)
@@ -229,11 +256,10 @@ def _add(session: Session, record: t.Record) -> None:
         case t.DevicePhases(_, name, incarnation, phases):
             session.device(name).phases += [(incarnation, phase) for phase in phases]
         case t.ClockOffset():
-            _add_clock(session.device(record.device), record)
+            session.add_clock(record)
         case t.DeviceJoined() | t.DeviceLeft():
-            joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
-            session.device(record.device).presence.append((record.at_ns, joined))
-            # A run begins with what is true of the fleet already: state, but no event of this run.
+            session.add_presence(record)
+            # Records from before the start say how the fleet was: state, but no event of this run.
             expected = isinstance(record, t.DeviceJoined) and not record.again
             if not expected and record.at_ns >= session.started.at_ns:
                 session.events.append(record)
@@ -256,13 +282,6 @@ def _add(session: Session, record: t.Record) -> None:
             _add_to_round(session.rounds, record)
         case _:
             _add_to_round(session.rounds, record)
-
-
-def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
-    """Offsets belong to the incarnation that had joined last: a board that rebooted has another clock."""
-    incarnation = next((i for _, i in reversed(device.presence) if i), "")
-    clock = device.clocks.setdefault(incarnation, Clock())
-    clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
 
 
 def _add_to_round(rounds: dict[int, RoundFacts], record: t.Record) -> None:

@@ -1,4 +1,4 @@
-"""Who was slowest in a round, by how much, and why. Pure."""
+"""Who was slowest in a round, by how much, and why. Summary, report, live page and terminal take it from here. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from statistics import median
 
 import msgspec
 
-from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline import RoundTimeline
 
 CAUSES = ("cpu", "uplink", "downlink", "server")
@@ -24,6 +23,35 @@ _OF_PHASE = {
 }
 
 
+class Costs(msgspec.Struct):
+    """What one device's time in a round was spent on; nanoseconds.
+
+    Attributes:
+        cpu, uplink, downlink, server: time that belongs to one cause.
+        held: part of `uplink` in which the server half was behind and held the link back.
+        reply_wait: time in which the device waited for replies.
+        replies_up, replies_down: how long its uploads and the replies to them took on the link, all together.
+    """
+
+    cpu: int = 0
+    uplink: int = 0
+    downlink: int = 0
+    server: int = 0
+    held: int = 0
+    reply_wait: int = 0
+    replies_up: int = 0
+    replies_down: int = 0
+
+    def by_cause(self) -> tuple[int, int, int, int]:
+        """In the order of CAUSES. A wait for a reply is its upload, then the server's step (and its queue), then its
+        download."""
+        held = min(self.uplink, self.held)
+        up = min(self.reply_wait, self.replies_up)
+        down = min(self.reply_wait - up, self.replies_down)
+        server = self.server + held + self.reply_wait - up - down
+        return self.cpu, self.uplink - held + up, self.downlink + down, server
+
+
 class Straggler(msgspec.Struct, frozen=True):
     """The slowest device of a round. `gap_s`: behind the median device; `why`: the cause in which it is furthest behind
     the median device (one of CAUSES; "" where no single one stands out, see `standing_out`). Seconds are not divided by
@@ -32,19 +60,32 @@ class Straggler(msgspec.Struct, frozen=True):
     device: str
     gap_s: float
     why: str
-    behind_s: dict[str, float]  # by cause, against the median device
+    behind_s: dict[str, float]  # by cause, against the median device; empty where its costs are not known
 
 
 def straggler(timeline: RoundTimeline) -> Straggler | None:
-    """None for a round in which fewer than two devices got done, or that is serving: there is nobody to be behind."""
+    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind."""
     facts = timeline.facts
     if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None
     seconds = {device: done.seconds for device, done in facts.done.items()}
+    return judge(seconds, {device: costs(timeline, device) for device in seconds})
+
+
+def judge(seconds: Mapping[str, float], spent: Mapping[str, Costs]) -> Straggler:
+    """The slowest of at least two devices, and why.
+
+    Args:
+        seconds: of all devices that got done, not divided.
+        spent: their costs, as far as these are known.
+    """
     slowest = max(seconds, key=lambda device: seconds[device])
-    costs = {device: causes(timeline, device) for device in seconds}
-    behind = {cause: (costs[slowest][cause] - median(c[cause] for c in costs.values())) / 1e9 for cause in CAUSES}
     gap = seconds[slowest] - median(seconds.values())
+    if slowest not in spent:
+        return Straggler(slowest, gap, "", {})
+    causes = {device: of_device.by_cause() for device, of_device in spent.items()}
+    middle = [median(column) for column in zip(*causes.values(), strict=True)]
+    behind = {cause: (own - of) / 1e9 for cause, own, of in zip(CAUSES, causes[slowest], middle, strict=True)}
     return Straggler(slowest, gap, standing_out(behind, gap), behind)
 
 
@@ -53,7 +94,7 @@ LEAST = 0.1
 
 
 def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
-    """The cause in which a straggler is furthest behind; "" where that is none, or next to nothing of the gap."""
+    """The cause in which a straggler is furthest behind; "" where it explains less than LEAST of the gap."""
     why = max(behind_s, key=lambda cause: behind_s[cause])
     return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
 
@@ -65,32 +106,17 @@ def waits(timeline: RoundTimeline) -> tuple[str | None, int]:
     return next(names, None) if waited else None, waited
 
 
-def causes(timeline: RoundTimeline, device: str) -> dict[str, int]:
-    """Nanoseconds of a device's round by what they were spent on."""
-    sums = dict.fromkeys(CAUSES, 0)
+def costs(timeline: RoundTimeline, device: str) -> Costs:
+    """What a device's round was spent on, from its timeline."""
+    found, facts = Costs(), timeline.facts
     totals = timeline.devices[device].sums if device in timeline.devices else {}
     for name, length in totals.items():
         if name in _OF_PHASE:
-            sums[_OF_PHASE[name]] += length
-    _release(sums, timeline.facts, device)
-    waited = totals.get("reply_wait", 0)
-    if waited:
-        _split_wait(sums, waited, timeline.facts, device)
-    return sums
-
-
-def _release(sums: dict[str, int], facts: RoundFacts, device: str) -> None:
-    """What looks like a slow uplink is the server's where the server half was behind and held the link back."""
+            setattr(found, _OF_PHASE[name], getattr(found, _OF_PHASE[name]) + length)
     done = facts.done.get(device)
-    held = min(sums["uplink"], round(done.held_s * 1e9)) if done is not None else 0
-    sums["uplink"] -= held
-    sums["server"] += held
-
-
-def _split_wait(sums: dict[str, int], waited: int, facts: RoundFacts, device: str) -> None:
-    """Waiting for a reply is its upload, then the server's step (and its queue), then its download."""
-    up = min(waited, sum(u.at_ns - u.first_ns for u in facts.uploads.get(device, ())))
-    down = min(waited - up, sum(r.at_ns - r.first_ns for r in facts.replies.get(device, ())))
-    sums["uplink"] += up
-    sums["downlink"] += down
-    sums["server"] += waited - up - down
+    found.held = round(done.held_s * 1e9) if done is not None else 0
+    found.reply_wait = totals.get("reply_wait", 0)
+    if found.reply_wait:
+        found.replies_up = sum(u.at_ns - u.first_ns for u in facts.uploads.get(device, ()))
+        found.replies_down = sum(r.at_ns - r.first_ns for r in facts.replies.get(device, ()))
+    return found

@@ -10,22 +10,22 @@ import pytest
 
 from orchestrator import dashboard
 from orchestrator.dashboard.gantt import gantt
-from orchestrator.dashboard.reducer import fold
-from orchestrator.dashboard.state import State
 from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
 from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
+from orchestrator.records.reducer import reduce
+from orchestrator.records.run_state import RunState
 from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
 from orchestrator.report.palette import PHASES
 from tests.synthetic import FLEET, MS, Speed, Synthetic
 
 
-def folded(records: list[t.Record], portion: int = 1 << 30) -> State:
-    state = State()
+def folded(records: list[t.Record], portion: int = 1 << 30) -> RunState:
+    state = RunState()
     lines = list(enumerate(records))
     for start in range(0, len(lines), portion):
-        fold(state, lines[start : start + portion])
+        reduce(state, lines[start : start + portion])
     return state
 
 
@@ -74,16 +74,16 @@ def test_portions_make_no_difference() -> None:
     assert bits.rows == [
         msgspec.structs.replace(row, rev=new.rev) for row, new in zip(whole.rows, bits.rows, strict=True)
     ]
-    assert (bits.marks, bits.devices) == (whole.marks, whole.devices)
+    assert (bits.events, bits.devices) == (whole.events, whole.devices)
 
 
 def test_a_state_survives_being_kept() -> None:
     state = folded(CASES["a device is lost"].records[:200])
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=RunState)
     assert again == state
     rest = list(enumerate(CASES["a device is lost"].records))[200:]
-    fold(state, rest)
-    fold(again, rest)
+    reduce(state, rest)
+    reduce(again, rest)
     assert again == state
 
 
@@ -94,7 +94,7 @@ def test_phases_reported_rounds_later_still_say_why() -> None:
     state = folded(kept)
     assert [row.straggler for row in state.rows] == ["weak"] * 6
     assert [row.why for row in state.rows] == [""] * 6
-    fold(state, list(enumerate(late)))
+    reduce(state, list(enumerate(late)))
     assert [row.why for row in state.rows] == ["cpu"] * 6
     assert not state.open
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_counts_rounds_as_done_last() -> None:
     assert [row.number for row in state.rows] == [0, 1, 2, 3, 4, 5]
     assert [row.axis_s + (row.seconds or 0) for row in state.rows] == pytest.approx(expected["elapsed_s"])
     assert state.devices["weak"].actual_s == expected["actual_s"]["weak"]
-    assert [mark.kind for mark in state.marks] == ["resumed", "ended"]
+    assert [mark.kind for mark in state.events] == ["resumed", "ended"]
 
 
 def reprofile(at: int, why: str = "reprofile", profile: str = "slow", dilation: float = 1.0) -> t.LimitsSet:
@@ -133,34 +133,34 @@ def test_a_changed_profile_is_a_mark_before_the_round_that_has_it() -> None:
     index = next(i for i, r in enumerate(run.records) if isinstance(r, t.RoundStarted) and r.round == 2)
     records = [*run.records[:index], reprofile(run.starts[2] - MS, dilation=2.0), *run.records[index:]]
     state = folded(records)
-    (mark,) = [mark for mark in state.marks if mark.kind == "profile"]
+    (mark,) = [mark for mark in state.events if mark.kind == "profile"]
     assert (mark.device, mark.round) == ("middle", 2)
     assert mark.axis_s == pytest.approx(state.rows[1].axis_s + (state.rows[1].seconds or 0))
     assert mark.text == "profile profile-middle → slow: 0.2 CPU, 10 Mbit/s up, 20 Mbit/s down"
     assert state.devices["middle"].reprofiled == 2
-    assert [m[1:4] for m in history(state, "middle")["marks"]] == [[3, "profile", "middle"]]  # type: ignore[index]
+    assert [m[1:4] for m in history(state, "middle")["events"]] == [[3, "profile", "middle"]]  # type: ignore[index]
 
 
 def test_state_from_before_the_run_is_no_event() -> None:
     run = Synthetic(rounds=1)
     before = reprofile(run.records[0].at_ns - 1)  # type: ignore[union-attr]
     state = folded([run.records[0], before, *run.records[1:]])
-    assert [mark.kind for mark in state.marks] == ["profile", "ended"]  # back to its own when the run begins
-    assert state.marks[0].text.startswith("profile slow → profile-middle:")
+    assert [mark.kind for mark in state.events] == ["profile", "ended"]  # back to its own when the run begins
+    assert state.events[0].text.startswith("profile slow → profile-middle:")
 
 
 def test_a_lost_device_is_away_then_back_and_its_round_marked() -> None:
     records = CASES["a device is lost"].records
     left = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceLeft))
     cursor = Cursor()
-    state = State()
+    state = RunState()
     lines = list(enumerate(records))
-    fold(state, lines[: left + 1])
+    reduce(state, lines[: left + 1])
     first = changes(state, cursor)
     assert first is not None
     assert {d["name"]: d["state"] for d in first["devices"]}["middle"] == "away"
-    fold(state, lines[left + 1 :])
-    assert [(m.kind, m.device) for m in state.marks] == [
+    reduce(state, lines[left + 1 :])
+    assert [(m.kind, m.device) for m in state.events] == [
         ("left", "middle"),
         ("out", "middle"),
         ("joined", "middle"),
@@ -171,19 +171,19 @@ def test_a_lost_device_is_away_then_back_and_its_round_marked() -> None:
 
 def test_a_page_gets_everything_once_and_then_what_changed() -> None:
     lines = list(enumerate(Synthetic(rounds=6).records))
-    state, cursor, rows, marks = State(), Cursor(), [], []
+    state, cursor, rows, marks = RunState(), Cursor(), [], []
     for start in range(0, len(lines), 11):
-        fold(state, lines[start : start + 11])
+        reduce(state, lines[start : start + 11])
         change = changes(state, cursor)
         if change is None:
             continue
         if change["whole"]:
             rows, marks = [], []
         rows[change["rows_from"] :] = change["rows"]
-        marks[change["marks_from"] :] = change["marks"]
+        marks[change["events_from"] :] = change["events"]
     complete = changes(state, Cursor())
     assert complete is not None
-    assert (rows, marks) == (complete["rows"], complete["marks"])
+    assert (rows, marks) == (complete["rows"], complete["events"])
     assert changes(state, cursor) is None
     late = changes(state, Cursor(state.epoch, state.rev - 1, 6, 1, 1))
     assert late is not None
@@ -197,7 +197,7 @@ def test_a_curve_keeps_its_last_point() -> None:
 
 
 def test_nothing_known_yet_is_no_error() -> None:
-    assert changes(State(), Cursor()) is None
+    assert changes(RunState(), Cursor()) is None
     state = folded(Synthetic().records[:1])
     assert changes(state, Cursor()) is not None
     assert summary(state)["rounds"] == 0
@@ -278,11 +278,11 @@ def test_calibration_is_sent_whenever_it_has_grown() -> None:
     before = changes(state, cursor)
     assert before is not None
     row = t.Calibrated(9, "weak", "cpu", "alone", 1.0, 1.0, 0.0, "", True, True, "")
-    fold(state, [(10**9, row)])
+    reduce(state, [(10**9, row)])
     sent = changes(state, cursor)
     assert sent is not None
     assert len(sent["calibration"]) == len(before["calibration"]) + 1
-    fold(state, [(10**9 + 1, t.Fault(10, "weak", "x"))])
+    reduce(state, [(10**9 + 1, t.Fault(10, "weak", "x"))])
     assert "calibration" not in (changes(state, cursor) or {})
 
 

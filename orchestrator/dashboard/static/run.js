@@ -73,13 +73,13 @@ export class RunView {
     const first = !this.head;
     if (change.whole) [this.rows, this.marks] = [[], []];
     this.rows.splice(change.rows_from, Infinity, ...change.rows);
-    this.marks.splice(change.marks_from, Infinity, ...change.marks);
+    this.marks.splice(change.events_from, Infinity, ...change.events);
     if (change.calibration) this.calibration = change.calibration;
     const ended = this.head && !this.head.ended && change.head.ended;
     this.head = change.head;
     this.devices = change.devices;
     if (ended) announce(`The run has ended: ${change.head.ended}`);
-    if (!first) this.tell(change.marks);
+    if (!first) this.tell(change.events);
     this.draw();
   }
 
@@ -247,8 +247,8 @@ export class RunView {
 
   drawDevice(data) {
     const {rounds} = data, own = (key, text) => rounds.map((n, i) => [n, data[key][i], `round ${n}: ${text(data[key][i])}`, n]);
-    const one = this.devices.find((d) => d.name === data.name), changes = data.marks.filter((m) => m[2] === "profile");
-    const marks = data.marks.map(([, x, kind, , text]) => ({x, kind, text}));
+    const one = this.devices.find((d) => d.name === data.name), changes = data.events.filter((m) => m[2] === "profile");
+    const marks = data.events.map(([, x, kind, , text]) => ({x, kind, text}));
     this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${rate(one?.uplink_bit_s)} up, ${rate(one?.downlink_bit_s)} down. `,
       changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
     this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
@@ -256,8 +256,8 @@ export class RunView {
       rows: () => rounds.map((n, i) => [n, seconds(data.actual_s[i]), seconds(data.predicted_s[i]), data.cuts[i] ?? "–"])});
     this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `cut ${v}`)}], whole: true, x: ["round", String],
       y: ["cut", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["cut", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
-    this.deviceMarks.replaceChildren(data.marks.length ? table(`Events of ${data.name}`, [["round"], ["time"], ["what"]],
-      data.marks.toReversed().map((m) => [m[1], seconds(m[0]), m[4]])) : h("p", {}, "Nothing has happened to it."));
+    this.deviceMarks.replaceChildren(data.events.length ? table(`Events of ${data.name}`, [["round"], ["time"], ["what"]],
+      data.events.toReversed().map((m) => [m[1], seconds(m[0]), m[4]])) : h("p", {}, "Nothing has happened to it."));
   }
 
   drawChecks() {
