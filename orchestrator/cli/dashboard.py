@@ -9,7 +9,7 @@ import typer
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console
 from orchestrator.dashboard.run_list import Wanted
-from orchestrator.dashboard.serve import Place, serve
+from orchestrator.dashboard.serve import PageAddress, serve
 from orchestrator.runs.find import complete_run, find_runs, runs_folder
 
 
@@ -40,7 +40,7 @@ def command(
     if not folders and not runs_folder().is_dir():
         raise UsageError(f"the folder of runs {runs_folder()} does not exist", hint="name runs, or set EDGEBED_RUNS")
     wanted = Wanted(folders) if folders else Wanted(library=runs_folder())
-    serve(wanted, Place(host, port, token), _notify)
+    serve(wanted, PageAddress(host, port, token), _notify)
 
 
 def _notify(address: str) -> None:

@@ -18,7 +18,7 @@ from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.unfinished import tell_unfinished
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import load, only_methods
 from orchestrator.files.output import try_file, try_folder
@@ -77,7 +77,7 @@ def run(
     if log_file is not None:
         try_file(log_file)
     try_folder(request.runs)
-    place = Place(dashboard_host, dashboard_port, dashboard_token)
+    place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
     page = page_beside(runs_folder(), request.experiment.name, place, _notify)
     with page if dashboard else contextlib.nullcontext():
         folders = _carry_out(request, quiet, log_file)

@@ -1,7 +1,7 @@
 """The page as a process of its own, beside a run (`edgebed run … --dashboard`).
 
-Its order is one line of JSON on standard input: no argument, for it may hold a token. It says its address on standard
-output and ends when standard input does.
+It reads one line of JSON from standard input (not arguments: other users could read the token in them), prints its
+address to standard output, and ends when standard input ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 
 from edgebed.errors import EdgebedError
 from orchestrator.dashboard.run_list import Wanted
-from orchestrator.dashboard.serve import Place, serve
+from orchestrator.dashboard.serve import PageAddress, serve
 
 
 class Order(msgspec.Struct, frozen=True):
     library: str
     since: float
     experiment: str
-    place: Place
+    place: PageAddress
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The server of the page: static files, a stream of changes per page, answers about a round, a device or several runs.
 
-One run is followed once, however many pages look at it. Reading and folding happen in a thread; what they may cost is
-bounded (`SHARE`), for the devices of a run may share this host.
+Each run is read once for all pages. Reading happens in a thread, and its cost is bounded (`SHARE`), since the devices
+of a run may share this host.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from orchestrator.records.vocabulary import for_page
 STATIC = Path(__file__).parent / "static"
 
 TICK_S = 1.0
-"""A page hears of changes at most so often."""
+"""A page gets changes at most this often."""
 
 LIST_S = 2.0
-"""The list of runs is looked through so often."""
+"""The list of runs is checked this often."""
 
 SHARE = 0.02
 """Of one core, for the Gantt of the round in progress."""
@@ -45,17 +45,17 @@ GANTT_LIMIT = 24 << 20
 """Bytes of records read for one Gantt."""
 
 SCRAPED = 20
-"""So many runs are in a scrape that names none."""
+"""Number of runs in a scrape that names none."""
 
 LATE_S = 20.0
-"""Phases of a round may be reported so long after its end."""
+"""Phases of a round may be reported this long after its end."""
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
 class Run:
-    """One followed run. Only one thread at a time is in it."""
+    """One run that pages look at. Used by one thread at a time."""
 
     def __init__(self, follower: RecordTail) -> None:
         self.follower = follower
@@ -68,14 +68,14 @@ class Run:
             return await asyncio.to_thread(work)
 
     async def update(self) -> None:
-        """Fold what has been written since; a block at a time, so that others get their answers in between."""
+        """Take in what was written since, block by block, so that other requests are answered in between."""
         if self._lock.locked() or self.follower.pending() > 0:
             while await self.within(self.follower.step):
                 pass
             await self.within(self.follower.catch_up)
 
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
-        """(version, Gantt of the round in progress), made anew as often as `SHARE` allows."""
+        """(version, Gantt of the round in progress), made again as often as `SHARE` allows."""
         row = self.follower.state.current
         if row is None:
             return -1, None
@@ -135,7 +135,7 @@ class DashboardAPI:
         return self._runs[name]
 
     async def fresh(self, name: str) -> Run | None:
-        """The run with all that is written so far; None: there is none of that name."""
+        """The run, up to date; None: there is none of that name."""
         run = await self.run(name)
         if run is not None:
             await run.update()

@@ -1,8 +1,8 @@
 """Who may ask: the Host header is checked (DNS rebinding), then the token.
 
-A page of another site can make a browser send requests to this host, under a name of its own that it lets point here;
-such requests carry that name. The token is asked for once, in the address, and kept in a cookie afterwards; also on the
-loopback, which every user of this host reaches.
+A page of another site can make a browser send requests to this host under a name of its own that points here; such
+requests carry that name. The token is needed once, in the address, and is then kept in a cookie; on the loopback too,
+which every user of this host reaches.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ class Auth:
         await self._app(scope, receive, _with_headers(send))
 
     async def _welcome(self, scope: Scope, receive: Receive, send: Send, query: dict[str, str]) -> None:
-        """The token goes into a cookie and out of the address."""
+        """Put the token into a cookie and remove it from the address."""
         target = scope["path"] + (f"?{urlencode(query)}" if query else "")
         response = RedirectResponse("/" + target.lstrip("/\\"), 303)
         response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
         await response(scope, receive, _with_headers(send))
 
     def _is_known(self, header: str) -> bool:
-        """Loopback: only its own names. Else also every bare address, and this host's own name: the token guards."""
+        """Names that are allowed. On the loopback only its own; else also every IP address and this host's name,
+        since the token is needed as well."""
         name = _host_of(header)
         if name in LOOPBACK or name == self._host.lower():
             return True

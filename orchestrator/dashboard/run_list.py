@@ -1,4 +1,4 @@
-"""The runs that a page may show: found in folders, each with a card for the list, opened when somebody looks."""
+"""The runs that a page may show: found in folders, each with a card for the list, opened on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAIL = 128 << 10
 """Bytes at the end of the records that a card is made from."""
 
 SILENT_S = 120.0
-"""A run whose records have not grown for so long may be dead."""
+"""A run whose records have not grown for so long may have been killed."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ def make_card(records: Path) -> dict[str, Any] | None:
 
 
 def _tail(records: Path) -> Sequence[t.Record]:
-    """Records of the last stretch of the file: further back where a round is longer than that."""
+    """Records at the end of the file; more of them where a round is longer than that."""
     with records.open("rb") as file:
         size = file.seek(0, 2)
         reach = TAIL

@@ -1,4 +1,4 @@
-"""Serves the page until told to end: opens the port, says the address, runs uvicorn."""
+"""Serves the page until it is told to end: opens the port, prints the address, runs uvicorn."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from orchestrator.dashboard.auth import Auth
 from orchestrator.dashboard.run_list import RunList, Wanted
 
 NICENESS = 19
-"""The devices of a run may share this host, and must not notice the page."""
+"""Lowest priority: the devices of a run may share this host."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where to serve. A token is always needed, and made where none is given: other users of this host reach its
-    loopback, too."""
+class PageAddress(msgspec.Struct, frozen=True):
+    """Where to serve. A token is always needed, also on the loopback, which other users of this host reach; one is
+    made where none is given."""
 
     host: str = "127.0.0.1"
     port: int = 0
     token: str = ""
 
 
-def serve(wanted: Wanted, place: Place, notify: Callable[[str], None], *, until_eof: bool = False) -> None:
+def serve(wanted: Wanted, place: PageAddress, notify: Callable[[str], None], *, until_eof: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; `until_eof`: or until standard input ends, as it does when a run is over.
 
     Args:
-        say: told the address once the port is open.
+        notify: gets the address once the port is open.
 
     Raises:
         UsageError: the port cannot be opened.
@@ -50,14 +50,14 @@ def serve(wanted: Wanted, place: Place, notify: Callable[[str], None], *, until_
 
 
 def _stand_back() -> None:
-    """Take the processor only when others leave it, and never from one who works."""
+    """Use the processor only when no other process needs it."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def address(host: str, port: int, token: str) -> str:
-    """What to type into a browser on this host, or on another where all addresses are listened on."""
+    """The address to open in a browser: on this host, or with its name where the server listens on all addresses."""
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/?{urlencode({'token': token})}"
 
@@ -89,7 +89,7 @@ async def _serve(shelf: RunList, sock: socket.socket, host: str, port: int, toke
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of open pages when it is told to end: it would wait for them."""
+    """Ends the streams of open pages before it ends; uvicorn would wait for them."""
 
     def __init__(self, config: uvicorn.Config, desk: DashboardAPI) -> None:
         super().__init__(config)

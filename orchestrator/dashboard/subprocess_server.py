@@ -15,15 +15,15 @@ from typing import IO
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 
 START_S = 30.0
-"""A page that has said nothing for so long will not be served."""
+"""A page that has not printed its address by then has failed."""
 
 
 @contextlib.contextmanager
-def page_beside(library: Path, experiment: str, place: Place, notify: Callable[[str], None]) -> Iterator[None]:
-    """A page with the runs of `experiment` in `library` that begin, or go on, from now. It ends with the block.
+def page_beside(library: Path, experiment: str, place: PageAddress, notify: Callable[[str], None]) -> Iterator[None]:
+    """Serve a page with the runs of `experiment` in `library` that begin or continue from now on, until the block ends.
 
     Raises:
         UsageError: it could not be served.
@@ -62,6 +62,6 @@ def page_beside(library: Path, experiment: str, place: Place, notify: Callable[[
 
 
 def _first_line(stream: IO[str]) -> str:
-    """What the page says first, its address; "" where it ended, or says nothing in time."""
+    """The first line of the page's output, its address; "" where it ended or printed nothing in time."""
     ready, _, _ = select.select([stream], [], [], START_S)
     return stream.readline().strip() if ready else ""

@@ -12,7 +12,7 @@ FOREVER = 1 << 62
 
 
 class Piece(msgspec.Struct, gc=False):
-    """A reported phase, placed: start and end on the orchestrator's clock, `length_ns` on the device's."""
+    """A reported phase: start and end on the orchestrator's clock, `length_ns` on the device's."""
 
     start_ns: int
     end_ns: int
@@ -36,13 +36,13 @@ class TaskSpan(msgspec.Struct):
 
 
 class Placed(msgspec.Struct):
-    """One device in one stretch.
+    """One device in one session.
 
     Attributes:
-        pieces: in the order of their starts. Phases of an incarnation whose clock was never measured are not among
-            them: where they belong is not known.
-        away: (from, to) when the device was not there: from its last word, if that incarnation never spoke again.
-        tasks: what is known of each task's begin and end.
+        pieces: in the order of their starts. Phases of an incarnation whose clock was never measured are
+            left out: their times are not known.
+        away: (from, to) when the device was away: from its last report, if that incarnation did not come back.
+        tasks: what is known of the start and end of each task.
     """
 
     pieces: list[Piece]
@@ -52,7 +52,7 @@ class Placed(msgspec.Struct):
 
 
 def place(device: DeviceFacts) -> Placed:
-    """All phases of a device in a stretch, placed once for all who ask."""
+    """All phases of a device in a session, on the orchestrator's clock. The result is kept on the device."""
     made_from = (len(device.phases), len(device.presence), sum(len(clock.knots) for clock in device.clocks.values()))
     if device.placed is not None and device.placed[0] == made_from and isinstance(device.placed[1], Placed):
         return device.placed[1]
@@ -62,7 +62,7 @@ def place(device: DeviceFacts) -> Placed:
 
 
 def _place(device: DeviceFacts) -> Placed:
-    """Place all phases of a device in a stretch. Most phases begin where the last one ended: placed once."""
+    """Most phases begin where the last one ended; such a moment is converted once."""
     pieces: list[Piece] = []
     last_word: dict[str, int] = {}
     at, was, seen, end = -1, 0, None, 0
@@ -92,7 +92,7 @@ def _clock_of(device: DeviceFacts, incarnation: str) -> Clock | None:
 
 
 def _away(device: DeviceFacts, last_word: dict[str, int], first_ns: int) -> list[tuple[int, int]]:
-    """Walk through joins and leaves. Before its first join, or its first word, a device is away too."""
+    """When the device was away. Before its first join, or its first report, it is away too."""
     away: list[tuple[int, int]] = []
     events = device.presence
     online = bool(events) and not events[0][1]

@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
 
 RESIDUAL_LIMIT = 0.02
-"""Beyond this share of a round without a name, a timeline is not to be trusted."""
+"""A timeline that leaves more than this share of a round unexplained is not trusted."""
 
 Summary = dict[str, Any]
 
@@ -64,7 +64,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
-    """What makes these figures incomparable, or doubtful. What holds for several runs is said once."""
+    """What makes these figures doubtful or not comparable. What holds for several runs is listed once."""
     notes = []
     for key in ("enforcement", "dilation", "target_accuracy"):
         values = sorted({str(row[key]) for row in rows})

@@ -1,11 +1,11 @@
-"""What a terminal says of a device whose work came to nothing. Pure."""
+"""The line that a terminal shows for a device that failed. Pure."""
 
 from __future__ import annotations
 
 from orchestrator.records.types import DeviceOut, Record
 
 FAILED = ("lost", "failed", "refused", "diverged")
-"""Ways out of a round that nobody wished for; to be late or cancelled is the round's own rule."""
+"""Ways out of a round that are failures; late and cancelled are not: the round's rule says so."""
 
 LONGEST = 240
 

@@ -1,8 +1,8 @@
 """Runs of the same method with different seeds, taken together: means with confidence intervals, stragglers by profile.
 
 Intervals are 95 %, by Student's t over the seeds; those of a speed-up on the logarithms of the ratios between runs of
-the same seed (so they are of the geometric mean). A run that did not reach its target has no time to it: it is counted,
-said, and not part of the mean, which therefore flatters a method that sometimes fails. Pure.
+the same seed (so they are of the geometric mean). A run that did not reach its target has no time to target. It is
+counted and shown, and not part of the mean, so the mean favours a method that sometimes fails. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class ProfileRow(msgspec.Struct, frozen=True):
-    """One class of device in one group: of its rounds, in what share it had the straggler, and what that cost."""
+    """One class of devices in one group: in what share of the rounds it had the straggler, and what that cost."""
 
     experiment: str
     method: str
@@ -61,12 +61,12 @@ class ProfileRow(msgspec.Struct, frozen=True):
 
 
 def key(summary: Summary) -> tuple[str, str, str]:
-    """What runs of one group share."""
+    """The values that all runs of a group have in common."""
     return summary["experiment"], summary["method"], summary["enforcement"]
 
 
 def named(summary: Summary) -> str:
-    """The method, and whether it was only simulated."""
+    """The method, with a mark where it was simulated."""
     return f"{summary['method']} (simulated)" if summary["enforcement"] == "simulated" else str(summary["method"])
 
 
@@ -125,7 +125,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
-    """Baseline's time to target ÷ the runs', over pairs of the same seed; of the means where no seed is shared."""
+    """Time to target of the baseline ÷ that of the runs, over pairs of one seed; without pairs, of the means."""
     own, other = ({run["seed"]: run["time_to_target_s"] for run in side} for side in (runs, base))
     pairs = [other[seed] / time for seed, time in own.items() if time and other.get(seed)]
     if pairs:

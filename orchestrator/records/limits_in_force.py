@@ -1,4 +1,4 @@
-"""Which limits were in force on a device at a moment, from the records of a stretch. Pure."""
+"""Which limits were in force on a device at a moment, from the records of a session. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class InForce(msgspec.Struct, frozen=True):
 
     @property
     def link_bit_s(self) -> float:
-        """Of the slower direction."""
+        """Rate of the slower direction."""
         return min(self.uplink_bit_s, self.downlink_bit_s)
 
 
 class Limits:
-    """All limits of one stretch, by device and time."""
+    """All limits of one session, by device and time."""
 
     def __init__(self, session: Session) -> None:
         self._rows: dict[str, list[t.LimitsSet]] = {}
@@ -36,7 +36,7 @@ class Limits:
         self._asked = {info.name: _asked(info, dilation) for info in session.started.devices}
 
     def at(self, device: str, at_ns: int) -> InForce | None:
-        """What had been set last; before anything was: the first, or what the fleet file asks for."""
+        """The limits that were set last before `at_ns`; before the first, that one, or what the fleet file asks for."""
         rows = self._rows.get(device)
         if not rows:
             return self._asked.get(device)
@@ -59,7 +59,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def changes(session: Session) -> list[Change]:
-    """Every change of a profile in a stretch, in the order of time."""
+    """Every change of a profile in a session, in the order of time."""
     starts = sorted((facts.start_ns, facts.number) for facts in session.rounds.values())
     profiles: dict[str, str] = {}
     found = []

@@ -1,4 +1,4 @@
-"""Records -> log lines of `key=value` pairs that carry run, round and device; None for what is no news. Pure."""
+"""Records -> log lines of `key=value` pairs with run, round and device; None for records that are not logged. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LogLines:
                 return self._beside(record)
 
     def _beside(self, record: t.Record) -> dict[str, object] | None:
-        """What belongs to no round."""
+        """A line for a record that belongs to no round."""
         match record:
             case t.DeviceJoined():
                 return {"event": "device_joined", "device": record.device, "again": record.again}
@@ -77,6 +77,6 @@ class LogLines:
 
 
 def _quoted(value: object) -> str:
-    """Bare where that is clear, else as JSON, on one line."""
+    """Without quotes where it is clear, else as JSON, on one line."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if text and not any(c in text for c in ' "=\n\t') and text.isprintable() else json.dumps(text)

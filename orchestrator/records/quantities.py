@@ -1,6 +1,6 @@
-"""What a paper's table holds, from the summary of a run: seconds, bytes and rounds to an accuracy, accuracies. Pure.
+"""Quantities of a paper's tables from the summary of a run: seconds, bytes and rounds to an accuracy, accuracies. Pure.
 
-Seconds are divided by the dilation, as in the summary. None: the run did not get there.
+Seconds are divided by the dilation, as in the summary. None: the run did not reach it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def time_to(summary: Summary, target: float) -> float | None:
 
 
 def bytes_to(summary: Summary, target: float) -> float | None:
-    """Both ways, all devices."""
+    """Bytes in both directions of all devices until the target; None: not reached."""
     rounds = rounds_to(summary, target)
     return None if rounds is None else float(sum(summary["bytes"][: int(rounds)]))
 
 
 def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None]:
-    """Seconds that the usual straggler spent so until the target, the rounds of a run taken as equal."""
+    """Seconds that the usual straggler spent in these phases until the target; all rounds count as equally long."""
 
     def measure(summary: Summary, target: float) -> float | None:
         rounds, device = rounds_to(summary, target), usual_straggler(summary)
@@ -63,7 +63,7 @@ def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None
 
 
 def usual_straggler(summary: Summary) -> str | None:
-    """The device that most rounds waited for; the first by name of several."""
+    """The device that was the straggler most often; of several, the first by name."""
     named = [device for device in summary["straggler"] if device is not None]
     return max(sorted(set(named)), key=named.count, default=None)
 

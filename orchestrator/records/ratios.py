@@ -1,4 +1,4 @@
-"""Our figures beside a paper's: means over seeds, ratios to a baseline row with confidence intervals. Pure."""
+"""Measured figures beside those of a paper: means over seeds, ratios to a baseline row with intervals. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One row and column: our mean and how it compares with the baseline row, beside the paper's.
+    """One row and column: the measured mean, its ratio to the baseline row, and the paper's figures.
 
     `ratio` is the geometric mean over the seeds of (this row ÷ baseline row), `low` and `high` its 95 % interval
     (Student's t on the logarithms, pairs of the same seed); None with fewer than two pairs. `reached` of `runs` seeds

@@ -1,4 +1,4 @@
-"""Reads `records.jsonl` back: every whole line is a record; a last line that a crash tore off is left out."""
+"""Reads `records.jsonl` back: every whole line is a record; a last line that a crash cut off is left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(path: Path) -> list[Record]:
     """All records of a file, in the order in which they were written.
 
     Raises:
-        UsageError: there is no such file, or a line other than a torn last one is damaged; with its number.
+        UsageError: there is no such file, or a line (other than an incomplete last one) is damaged.
     """
     try:
         data = path.read_bytes()
@@ -35,7 +35,7 @@ def read(path: Path) -> list[Record]:
 
 
 def decode(line: bytes) -> Record | None:
-    """One line as a record; None where it is none."""
+    """One line as a record; None where the line is damaged."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -43,7 +43,7 @@ def decode(line: bytes) -> Record | None:
 
 
 def _with_nan(line: bytes) -> Record | None:
-    """JSON has no NaN: a diverged loss was written as null. Read it back as the number that is none."""
+    """JSON has no NaN: the loss of a diverged run is written as null, and read back as NaN."""
     if b"null" not in line:
         return None
     try:

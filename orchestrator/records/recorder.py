@@ -1,4 +1,4 @@
-"""Writes `records.jsonl`, append-only, and tells whoever subscribes. Used from one thread."""
+"""Writes `records.jsonl`, append-only, and hands every record to subscribers. Used from one thread."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """One line per record, written at once and unbuffered: a killed orchestrator loses none.
+    """One line per record, written at once without a buffer, so that a killed orchestrator loses none.
 
-    A line that an earlier crash tore off is removed when the file is opened again. One process at a time may write.
+    A line that an earlier crash cut off is removed when the file is opened again. One process at a time may write.
 
     Attributes:
-        failure: why a record could not be kept (disk full); nothing but the last record is tried after it. What records
-            goes on in many callbacks, so it is not raised there: `guard` ends the run.
+        failure: why a record could not be written (disk full). After it only the last record is tried. Records are
+            written in many callbacks, so the error is not raised there: `guard` ends the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,9 +48,9 @@ class Recorder:
             raise FileError.of(error, path) from None
 
     def record(self, record: Record) -> None:
-        """Append one record; none after `close`, or after one could not be kept."""
+        """Append one record; does nothing after `close`, or after one could not be written."""
         if self._file.closed or self.failure is not None:
-            return  # what the fleet still says when the run is over
+            return  # the fleet may still report when the run is over
         try:
             self._append(_encode(record) + b"\n")
         except OSError as error:
@@ -60,7 +60,7 @@ class Recorder:
             self._tell(subscriber, record)
 
     def last(self, record: Record) -> None:
-        """Append the last record. It is tried even where an earlier one could not be kept: a short line may fit."""
+        """Append the last record, also after one could not be written: a short line may fit."""
         if self.failure is None:
             self.record(record)
             return
@@ -68,7 +68,7 @@ class Recorder:
             self._append(_encode(record) + b"\n")
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`. Raises FileError, with `work` cancelled and ended, once a record cannot be kept."""
+        """Await `work`. Raises FileError, with `work` cancelled and ended, once a record cannot be written."""
         task = asyncio.ensure_future(work)
         self._on_failure = task.cancel
         try:
@@ -83,19 +83,19 @@ class Recorder:
             self._on_failure = lambda: None
 
     def subscribe(self, subscriber: Callable[[Record], None]) -> Callable[[], None]:
-        """Call `subscriber` with every record from now on; returns what ends that."""
+        """Call `subscriber` with every record from now on; returns a function that ends that."""
         self._subscribers.append(subscriber)
         return lambda: self._drop(subscriber)
 
     def sync(self) -> None:
-        """Have all records so far on the disk. Raises FileError where that fails."""
+        """Write all records so far to the disk. Raises FileError where that fails."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise FileError.of(error, self._path) from None
 
     def close(self) -> None:
-        """To be called once or more; the records are on the disk afterwards. A failure is in `failure`."""
+        """Write all records to the disk and close the file; may be called again. A failure is in `failure`."""
         if not self._file.closed:
             try:
                 self.sync()
@@ -119,7 +119,7 @@ class Recorder:
         self._on_failure()
 
     def _tell(self, subscriber: Callable[[Record], None], record: Record) -> None:
-        """A page that cannot be drawn must not end a run: a subscriber that fails is let go, and that is recorded."""
+        """Hand a record to the subscribers. One that fails is removed, which is recorded: it must not end the run."""
         try:
             subscriber(record)
         except Exception as error:

@@ -1,6 +1,6 @@
 """`serving.json`: accuracy, latency, throughput, queues and bytes of a serving run, from its records alone. Pure.
 
-Every time is divided by the dilation, every rate multiplied by it; bytes are as they were.
+Times are divided by the dilation, rates are multiplied by it; bytes stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def summarise_serving(run: RunFacts, records: Iterable[Record]) -> dict[str, Any
         records: the same records.
 
     Raises:
-        UsageError: it served nothing.
+        UsageError: no request was answered.
     """
     served: list[Served] = []
     lost: list[RequestsLost] = []
@@ -114,7 +114,7 @@ class _Summary:
         }
 
     def _links(self) -> list[dict[str, Any]]:
-        """What every link carried while the fleet served, without the weights that were put on it before."""
+        """Bytes and transfers of every link while the fleet served, without the weights that were sent before."""
         links = []
         for node in self._plan["parents"]:
             up, down = self._facts.uploads.get(node, ()), self._facts.replies.get(node, ())
@@ -156,7 +156,7 @@ def _latency(each: Served) -> int:
 
 
 def _bytes(each: Served) -> int:
-    """What a request took over all links on its way to the node that answered it."""
+    """Bytes of a request over all links on its way to the node that answered it."""
     return sum(hop.down_bytes + hop.up_bytes for hop in each.hops)
 
 
@@ -166,7 +166,7 @@ def _share(flags: Iterable[bool]) -> float | None:
 
 
 def most_waiting(hops: Sequence[Hop]) -> int:
-    """The most requests that waited at a node at one moment: for its downlink, on it, or behind what it worked at."""
+    """The most requests that waited at a node at one moment: for its downlink, or on the node for its turn."""
     steps = sorted([(hop.queued_ns, 1) for hop in hops] + [(hop.began_ns, -1) for hop in hops])
     waiting = most = 0
     for _, step in steps:

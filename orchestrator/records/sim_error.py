@@ -1,8 +1,8 @@
 """How far a simulation is from a real run of the same method: per round, and per device and phase. Pure.
 
-Rounds are compared by number. Seconds are divided by the dilation of their own run. An error is simulated ÷ real − 1;
-of a device's phases it is the difference of the medians over all rounds, as a share of the device's real median round
-too, for a phase of a millisecond may be wrong by half and matter to nobody.
+Rounds are compared by number. Seconds are divided by the dilation of their own run. An error is simulated ÷ real − 1.
+For the phases of a device it is the difference of the medians over all rounds, also as a share of the device's real
+median round: a large relative error of a phase of one millisecond does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIMULATED = "simulated"
 """What `RunStarted.enforcement` says of a simulation."""
 
 PHASES = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
-"""What a device does in a round; what it waits for others is the round's affair."""
+"""Phases in which a device works or uses its link; waits for others are not compared."""
 
 
 class RoundError(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ def _devices(simulated: RunFacts, real: RunFacts, numbers: set[int]) -> Iterable
 
 
 def _phases(run: RunFacts, numbers: set[int]) -> dict[str, dict[str, list[float]]]:
-    """Seconds by device and phase, one for each round that it finished."""
+    """Seconds by device and phase, one value per round that the device finished."""
     found: dict[str, dict[str, list[float]]] = {}
     for timeline in timelines(run, numbers):
         facts = timeline.facts

@@ -1,9 +1,9 @@
 """`summary.json`: the figures of a run, flat, with names and units that docs/records.md lists.
 
 Every time is divided by the dilation. The time axis is the sum of the rounds' seconds, each from its plan to the end of
-its merge; evaluation and checkpoints are not in it, since they are no part of training. Where rounds overlap (lanes of
-an asynchronous method) the axis is the wall clock from the first round's start, evaluation included: it goes on beside
-the other lanes.
+its merge; evaluation and checkpoints are not part of training and are not in it. Where rounds overlap (lanes of an
+asynchronous method) the axis is the wall clock from the first round's start, with the evaluations, which run at the
+same time as other lanes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
 
 
 class _Axis:
-    """Where rounds lie: on the time axis, on which a stretch goes on where the one before it ended; under which
-    profiles."""
+    """Ends of rounds on the time axis, and profiles. On the axis a session begins where the one before it ended."""
 
     def __init__(self, run: RunFacts) -> None:
         self._sessions = {id(facts): session for session, facts in run.rounds()}
@@ -98,7 +97,7 @@ class _Axis:
 
 
 class Summing:
-    """Adds up rounds to a summary. Only finished rounds count, but for bytes and what went wrong."""
+    """Adds up rounds to a summary. Only finished rounds count, except for bytes and failures."""
 
     def __init__(self, run: RunFacts) -> None:
         self._head = _head(run)
@@ -222,7 +221,7 @@ class Summing:
         }
 
     def _in_order(self) -> None:
-        """Rounds in the order of their ends, which lanes may have otherwise than by number."""
+        """Sort rounds by their ends: with lanes that is not the order of their numbers."""
         ends = self._rows["elapsed_s"]
         if any(a > b for a, b in pairwise(ends)):
             order = sorted(range(len(ends)), key=lambda index: ends[index])
@@ -239,7 +238,7 @@ class Summing:
         return {name: [extra.get(name) for extra in self._extra] for name in names}
 
     def _idle(self, device: str) -> float | None:
-        """Share of the rounds' time in which the device was there and had nothing to do; None: it was never there."""
+        """Share of the time in rounds in which the device was present and idle; None: it was never present."""
         sums = self._in_round[device]
         present = sum(length for name, length in sums.items() if name not in NOT_COUNTED)
         return sum(sums.get(name, 0) for name in WAITING) / present if present else None
@@ -275,7 +274,7 @@ def percentile(values: list[float], share: float) -> float | None:
 
 
 def download_bytes(facts: RoundFacts, device: str) -> int:
-    """What a task took that is on the device; its body where nobody counted the frames around it."""
+    """Bytes of a task that was delivered: of its frames, or of its body where frames were not counted."""
     sent, delivered = facts.sent.get(device), facts.delivered[device]
     return delivered.bytes or (sent.bytes if sent is not None else 0)
 
@@ -283,8 +282,8 @@ def download_bytes(facts: RoundFacts, device: str) -> int:
 def _throttled_share(run: RunFacts, device: str) -> float | None:
     """Share of a device's own work for which its CPU quota stopped it; None: it never reported any.
 
-    Only the sum over many phases means anything, for the kernel credits a stop when it ends, which may be in the next
-    phase. It also adds up the CPUs it stopped, so several threads may be stopped for longer than they worked: cut at 1.
+    Only the sum over many phases is meaningful: the kernel counts a stop when it ends, which may be in the next phase.
+    It also adds up the CPUs that it stopped, so several threads may be stopped for longer than they worked: at most 1.
     """
     facts = [session.devices[device] for session in run.sessions if device in session.devices]
     phases = [phase for one in facts for _, phase in one.phases if phase.name in OWN_WORK]

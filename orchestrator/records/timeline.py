@@ -1,14 +1,14 @@
 """Records -> a name for every second of every device in every round, checked against the wall clock. Pure.
 
-A device's agent reports phases that follow one another without gap, on its own monotonic clock. They are placed on the
-orchestrator's clock by the measured offsets; their *lengths* stay those of the device's clock. `waiting` is then
-renamed by what the orchestrator did or waited for. What nobody reported stays `unreported`.
+An agent reports phases that follow one another without gap, on its own monotonic clock. The measured offsets put them
+on the orchestrator's clock; their *lengths* stay those of the device's clock. `waiting` is then renamed by what the
+orchestrator did or waited for. Time without a report is `unreported`.
 
 The *residual* of a device in a round is |window - sum of lengths| + overlap + disorder, as a share of the window; the
-window is the round on the orchestrator's clock, from its start to the start of the next. So a phase report that is lost
-or doubled, clocks that run at different speeds, and an offset that puts an effect before its cause all show. Where
-rounds of several lanes overlap, only devices of a round's lane have a window in it, and it lasts until the next round
-of that lane: no device has two windows at once.
+window is the round on the orchestrator's clock, from its start to the start of the next. It grows with a phase report
+that is lost or doubled, with clocks that run at different speeds, and with an offset that puts an effect before its
+cause. Where rounds of several lanes overlap, only devices of a round's lane have a window in it, and it lasts until the
+next round of that lane: no device has two windows at once.
 
     download, decode, compute, encode, blocked, reply_wait, upload_tail    as reported (blocked: upload queue full)
     request_wait         as reported: it served, and no request was there
@@ -16,11 +16,11 @@ of that lane: no device has two windows at once.
     dispatch             the task had not been handed to the link
     server_wait          its update was here, its own server half had not finished
     wait_for_others      the round waited for others; the detail names the last
-    plan, merge, evaluation, checkpoint, orchestrator    what the orchestrator did (`orchestrator`: nothing it names)
+    plan, merge, evaluation, checkpoint, orchestrator    what the orchestrator did (`orchestrator`: without a name)
     idle                 not drawn in this round
     left_out             its work was left out, others went on
-    offline              away, from its last word until it joined again
-    unreported           a gap in its account; never part of the sum
+    offline              away, from its last report until it joined again
+    unreported           a gap between its reports; never part of the sum
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WAITING = (
     "left_out",
     "idle",
 )
-"""Names in which the device itself has nothing to do: its idle time."""
+"""Names in which the device has nothing to do: its idle time."""
 
 
 APART = ("decode", "compute", "encode")
@@ -53,7 +53,7 @@ APART = ("decode", "compute", "encode")
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """A named stretch of a device's time, on the orchestrator's clock."""
+    """A named part of a device's time, on the orchestrator's clock."""
 
     name: str
     start_ns: int
@@ -82,7 +82,7 @@ class DeviceTimeline(msgspec.Struct, frozen=True):
 
     @property
     def residual(self) -> float:
-        """Share of the window that the account does not explain; 0 is perfect."""
+        """Share of the window that the reports do not explain; 0 is perfect."""
         wrong = abs(self.window_ns - self.named_ns) + self.overlap_ns + self.disorder_ns
         return wrong / self.window_ns if self.window_ns else 0.0
 
@@ -141,7 +141,7 @@ def _own_end(facts: RoundFacts, device: str) -> int:
 
 
 class _Account:
-    """One device's account of a stretch; rounds are cut from it in the order of time."""
+    """The phases of one device in a session; rounds are cut from them in the order of time."""
 
     def __init__(self, name: str, placed: Placed) -> None:
         self._name, self._placed = name, placed

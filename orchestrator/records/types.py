@@ -24,7 +24,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     enforcement: str  # docker | kernel | software | simulated
     dilation: float
     calibrated: bool
-    resumed_from: int  # first round of this stretch
+    resumed_from: int  # first round of this session
     target_accuracy: float
     host: dict[str, str] = {}
     devices: tuple[DeviceInfo, ...] = ()
@@ -187,7 +187,7 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):
     """A device's work in this round is left out. `how`: lost, failed, refused, diverged, late, cancelled. `trace`: the
-    traceback of an error that nobody foresaw, on the device or in its server half."""
+    traceback of an unexpected error, on the device or in its server half."""
 
     at_ns: int
     round: int
@@ -212,7 +212,7 @@ class DeviceLeft(msgspec.Struct, frozen=True, tag="device_left"):
 
 
 class OrchestratorPhase(msgspec.Struct, frozen=True, gc=False, tag="orchestrator_phase"):
-    """What the orchestrator did while all waited: plan, merge, evaluate, checkpoint."""
+    """What the orchestrator did while all devices waited: plan, merge, evaluate, checkpoint."""
 
     start_ns: int
     end_ns: int
@@ -275,7 +275,7 @@ class Served(msgspec.Struct, frozen=True, gc=False, tag="served"):
 
 
 class RequestsLost(msgspec.Struct, frozen=True, tag="requests_lost"):
-    """Requests that nobody will answer, for what happened to `node`."""
+    """Requests that will not be answered, because of what happened to `node`."""
 
     at_ns: int
     node: str

@@ -1,10 +1,10 @@
 """How long rounds would have taken with a faster link or CPU: the recorded rounds, replayed. Pure.
 
-A device's round is walked through as it was recorded, on a second clock. Its own work (decode, compute, encode) takes
+The recorded round of a device is followed on a second clock. Its own work (decode, compute, encode) takes
 `cpu` times as long as it did, the download of its task and every transfer `link` times. A transfer begins when the
-device has finished the work before it *and* the transfer before it is through, so an upload that overlapped with
-computing gains only what it did not hide. Waits are not scaled but follow from what they wait for: `blocked` ends when
-the same share of the same transfer is through, `reply_wait` when the reply is there, `upload_tail` when the update is.
+device has finished the work before it *and* the transfer before it has ended, so a faster link gains nothing from an
+upload that was hidden behind computing. Waits are not scaled but follow from what they wait for: `blocked` ends when
+the same share of the same transfer is done, `reply_wait` when the reply has arrived, `upload_tail` when the update is.
 A server step starts as long after its upload and the device's step before it as it did. The round ends with its last
 device; what follows (merge) takes as long as it took. With factors of 1 the recorded end comes out exactly.
 
@@ -14,8 +14,8 @@ What it cannot know, so that the figures are estimates:
       latency gains less;
     - the server's queue stays: steps of other devices that were in the way stay in the way;
     - devices that were left out end when they ended;
-    - in a run with lanes, seconds are added up per lane: lanes go on beside each other, so the sum over all of them is
-      more than the wall clock would lose.
+    - in a run with lanes, seconds are added up over all lanes, which run at the same time: the sum is more than the
+      wall clock would lose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAKING = ("compute", "encode")
 
 
 class Factors(msgspec.Struct, frozen=True):
-    """By what lengths are multiplied: 0.5 is twice as fast."""
+    """Factors of lengths: 0.5 is twice as fast."""
 
     link: float = 1.0
     cpu: float = 1.0
@@ -55,7 +55,7 @@ class _Uplink:
         self._rows: list[tuple[int, int, float, float]] = []  # start, end; the same replayed
 
     def carry(self, ready: int, new_ready: float, end: int) -> float:
-        """The next transfer, ready at `ready` and through at `end`; returns when it is through in the replay."""
+        """The next transfer, ready at `ready` and done at `end`; returns when it is done in the replay."""
         start, new_start = ready, new_ready
         if self._rows:
             start, new_start = max(start, self._rows[-1][1]), max(new_start, self._rows[-1][3])
@@ -90,7 +90,7 @@ def replayed_end(timeline: RoundTimeline, device: str, factors: Factors, steps: 
     """When the device's contribution would have been complete, on the orchestrator's clock, in ns.
 
     Args:
-        steps: those of the round, where they are at hand.
+        steps: the round's, where the caller has them already.
 
     Raises:
         KeyError: the device did not finish the round.
@@ -173,8 +173,8 @@ class _Replay:
 
 
 def _split(segments: list[Segment], firsts: list[int]) -> list[Segment]:
-    """Segments, with work that was reported as one cut where transfers begin inside it and nothing before it can have
-    made what they carry: it was made in the part up to there."""
+    """Segments of a device. A segment of work is cut where a transfer begins inside it, if no work before it can have
+    made what the transfer carries: the part up to there made it."""
     found: list[Segment] = []
     made = False
     for segment in segments:
@@ -213,8 +213,8 @@ class Saving(msgspec.Struct, frozen=True):
 class WhatIf:
     """Adds up the savings of a run, round by round.
 
-    With one device faster a round is shorter only if that device was its last, so only that one is replayed; with
-    several, those that could still be the last.
+    With one faster device a round is shorter only if that device was its last, so only the last one is replayed; with
+    several faster devices, all that could still be the last.
     """
 
     def __init__(self, run: RunFacts) -> None:
@@ -255,7 +255,7 @@ class WhatIf:
         return {device for device, rate in rates.items() if rate == least}
 
     def _saving(self, timeline: RoundTimeline, ends: dict[str, int], faster: frozenset[str], factors: Factors) -> int:
-        """Nanoseconds by which the round's last device would have been done earlier."""
+        """Nanoseconds by which the last device of the round would have finished earlier."""
         facts, latest = timeline.facts, 0
         out = max((row.at_ns for device, row in facts.out.items() if device not in facts.done), default=0)
         recorded = max(out, *ends.values())

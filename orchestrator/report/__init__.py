@@ -18,7 +18,7 @@ from orchestrator.report.page import Collected, comparison_page, mean_phases, re
 from orchestrator.report.trace import TraceFile
 
 MOST_SEGMENTS = 60_000
-"""Bars that a browser draws without effort; of longer runs only telling rounds can be chosen."""
+"""Bars that a browser draws quickly; of longer runs only special rounds can be chosen."""
 
 
 def write_results(folder: Path) -> charts.Summary:
@@ -31,7 +31,7 @@ def write_results(folder: Path) -> charts.Summary:
 
 
 def write_what_fits(folder: Path, notify: Callable[[str], None]) -> None:
-    """Summary, report and trace of a run; where there is no room for all of them the summary alone. Says what is
+    """Summary, report and trace of a run; where the disk is too full for all, the summary alone. Reports what is
     missing; raises no OSError."""
     try:
         write_results(folder)
@@ -52,7 +52,7 @@ def write_report(folder: Path) -> None:
 
 
 def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
-    """One pass over the rounds: each is named once, then summed up, drawn and traced."""
+    """One pass over the rounds: each timeline is made once for summary, charts and trace."""
     labels = _chosen(run)
     collected = Collected(experiment=_text(folder / "experiment.yaml"))
     summing, trace = Summing(run), TraceFile(folder / "trace.json", run)
@@ -111,7 +111,7 @@ def _chosen(run: RunFacts) -> dict[int, str]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Millions of facts that all stay: walking through them again and again would only cost time."""
+    """Switch the garbage collector off: it would walk through millions of facts that all stay."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -126,7 +126,7 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Written aside and renamed, so that a reader never sees half a page."""
+    """Write to another file and rename it, so that a reader never sees half a page."""
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

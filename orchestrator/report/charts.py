@@ -19,10 +19,10 @@ from orchestrator.records.vocabulary import phase
 from orchestrator.report.palette import COLOURED_AS, RUNS, colour, ordered
 
 LEGEND = 60
-"""Pixels kept below every chart for its legend."""
+"""Pixels below every chart for its legend."""
 
 MOST_BARS, MOST_POINTS = 400, 4000
-"""Rounds in a chart of bars, and points in one of points: more cannot be told apart, and make the page heavy."""
+"""Most rounds in a chart of bars, and points in one of points: more cannot be told apart and slow the page."""
 
 BY_DEVICE = {"autorange": "reversed", "type": "category", "ticksuffix": "  "}
 
@@ -87,7 +87,7 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
 
 
 def _name(summary: Summary, summaries: Sequence[Summary]) -> str:
-    """As short as tells a run from the others: its method, that with the seed, or its id."""
+    """The shortest name that is unique: the method, the method with the seed, or the run's id."""
     alike = [other for other in summaries if other["method"] == summary["method"]]
     if len(alike) == 1 and len(summaries) > 1:
         return str(summary["method"])
@@ -116,7 +116,7 @@ def times(groups: Sequence[Group]) -> Figure:
 
 
 def extra(summary: Summary) -> Figure | None:
-    """What the method measured besides (accuracy per exit); None where it measured nothing."""
+    """Further measurements of the method (accuracy per exit); None where there are none."""
     data = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "x": summary["elapsed_s"], "y": values}
         | {"line": {"color": RUNS[index % len(RUNS)]}, "hovertemplate": f"{name}: %{{y:.4g}} after %{{x:.1f}} s"}
@@ -126,7 +126,7 @@ def extra(summary: Summary) -> Figure | None:
 
 
 def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
-    """What the mean device's time of each round was spent on; of a long run every n-th round."""
+    """How the mean device spent each round; of a long run every n-th round."""
     shown = phases[:: stride(len(phases), MOST_BARS)]
     data = [
         {
@@ -159,7 +159,7 @@ def marks(run: RunFacts) -> list[tuple[int, str]]:
 
 
 def stride(count: int, most: int) -> int:
-    """Every how manieth of `count` to show, so that no more than `most` are."""
+    """The step with which at most `most` of `count` items are shown."""
     return max(1, -(-count // most))
 
 
@@ -196,7 +196,7 @@ def gantt(timeline: RoundTimeline) -> Figure:
 
 
 def shares(summary: Summary) -> Figure:
-    """What each device's time in all rounds was spent on."""
+    """How each device spent the time of all rounds."""
     phases: dict[str, dict[str, float]] = summary["phase_s"]
     whole = {device: sum(sums.values()) or 1.0 for device, sums in phases.items()}
     data = [
@@ -317,7 +317,7 @@ def predictions(summary: Summary) -> Figure | None:
 
 
 def choose(seconds: Sequence[float], most: int) -> list[tuple[int, str]]:
-    """Indexes of rounds to draw, and what makes them special: all up to `most`, then first, median, slowest, last."""
+    """Indexes of rounds to draw, with a remark: all up to `most`; of more the first, median, slowest and last."""
     if not seconds:
         return []
     middle = median(seconds)

@@ -1,7 +1,7 @@
 """Curves of the trace: CPU of a device as a share of its quota, Mbit/s of its links, uploads that wait for the server.
 
 Rates are in the fleet file's measure (multiplied by the dilation, as times are divided by it). A transfer counts as
-even from its first to its last byte: what the link did in between is not recorded. Pure.
+even from its first to its last byte: the records do not tell more. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Transfer = tuple[int, int, int]
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How times of a stretch become the trace's: microseconds from its start, divided by its dilation."""
+    """Converts times of a session to those of the trace: microseconds from its start, divided by its dilation."""
 
     start_ns: int
     start_us: int
@@ -91,7 +91,7 @@ def _rate(first_ns: int, last_ns: int, size: int, dilation: float) -> Iterable[t
 
 
 def queue_counter(facts: RoundFacts, pid: int, scale: Scale) -> Iterator[Counter]:
-    """Uploads that are here and whose server step has not begun."""
+    """Uploads that have arrived and whose server step has not begun."""
     started = {(device, step.batch): step.start_ns for step in facts.steps for device in step.devices}
     changes = [
         change

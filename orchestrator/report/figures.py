@@ -67,7 +67,7 @@ def write_png(
 
 
 def _marked(summary: Summary) -> str:
-    """What must stay in sight on every output."""
+    """Facts that every output must show."""
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
     held = f"limits held by {summary['enforcement']}"
     costs = f", {summary['costs']}" if summary.get("costs") else ""
@@ -119,7 +119,7 @@ def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
 
 
 def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
-    """Names that can be seen at all: of at least 0.5 % of the time."""
+    """Names with at least 0.5 % of the time; less cannot be seen."""
     sums: dict[str, float] = {}
     for _, one in shown:
         for name, seconds in one.items():
@@ -191,7 +191,7 @@ def _whole_numbers(axes: Any) -> None:
 
 
 def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
-    """Below the axes, where it hides nothing."""
+    """Below the axes, so that it covers nothing."""
     about: dict[str, Any] = {"handles": handles} if handles is not None else {}
     axes.legend(
         loc="upper center",

@@ -38,7 +38,7 @@ WEAK = {
     "software": "The agents limit themselves; no kernel holds them to it.",
     "simulated": "No device ran: times come from a cost model on a virtual clock.",
 }
-"""Enforcements that prove nothing, and what to know of them."""
+"""Enforcements that are no measurement under limits, and why."""
 
 Badge = tuple[str, str, str]
 """Text, kind (good, plain or bad), and what is shown when the pointer rests on it."""
@@ -132,7 +132,7 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
 
 
 def badges(summary: Summary) -> list[Badge]:
-    """What must stay in sight beside every figure."""
+    """Facts that must be visible beside every figure."""
     enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
     costs = summary.get("costs")
     result = [
@@ -179,6 +179,6 @@ def _render(template: str, *, figures: dict[str, Figure], gantt: list[dict[str, 
 
 
 def embedded(value: Any) -> Markup:
-    """JSON that may stand in a <script>: no text in it can end the element."""
+    """JSON for a <script> element: no text in it can end the element."""
     text = msgspec.json.encode(value).decode()
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

@@ -28,7 +28,7 @@ from orchestrator.records.summary import OWN_WORK
 Summary = dict[str, Any]
 
 MOST_ROWS = 2000
-"""Rows of a table; what is beyond is counted and left to records.jsonl."""
+"""Rows of a table; the rest is counted, and is in records.jsonl."""
 
 
 def first(rows: list[Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def first(rows: list[Any]) -> dict[str, Any]:
 
 
 def tiles(summary: Summary) -> list[tuple[str, str]]:
-    """The figures that a reader looks for first."""
+    """The most important figures."""
     target, reached = percent(summary["target_accuracy"], 0), summary["time_to_target_s"] is not None
     shown: list[tuple[str, Any, Any]] = [
         (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
@@ -54,7 +54,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
-    """Where rounds were judged by a validation part: the test set's word on the last weights."""
+    """Where rounds were measured with a validation part: the accuracy of the last weights on the test part."""
     found = summary.get("test_accuracy")
     return [] if found is None else [("on the test part, once", found, percent)]
 
@@ -81,7 +81,7 @@ def limits_rows(run: RunFacts) -> dict[str, Any]:
 
 
 def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
-    """Requested / read back. What the agent holds itself cannot be read back, which is no fault."""
+    """Requested / read back. A limit that the agent holds itself cannot be read back."""
     held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
     asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
     read = [NONE, NONE, NONE] if self_held else _limits(*held)
@@ -121,7 +121,7 @@ def throttled_rows(summary: Summary) -> list[list[str]]:
 
 
 def event_rows(run: RunFacts) -> list[list[str]]:
-    """What went otherwise than planned, in the order of time; seconds count from the start of the orchestrator."""
+    """Unplanned events in the order of time; seconds since the orchestrator started, divided by the dilation."""
     rows = []
     for session in run.sessions:
         for event in session.events:
@@ -203,7 +203,7 @@ def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:
 
 
 def lost_rows(summary: Summary) -> list[list[str]]:
-    """For whom rounds waited: rounds as the straggler, by cause, and device-seconds that others waited for it."""
+    """By device: rounds in which it was the straggler, by cause, and device-seconds that others waited for it."""
     rows = []
     for device, (rounds, waited) in sorted(_lost(summary).items(), key=lambda item: -item[1][1]):
         causes = [
@@ -230,7 +230,7 @@ def _lost(summary: Summary) -> dict[str, tuple[int, float]]:
 
 
 def saving_rows(summary: Summary) -> list[list[str]]:
-    """What would have been saved, the most first."""
+    """Seconds that faster parts would have saved, the largest first."""
     whole = summary["what_if"]["rounds_s"]
     return [
         [_whose(saving, summary), seconds(saving["saved_s"]), percent(saving["saved_s"] / whole) if whole else NONE]
@@ -254,13 +254,13 @@ def names(devices: list[str], most: int = 4) -> str:
 
 
 def readouts(run: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What the kernel said when limits were read back last, by device."""
+    """The last read-back of every device's limits."""
     last: dict[str, t.LimitsSet] = {row.device: row for row in run.sessions[-1].limits}
     return [(f"{row.device}: {row.profile} ({row.why})", list(row.details.items())) for row in last.values()]
 
 
 def host_rows(run: RunFacts) -> list[list[str]]:
-    """The host and its software; stretches that differ are told apart."""
+    """The host and its software; where sessions differ, all values in their order."""
     rows: dict[str, list[str]] = {}
     for session in run.sessions:
         for key, value in session.started.host.items():
@@ -271,7 +271,7 @@ def host_rows(run: RunFacts) -> list[list[str]]:
 
 
 def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
-    """The questions that a reader comes with, answered in a sentence each."""
+    """Answers to a reader's first questions, one sentence each."""
     return [sentence for sentence in (_who(summary), _slowest_link(summary), _changed(changed)) if sentence]
 
 

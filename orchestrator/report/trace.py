@@ -20,7 +20,7 @@ from orchestrator.report.counters import Scale, cpu_counters, link_counters, que
 from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
 
 MOST_EVENTS = 200_000
-"""A viewer in a browser takes no more; of longer runs only every n-th round is written, and the file says which."""
+"""The most that a viewer in a browser can show; of longer runs every n-th round is written, which the file notes."""
 
 ORCHESTRATOR, PHASES, LANES, ROUNDS = 1, 2, 10, 100_000
 """Process of the orchestrator; thread of phases, first thread of uploads or server steps, and of rounds."""
@@ -30,7 +30,7 @@ OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait",
 
 
 class TraceFile:
-    """Writes the trace as rounds come, aside; `close` puts it in place."""
+    """Writes the trace round by round to another file; `close` renames it."""
 
     def __init__(self, path: Path, run: RunFacts) -> None:
         self._path, self._part = path, path.with_suffix(".part")
@@ -85,7 +85,7 @@ def _estimate(run: RunFacts) -> int:
 
 
 class _Lanes:
-    """Slices of one thread must not overlap, so what runs at the same time gets lanes of its own."""
+    """Slices of one thread must not overlap, so what runs at the same time gets threads of its own."""
 
     def __init__(self) -> None:
         self._free: list[tuple[int, int]] = []  # (end of its last slice, lane)
@@ -143,7 +143,7 @@ class _Tracks:
             yield from cpu_counters(session, windows, self._pids, self._scales[id(session)])
 
     def _device(self, label: str, pid: int, device: DeviceTimeline) -> Iterator[Event]:
-        """The task, and every segment of the window; those of the task lie inside it."""
+        """The task, and every segment of the window; segments of the task are inside its slice."""
         own = [s for s in device.segments if s.name in OF_A_TASK]
         if own:
             yield self._slice(label, "task", own[0].start_ns, own[-1].end_ns, pid, PHASES)
@@ -198,7 +198,7 @@ def _about(facts: RoundFacts) -> dict[str, Any]:
 
 
 def _scales(sessions: list[Session]) -> dict[int, Scale]:
-    """Put stretches, each with a clock and a dilation of its own, one after the other from zero."""
+    """Put sessions, each with its own clock and dilation, one after the other from zero."""
     scales, now_us = {}, 0
     for session in sessions:
         scales[id(session)] = scale = Scale(

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from orchestrator.calibration.calibrate import Calibration
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.runs import session
 from tests.benchmarks._figures import figure, skip
@@ -83,7 +83,7 @@ async def one_run(folder: Path, kind: str) -> list[list[float]]:
     small = small_run(folder, "cost", BLOCK * BLOCKS, 0.2, DEVICES)
     said: list[str] = []
     children = set(psutil.Process().children())
-    with page_beside(folder / "runs", "cost", Place(), said.append), viewer(kind) as process:
+    with page_beside(folder / "runs", "cost", PageAddress(), said.append), viewer(kind) as process:
         watch = Looker(said[0].removeprefix("Live page: "), process)
         (server,) = set(psutil.Process().children()) - children - {psutil.Process(process.pid)}
         async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.dashboard.tail import RecordTail, refresh
 from tests.benchmarks._figures import figure, progress, skip
@@ -72,7 +72,7 @@ def server(library: Path) -> Iterator[str]:
     said: list[str] = []
     for records in library.glob("*/records.jsonl"):
         os.utime(records)  # a page beside a run shows only runs that go on
-    with page_beside(library, "", Place(), said.append):
+    with page_beside(library, "", PageAddress(), said.append):
         yield said[0].removeprefix("Live page: ")
 
 

@@ -21,7 +21,7 @@ import pytest
 from edgebed.errors import UsageError
 from orchestrator.dashboard.app import TICK_S
 from orchestrator.dashboard.run_list import RunList, Wanted, make_card
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
@@ -44,7 +44,7 @@ def page(library: Path) -> Iterator[str]:
     """A page of its own process; yields its address."""
     said: list[str] = []
     library.mkdir(exist_ok=True)
-    with page_beside(library, "synthetic", Place(), said.append):
+    with page_beside(library, "synthetic", PageAddress(), said.append):
         yield said[0].removeprefix("Live page: ")
 
 
@@ -249,7 +249,7 @@ def test_a_port_that_is_taken_is_told_with_its_hint(tmp_path: Path) -> None:
 def test_a_token_for_the_page_beside_a_run_is_asked_for_and_is_no_argument(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "runs").mkdir()
-    with page_beside(tmp_path / "runs", "synthetic", Place(token="geheim"), said.append):
+    with page_beside(tmp_path / "runs", "synthetic", PageAddress(token="geheim"), said.append):
         address = said[0].removeprefix("Live page: ").partition("?")[0]
         assert httpx.get(address).status_code == 401
         assert httpx.get(address, headers={"authorization": "Bearer geheim"}).status_code == 200
@@ -271,7 +271,7 @@ def test_a_page_that_says_nothing_does_not_hold_up_the_run(tmp_path: Path, monke
     silent.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(silent))
     monkeypatch.setattr("orchestrator.dashboard.subprocess_server.START_S", 0.5)
-    with pytest.raises(UsageError, match="trouble"), page_beside(tmp_path, "synthetic", Place(), print):
+    with pytest.raises(UsageError, match="trouble"), page_beside(tmp_path, "synthetic", PageAddress(), print):
         pass
 
 

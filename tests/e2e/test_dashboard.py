@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.dashboard.serve import Place
+from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
 from orchestrator.records import formatting
@@ -84,7 +84,7 @@ async def browser(library: Path, name: str) -> AsyncIterator[Watched]:
 
     said: list[str] = []
     library.mkdir(exist_ok=True)  # noqa: ASYNC240
-    with page_beside(library, name, Place(), said.append):
+    with page_beside(library, name, PageAddress(), said.append):
         async with async_playwright() as playwright:
             chromium = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = await chromium.new_page(viewport={"width": 1280, "height": 900})

@@ -52,6 +52,8 @@ def test_the_rounds_are_those_of_the_summary(run: Synthetic) -> None:
         g if g is None else pytest.approx(g) for g in expected["straggler_gaps_s"]
     ]
     assert [row.merged for row in state.rows] == expected["merged"]
+    for row, behind in zip(state.rows, expected["straggler_behind_s"], strict=True):
+        assert row.behind_s == (() if behind is None else pytest.approx(tuple(behind.values()), abs=1e-6))
     for name, device in state.devices.items():
         assert device.cuts == expected["cut"][name]
         assert device.actual_s == expected["actual_s"][name]

@@ -50,15 +50,15 @@ def test_a_damaged_line_is_left_out_and_counted(tmp_path: Path) -> None:
     assert len(follower.state.rows) == 4
 
 
-def test_the_index_spares_what_was_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_spares_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = lines(Synthetic(rounds=6))
     half = len(parts) // 2
     write(tmp_path, b"".join(parts[:half]))
     refresh(tmp_path)
     write(tmp_path, b"".join(parts))
     seen: list[int] = []
-    whole = tail.fold
-    monkeypatch.setattr(tail, "fold", lambda state, found: (seen.append(len(found)), whole(state, found)))
+    whole = tail.reduce
+    monkeypatch.setattr(tail, "reduce", lambda state, found: (seen.append(len(found)), whole(state, found)))
     again = RecordTail(tmp_path)
     again.catch_up()
     assert sum(seen) <= len(parts) - half
