@@ -16,7 +16,7 @@ import pytest
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
-from orchestrator.records import formatting
+from orchestrator.records import formatting, vocabulary
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
@@ -139,8 +139,7 @@ async def answers(page: Watched, figures: dict[str, Any], changed: str, number: 
     await page.page.keyboard.press("Enter")
     await page.says("#h-round", "Round 7")
     await page.says("#why", f"The straggler was {figures['straggler'][6]}")
-    words = {"cpu": "its CPU", "uplink": "its uplink", "downlink": "its downlink", "server": "the server half"}
-    await page.says("#why", words[figures["straggler_why"][6]])
+    await page.says("#why", vocabulary.cause(figures["straggler_why"][6]))
     await page.page.select_option("#event-kind", "profile")
     await page.page.fill("#event-device", changed)
     cell = page.page.locator("td:first-child, th:first-child", has_text=re.compile(rf"^{number}$"))
