@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from edgebed.wire.messages import Phase
 from orchestrator.records import formatting
 from orchestrator.records import types as t
 from orchestrator.records.run_index import Session
@@ -134,15 +133,20 @@ def _phases(state: RunState, record: t.DevicePhases, offset: int) -> None:
     clock = state.session.device(record.device).clocks.get(record.incarnation)
     span = cpu = work = stopped = 0
     task, opened, number = "", None, -1
-    for name, of, start, end, used, throttled in map(_fields, record.phases):
-        span, cpu = span + end - start, cpu + used
-        device.phase_ns[name] = device.phase_ns.get(name, 0) + end - start
+    spent = device.phase_ns
+    for phase in record.phases:
+        name, length = phase.name, phase.end_ns - phase.start_ns
+        span += length
+        cpu += phase.cpu_ns
+        spent[name] = spent.get(name, 0) + length
         if name in OWN_WORK:
-            work, stopped = work + end - start, stopped + throttled
-        if of != task:
-            task, (number, opened) = of, _device_of(state, of)
+            work += length
+            stopped += phase.throttled_ns
+        if phase.task != task:
+            task = phase.task
+            number, opened = _device_of(state, task)
         if opened is not None:
-            _count(opened, name, end - start, clock.to_orchestrator(end) if clock and name in ENDS else 0)
+            _count(opened, name, length, clock.to_orchestrator(phase.end_ns) if clock and name in ENDS else 0)
             if name == "upload_tail":
                 state.stale.add(number)
     device.phase = record.phases[-1].name
@@ -152,10 +156,6 @@ def _phases(state: RunState, record: t.DevicePhases, offset: int) -> None:
         device.cpu_share = _average(device.cpu_share, cpu / span / quota, span / 1e9)
     if work:
         device.throttled_share = _average(device.throttled_share, min(1.0, stopped / work), work / 1e9)
-
-
-def _fields(p: Phase) -> tuple[str, str, int, int, int, int]:
-    return p.name, p.task, p.start_ns, p.end_ns, p.cpu_ns, p.throttled_ns
 
 
 ENDS = ("download", "upload_tail")
@@ -243,14 +243,14 @@ def _task_delivered(state: RunState, record: t.TaskDelivered, offset: int) -> No
 def _upload(state: RunState, record: t.UploadReceived, offset: int) -> None:
     state.last_ns = record.at_ns
     _add_bytes(state, record.device, record.bytes, 0)
-    opened, _ = _both(state, record)
+    opened = _opened(state, record)
     if opened is not None:
         opened.costs.replies_up += record.at_ns - record.first_ns
 
 
 def _reply(state: RunState, record: t.ReplyDelivered, offset: int) -> None:
     _add_bytes(state, record.device, 0, record.bytes)
-    opened, _ = _both(state, record)
+    opened = _opened(state, record)
     if opened is not None:
         opened.costs.replies_down += record.at_ns - record.first_ns
 
@@ -273,11 +273,17 @@ def _update(state: RunState, record: t.UpdateReceived, offset: int) -> None:
 
 
 def _add_bytes(state: RunState, name: str, up: int, down: int) -> None:
-    state.bytes_up, state.bytes_down = state.bytes_up + up, state.bytes_down + down
     device = state.devices.get(name)
-    if device is not None:
-        device.bytes_up, device.bytes_down = device.bytes_up + up, device.bytes_down + down
-        device.round_bytes += up + down
+    if up:
+        state.bytes_up += up
+        if device is not None:
+            device.bytes_up += up
+            device.round_bytes += up
+    if down:
+        state.bytes_down += down
+        if device is not None:
+            device.bytes_down += down
+            device.round_bytes += down
 
 
 def _done(state: RunState, record: t.DeviceDone, offset: int) -> None:
@@ -326,10 +332,15 @@ def _evaluated(state: RunState, record: t.Evaluated, offset: int) -> None:
         row.accuracy, row.loss, row.rev = record.accuracy, loss if math.isfinite(loss) else None, state.rev
 
 
-def _both(state: RunState, record: Any) -> tuple[OpenDevice | None, DeviceState | None]:
-    """The device of a record in the record's round, where that is open, and the device itself."""
+def _opened(state: RunState, record: Any) -> OpenDevice | None:
+    """The device of a record in the record's round, where that is open."""
     opened = state.open.get(record.round)
-    return opened.devices.get(record.device) if opened is not None else None, state.devices.get(record.device)
+    return opened.devices.get(record.device) if opened is not None else None
+
+
+def _both(state: RunState, record: Any) -> tuple[OpenDevice | None, DeviceState | None]:
+    """The same, and the device itself."""
+    return _opened(state, record), state.devices.get(record.device)
 
 
 def _set_activity(state: RunState, record: Any, activity: str) -> bool:
