@@ -33,8 +33,8 @@ demo: setup
 # What needs no clock runs on several workers; what measures time or holds limits runs alone.
 WORKERS ?= 2
 test: setup
-	$(BIN)/pytest -n $(WORKERS) tests/unit tests/contract
-	$(BIN)/pytest tests/component tests/e2e
+	$(BIN)/pytest -n $(WORKERS) --file-times build/test-times/parallel.json tests/unit tests/contract
+	$(BIN)/pytest --file-times build/test-times/alone.json tests/component tests/e2e
 
 # The fleets' tests on a machine with cgroups of version 2, systemd and netem: this one, or the one of EDGEBED_GUEST.
 test-guest: setup

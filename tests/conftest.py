@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.file_times import pytest_addoption, pytest_configure  # noqa: F401  # pytest calls them
+
 torch.set_num_threads(1)
 # A loaded host may hold up any one example for longer than any deadline.
 hypothesis.settings.register_profile("edgebed", deadline=None)
