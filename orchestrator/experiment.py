@@ -107,7 +107,7 @@ class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     away_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-class AsIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Surrogate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Takes times and bytes from a larger network and data set (`orchestrator.simulation.surrogate`): model, shape of a
     sample, number of classes, total number of training samples, and batch size."""
 
@@ -137,7 +137,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     server_slots: Annotated[int, msgspec.Meta(ge=0)] = 1
     dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
     batched: bool = True
-    as_if: AsIf | None = None
+    as_if: Surrogate | None = None
     faults: list[SimulatedFault] = []
 
 

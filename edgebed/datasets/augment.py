@@ -9,7 +9,7 @@ from torch import Tensor
 from edgebed.wire.messages import Augment
 
 STREAM = 1 << 63
-"""Set in the key of these numbers, so that they are others than those of the batch order (`shard.shuffled`)."""
+"""Part of the key of these random numbers, so that they differ from those of the batch order (`shard.shuffled`)."""
 
 
 def draws(samples: int, seed: int, epoch: int) -> Tensor:
@@ -20,8 +20,8 @@ def draws(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 def cropped(x: Tensor, drawn: Tensor, wanted: Augment) -> Tensor:
-    """x (N, C, H, W) moved by up to `crop` pixels in both directions, what is left open black (0), and mirrored left to
-    right with chance a half, as `drawn` (N, 5) says. Before normalising, as in the papers' code."""
+    """x (N, C, H, W) moved by up to `crop` pixels in both directions and mirrored left to right with probability one
+    half, as `drawn` (N, 5) says. Uncovered pixels become black (0). Done before normalising, as in the papers' code."""
     count, _, height, width = x.shape
     pad = wanted.crop
     rows = drawn[:, 0:1] % (2 * pad + 1) + torch.arange(height)
@@ -35,8 +35,8 @@ def cropped(x: Tensor, drawn: Tensor, wanted: Augment) -> Tensor:
 
 
 def cut_out(x: Tensor, drawn: Tensor, wanted: Augment) -> Tensor:
-    """A square of `cutout` pixels around a random pixel of each sample set to 0, less what lies outside. After
-    normalising: 0 is then the mean."""
+    """Sets a square of `cutout` pixels around a random pixel of each sample to 0; the part outside the picture is cut
+    off. Done after normalising, so 0 is the mean."""
     reach, (height, width) = wanted.cutout // 2, x.shape[2:]
     middles = drawn[:, 3:4] % height, drawn[:, 4:5] % width
     across, along = (

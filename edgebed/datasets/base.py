@@ -137,7 +137,7 @@ def balanced(y: Tensor, count: int, seed: int) -> Tensor:
         return torch.arange(len(y))
     order = np.random.default_rng(seed).permutation(len(y))
     labels = y.numpy()[order]
-    rank = np.empty(len(y), dtype=np.int64)  # the how-manieth of its class a sample is, in random order
+    rank = np.empty(len(y), dtype=np.int64)  # position of each sample within its class, in random order
     for label in np.unique(labels):
         where = np.flatnonzero(labels == label)
         rank[where] = np.arange(len(where))

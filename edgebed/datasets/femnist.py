@@ -24,7 +24,7 @@ Written = tuple[Tensor, Tensor]
 
 
 class _File(msgspec.Struct):
-    """Writers stay bytes until they are wanted: as Python floats a whole file would take many times its size."""
+    """Samples stay undecoded until they are used: as Python floats, a whole file would take many times its size."""
 
     users: list[str]
     user_data: dict[str, msgspec.Raw]
@@ -61,7 +61,8 @@ class Femnist(DataSet):
         return Source(_part(chosen, folder / "train"), _part(tested, folder / "test"), CLASSES)
 
     def _enter(self, chosen: dict[str, Written], name: str, raw: msgspec.Raw, path: Path, seed: int) -> None:
-        """Keep the writers that come first in an order drawn by `seed`: whom the next file brings is not known yet."""
+        """Keep the writers that come first in an order drawn by `seed`. The order does not depend on files not yet
+        read."""
         count = self.options.writers
         last = max(chosen, key=lambda other: _rank(seed, other)) if 0 < count <= len(chosen) else None
         if last is not None and _rank(seed, name) > _rank(seed, last):

@@ -20,7 +20,7 @@ LEAST = 2
 """Samples a device must have: batch norm cannot train on one."""
 
 TRIES = 1000
-"""Draws of a Dirichlet partition before it is given up for leaving a device too few samples."""
+"""How often a Dirichlet partition is drawn before it is given up because a device always gets too few samples."""
 
 
 class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,9 +84,10 @@ def dirichlet(
 def by_classes(labels: Labels, devices: int, classes: int, seed: int) -> list[Indices]:
     """`classes` classes on every device, exactly (FedPMT: two on each of 100 devices).
 
-    A class is cut into one piece per device that has it; how many that are goes by the size of the class, so pieces
-    are as equal as can be; who gets which is drawn **[ours]**. (Dealing out equal shards of the sorted labels, as is
-    often done, gives some devices fewer or more classes.) Every sample goes to exactly one device.
+    A class is cut into one piece for each device that has it. Larger classes are cut into more pieces, so that the
+    pieces are as equal as possible. Which device gets which piece is random **[ours]**. (Dealing out equal shards of
+    the sorted labels, as is often done, gives some devices fewer or more classes.) Every sample goes to exactly one
+    device.
 
     Raises:
         UsageError: more classes than there are, fewer places than classes, or too few samples for so many pieces.
@@ -248,8 +249,8 @@ def _draw(y: Indices, devices: int, alpha: float, rng: np.random.Generator, cap:
 
 
 def _rest(proportions: NDArray[np.float64], open: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The proportions of the devices that are open, made to add up to 1; equal where those are all zero (a small alpha
-    gives so small ones)."""
+    """The proportions of the devices that still take samples, scaled to add up to 1; equal where all are zero, which
+    happens with a small alpha."""
     left = np.where(open, proportions, 0.0)
     if not left.any():
         left = open.astype(np.float64)
@@ -258,8 +259,8 @@ def _rest(proportions: NDArray[np.float64], open: NDArray[np.bool_]) -> NDArray[
 
 
 def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:
-    """Into how many pieces each class is cut: one at least, one per device at most, `devices` x `classes` in all; the
-    next one always off the class whose pieces are the largest."""
+    """Into how many pieces each class is cut: at least one, at most one per device, `devices` x `classes` in all. Each
+    further piece goes to the class whose pieces are the largest."""
     if classes > len(sizes):
         raise UsageError(f"{classes} classes per device of {len(sizes)}", hint=f"set classes to {len(sizes)} or fewer")
     if devices * classes < len(sizes):
@@ -283,8 +284,9 @@ def _pieces(sizes: Indices, devices: int, classes: int) -> Indices:
 
 
 def _holders(pieces: Indices, devices: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
-    """Which devices have each class. A class with as many pieces left as there are devices left must be taken; the
-    rest is drawn by how many are left. So each device finds `classes` different ones, and nothing remains."""
+    """Which devices have each class. A device must take a class that has as many pieces left as there are devices left;
+    it draws its other classes, weighted by the pieces left. So each device gets `classes` different ones, and no piece
+    remains."""
     left = pieces.copy()
     holders: list[list[int]] = [[] for _ in pieces]
     for device in range(devices):

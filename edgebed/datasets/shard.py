@@ -29,8 +29,8 @@ UNCHANGED = Augment()
 
 
 class About(msgspec.Struct, frozen=True):
-    """What the file says of its samples beside them. Mean and std per channel, after uint8 has been scaled to 0..1.
-    `privacy` stands here because the shard is all that a device has of its own."""
+    """What the file says about its samples. Mean and std are per channel, after uint8 has been scaled to 0..1.
+    `privacy` stands here because the shard is the only data that belongs to a device."""
 
     version: int
     mean: tuple[float, ...]
@@ -147,7 +147,7 @@ def write_shard(
 def write_idle_shard(
     path: Path, *, samples: int = 2, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 2
 ) -> None:
-    """Noise for a device that stands without a run, or that only measures time."""
+    """A shard of noise, for a device without a run or one that only measures time."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (samples, *input_shape), dtype=torch.uint8, generator=generator)
     channels = input_shape[0]

@@ -4,8 +4,8 @@ A shell around `edgebed.link.sender` and `edgebed.link.receiver`: it packs frame
 `deliver`. Data goes over its own connection, so that control is never stuck behind it. One endpoint serves one side: an
 agent's has one peer (the orchestrator), the orchestrator's has every device.
 
-What anybody may send costs little: names that are not known get no state, each peer has an allowance of messages, and
-whatever is dropped is counted, and named once per peer and cause.
+Hostile messages cost little: unknown names get no state, each peer has an allowance of messages, and dropped messages
+are counted and reported once per peer and cause.
 """
 
 from __future__ import annotations
@@ -180,8 +180,9 @@ class TransferEndpoint:
         self._control.publish(topic, encode(message))
 
     def forget(self, peer: str) -> None:
-        """The peer is gone, or what it was asked for is over: fail every send to it, refuse what came of it in part or
-        waits to be delivered. What was refused is remembered, so a peer that is still there soon hears it."""
+        """The peer is gone, or its task is over: fail every send to it, and refuse its transfers that have arrived in
+        part or wait to be delivered. Refused transfers are remembered, so a peer that still sends soon gets the
+        refusal."""
         state = self._peers.get(peer)
         if state is None:
             return
@@ -242,7 +243,7 @@ class TransferEndpoint:
         self._data.publish(topic, frame)
 
     def _arm(self, peer: _Peer) -> None:
-        """One timer per peer with sends under way; it fires early rather than being moved with every credit."""
+        """One timer per peer with sends under way. It is not moved with every credit, so it may fire early."""
         if peer.timer is None and len(peer.outbox) and not self._closed:
             delay = max(0.0, peer.outbox.due - time.monotonic()) + 0.001
             peer.timer = asyncio.get_running_loop().call_later(delay, self._on_timer, peer)
@@ -360,13 +361,13 @@ class TransferEndpoint:
     # ---- peers -------------------------------------------------------------------------------------------------------
 
     def _reconnected(self) -> None:
-        """Either side may have lost what was on the way: say where we are, ask where they are."""
+        """After a reconnect either side may have lost messages: send our state and ask for theirs."""
         for peer in list(self._peers.values()):
             self._answer(peer, peer.inbox.states())
             self._perform(peer, peer.outbox.reconnected(time.monotonic()))
 
     def _sender_of(self, topic: str) -> _Peer | None:
-        """Who sent what arrives on a topic; None for who is not of the fleet, or after close."""
+        """The sender of a message, from its topic; None where it is not of the fleet, or after close."""
         if self._closed:
             return None
         if self._me != ORCHESTRATOR:
@@ -384,7 +385,7 @@ class TransferEndpoint:
         return False
 
     def _drop(self, name: str, why: str) -> None:
-        """A message is dropped; of the unknown, of whom there may be any number, only the first is named."""
+        """Count a dropped message. Of unknown senders, whose number has no limit, only the first is reported."""
         self.dropped += 1
         key = ("", why) if why == UNKNOWN else (name, why)
         if key not in self._named:

@@ -1,4 +1,4 @@
-"""What both ends of a calibration do alike: a unit of CPU work, and raw bytes over TCP, timed by whoever receives."""
+"""What both ends of a calibration share: a unit of CPU work, and raw bytes over TCP, timed by the receiver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PATIENCE_S = 60.0
 _ROLE = struct.Struct("!16sBQI")
 
 Wait = Callable[[int], None]
-"""Called with bytes about to leave, or just arrived; the software throttle sleeps here until they have passed."""
+"""Called with the number of bytes about to be sent or just received. The software throttle sleeps here until its rate
+allows them."""
 
 
 def unit_of_work() -> None:

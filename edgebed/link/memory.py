@@ -23,9 +23,9 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 class MemoryHub:
-    """The broker: retained messages, last wills, and bad weather on demand.
+    """The broker: retained messages, last wills, and faults on demand.
 
-    `lose`, `repeat` and `swap` are probabilities per message; `seed` makes the weather repeatable.
+    `lose`, `repeat` and `swap` are probabilities per message; `seed` makes the faults repeatable.
     """
 
     def __init__(self, *, lose: float = 0.0, repeat: float = 0.0, swap: float = 0.0, seed: int = 0) -> None:

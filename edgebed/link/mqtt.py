@@ -38,12 +38,12 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 PACE_MIN_S, PACE_MAX_S = 0.002, 0.040
 PACE_SHARE = 0.75
-"""Of the time that the rest of a packet is expected to take: a pause that ends late would cost the transfer time, and
-hide how fast the link is."""
+"""The longest pause, as a share of the time that the rest of a packet is expected to take. A pause that ends late would
+slow the transfer and hide how fast the link is."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a broker listens, and who we are to it."""
+    """Where a broker listens, and our user name and password."""
 
     host: str
     port: int
@@ -240,7 +240,8 @@ class _Connection:
     # ---- connecting --------------------------------------------------------------------------------------------------
 
     async def _dial(self, address: Address, keepalive_s: int) -> None:
-        """paho resolves and connects in a blocking way: in a thread, whose late success nobody may leak."""
+        """paho resolves and connects in a blocking way, so it runs in a thread; a connection that succeeds too late is
+        closed."""
         dialing = self._loop.run_in_executor(None, self.client.connect, address.host, address.port, keepalive_s)
         try:
             await asyncio.shield(dialing)
@@ -351,7 +352,7 @@ class _Connection:
 
 
 class Pacer:
-    """How long to leave a socket alone after a read, so that much arrives meanwhile, yet nothing waits. Pure."""
+    """How long to wait after a read before the next one, so that it reads much at once and delays no packet. Pure."""
 
     def __init__(self) -> None:
         self._bytes_s = 0.0  # of the link, as last seen
@@ -371,7 +372,8 @@ class Pacer:
 
 
 def _missing_bytes(client: paho.Client) -> int:
-    """What the packet that paho is reading still lacks. paho tells nobody; without its attribute nothing is paced."""
+    """Bytes that the packet paho is reading still lacks. This is a private attribute of paho; without it, reads are not
+    paced."""
     return int(getattr(client, "_in_packet", {}).get("to_process", 0))
 
 
@@ -383,8 +385,8 @@ def _readable_bytes(sock: socket.socket | None) -> int:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Small messages leave at once; a peer that vanished is noticed. Buffers are left to the kernel's autotuning, which
-    goes further than `setsockopt` may."""
+    """Sends small messages at once (no Nagle) and notices a vanished peer (keepalive). Buffer sizes are left to the
+    kernel's autotuning, which may go beyond the limit of `setsockopt`."""
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in (
         ("TCP_KEEPIDLE", 10),

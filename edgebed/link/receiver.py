@@ -120,8 +120,8 @@ class TransferReceiver:
         return replies + self.state(mark.transfer, mark.credited, seen=mark.number)
 
     def state(self, transfer: str, credited: int = 0, seen: int = 0) -> list[Reply]:
-        """What to tell the sender about a transfer; one that is unknown has 0 chunks here. One of which we credited
-        more than we know of has been forgotten."""
+        """What to tell the sender about a transfer. An unknown one has 0 chunks here. Where we credited more chunks
+        than we know of, we have forgotten the transfer, and refuse it."""
         if transfer in self._finished:
             return [self._finish_reply(transfer, seen)]
         partial = self._partials.get(transfer)
@@ -154,7 +154,7 @@ class TransferReceiver:
         return [self._finish_reply(transfer), *self._reopened()]
 
     def refuse_all(self, why: str) -> list[Reply]:
-        """Nothing that has begun is wanted any more, what is being delivered included."""
+        """Give up every transfer that has begun, also one that is being delivered."""
         names = list(self._partials)
         for name in names:
             self._end(name, why)
@@ -186,7 +186,7 @@ class TransferReceiver:
         return partial
 
     def _unfit(self, chunk: Chunk) -> str:
-        """Why a transfer may not begin with this chunk, whatever it is for; "" if it may. Nothing was kept of it."""
+        """Why a transfer may not begin with this chunk, whatever its purpose; "" if it may. Keeps nothing of it."""
         size = len(chunk.payload)
         if len(self._partials) >= PARTIALS:
             return f"{PARTIALS} transfers have begun and not ended; let one end first"

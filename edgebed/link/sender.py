@@ -13,13 +13,13 @@
   anybody there?) and a Mark (data: it arrives behind the chunks sent before it). Only the credit that echoes the newest
   mark can prove a loss, and then the sender goes back at once. A link at 0.1 Mbit/s therefore gets a few bytes more,
   never the same chunk twice.
-- Every send ends, for both sides can tell "not yet" from "never". A chunk 0 is turned away where the receiver does not
-  know the transfer before it, and then asking for the one turned away alone would go on for ever: the sender asks for
-  those before it too, also where all their chunks were credited. Marks and Queries carry how many chunks were credited.
-  A receiver that knows of fewer has forgotten the transfer (it was told to, or it started anew) and refuses it; it is
-  not sent again, because the receiver may have delivered it. One whose chunks were never credited begins anew.
-- A chunk that was sent `TRIES` times, each time proved lost, ends its send: no fault of the other side can make this
-  one send for ever.
+- Every send ends, because both sides can tell "not yet" from "never". The receiver turns a chunk 0 away if it does not
+  know the transfer before it. So the sender also asks for the transfers before, even if all their chunks were credited;
+  otherwise it would ask for ever. Marks and Queries carry how many chunks were credited. A receiver that knows of fewer
+  has forgotten the transfer (it was told to, or it started anew) and refuses it; it is not sent again, because the
+  receiver may have delivered it. One whose chunks were never credited begins anew.
+- A send fails once a chunk was sent `TRIES` times and proved lost each time, so that a faulty receiver cannot make the
+  sender send for ever.
 - Time enters as `now` in seconds of any clock. Silence is judged by the measured time from chunk to credit, doubled
   each time nothing comes.
 """
@@ -86,7 +86,8 @@ class Outgoing:
     sent_at: dict[int, float] = field(default_factory=dict)  # first sending of chunks not yet credited
 
     def go_back(self, received: int, window: int) -> None:
-        """Not below what was credited: a receiver that knows of less has forgotten, and refuses when it is asked."""
+        """Never falls below what was credited: a receiver that knows of less has forgotten the transfer, and refuses it
+        when asked."""
         self.acked = self.next = max(self.acked, received)
         self.limit = self.acked + window
         self.tries += 1
@@ -94,7 +95,8 @@ class Outgoing:
 
 
 class Timer:
-    """When silence is worth a question: smoothed round trip + 4 deviations (RFC 6298), doubled without an answer."""
+    """Seconds of silence after which to ask: smoothed round trip + 4 deviations (RFC 6298), doubled while no answer
+    comes."""
 
     def __init__(self) -> None:
         self._smooth: float | None = None

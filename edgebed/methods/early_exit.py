@@ -130,7 +130,8 @@ class EarlyExit(Method):
     # ---- a round ----
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
-        """As ever; how many of how many are drawn is a factor of p_{i,e}."""
+        """Draws as every method does, and keeps what p_{i,e} needs: samples by node, and the share of the devices
+        drawn."""
         drawn = super().draw(round, devices, share, seed)
         self._pool = Pool(round, {view.name: view.samples for view in devices}, len(drawn) / len(devices))
         return drawn

@@ -3,7 +3,8 @@ Pure.
 
 Every tier has a model of its own, the average of its devices as in FedAvg. Whenever a tier's round ends, the global
 model is made anew from all tier models, w = Σ_m T_{M+1−m} / T · w_m, where T_m counts the tier's rounds so far and
-T all: a tier gets the share of the updates of the one opposite, so that fast tiers do not outvote slow ones.
+T all: the m-th fastest tier gets the share of the updates of the m-th slowest, so that fast tiers do not outvote slow
+ones.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FedAT(FedAvg):
         return self.memory.tier_of.get(device, len(self.models) - 1)
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
-        """All train the whole current global model, whatever their tier's own is."""
+        """All devices train the whole current global model, not the model of their tier."""
         assignments = super().plan(round, devices, schedule).assignments
         if self.options.mu:
             held: dict[str, Any] = {"objective": "prox", "options": {"mu": self.options.mu}}

@@ -121,9 +121,9 @@ def _rows(assignment: Assignment, epoch: int, bounds: tuple[int, int]) -> Tensor
 
 
 class CommonUpper(ServerHalf):
-    """One copy of the upper stages for all devices. A step takes a batch of every device that is still training, in the
-    order of their names, and trains on one after the other; so the bits do not depend on who was first. Batches of a
-    device that is lost later stay in the common model **[ours]**.
+    """One copy of the upper stages for all devices. A step takes a batch of every device that is still training and
+    trains on them one after the other, in the order of device names; so the result does not depend on the order of
+    arrival. Batches of a device that is lost later stay in the common model **[ours]**.
 
     With one epoch memory holds a few batches of each device; with more, all features of the round are kept, and the
     step with the last upload goes through them again. The logits that go back are those of the last epoch, each
@@ -296,7 +296,7 @@ class FedGKT(Method):
         return [self._half]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
-        """The server's half is one for all; what the devices trained is kept, each by itself."""
+        """The upper stages come from the one server half; the extractor of each device is kept separately."""
         if self._half is None or not contributions:
             return weights
         for part in contributions:

@@ -2,7 +2,7 @@
 papers.md §5). Pure.
 
 Each device minimises F_k(w) + μ/2 ‖w − w^t‖². The proximal term is what lets the server merge work of different
-amounts; how much a slow device does is for the system to say, and here its measured speed says it **[ours]**.
+amounts; the paper leaves the amount of a slow device to the system; here it follows from the measured speed **[ours]**.
 """
 
 from __future__ import annotations

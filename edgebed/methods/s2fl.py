@@ -264,7 +264,7 @@ class S2fl(Method):
 
     def _group(self, round: int, devices: Sequence[DeviceView]) -> list[tuple[str, ...]]:
         """Groups by the labels of this round's devices (algorithm 2, line 10). A device whose labels are not known
-        stands alone, as do all while the table is filled with whole rounds, so that each is measured by itself
+        forms a group of its own, as do all while the table is filled with whole rounds, so that each is measured alone
         **[ours]**."""
         alone = not self.options.balance or (self._warming_up(round) and self.options.times == "round")
         known = {} if alone else {view.name: view.labels for view in devices if self._usable(view.labels)}

@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 
 GIVEN = "given."
-"""Tensors so named come with a task and are no weights; its half finds them in `StagedModel.given`."""
+"""Prefix of tensors that come with a task and are not weights; the half finds them in `StagedModel.given`."""
 
 
 class StagedModel(nn.Module):
@@ -49,7 +49,7 @@ class StagedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.split_points = tuple(split_points) or tuple(range(1, len(stages)))
-        """Candidate cuts of a method that is given none (S²FL)."""
+        """Candidate cuts of a method (S²FL) whose options name none."""
         self.stage_names = [name for name, _ in stages]
         self.input_shape, self.classes = tuple(input_shape), classes
         for name, module in stages:
@@ -141,7 +141,7 @@ class ModelPlugin(Plugin):
 
     summary: ClassVar[str] = ""
     small: ClassVar[Mapping[str, object]] = {}
-    """Options of a variant that trains in moments, for tests and trials; empty where the default does."""
+    """Options of a variant that trains within seconds, for tests and trials; empty where the default is that quick."""
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
         """The network for samples of `input_shape` (C, H, W). Raises UsageError where they are too small for it."""

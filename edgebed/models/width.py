@@ -59,8 +59,8 @@ Groups = Mapping[str, Group]
 
 
 class _Channels:
-    """Channels that flow from one module to the next, the `number`-th to be made. `same` points to earlier ones they
-    were found to be one with."""
+    """Channels that flow from one module to the next; `number` counts them in the order of the modules. `same` points
+    to earlier channels that turned out to be the same ones."""
 
     def __init__(self, name: str, size: int, number: int = 0, *, fixed: bool = False) -> None:
         self.name, self.size, self.number, self.fixed = name, size, number, fixed
@@ -71,7 +71,7 @@ class _Channels:
         return self if self.same is None else self.same.root()
 
     def join(self, other: _Channels) -> _Channels:
-        """Make both one; the earlier gives the name."""
+        """Join both into one; it keeps the name of the earlier."""
         first, second = sorted((self.root(), other.root()), key=lambda channels: channels.number)
         if first is not second:
             first.members += second.members
@@ -81,7 +81,7 @@ class _Channels:
 
 
 class _Walk:
-    """Goes through the modules in the order of the data and notes who makes and who reads which channels."""
+    """Goes through the modules in the order of the data, and notes which modules make and read which channels."""
 
     def __init__(self, *, flat: bool) -> None:
         self.made: list[_Channels] = []
@@ -168,7 +168,8 @@ def random_keep(groups: Groups, fraction: float, generator: torch.Generator) -> 
 
 
 def kept_sizes(keep: Keep) -> tuple[tuple[str, int], ...]:
-    """How many channels are kept of each group that is named: what a narrow network costs depends on nothing else."""
+    """How many channels are kept of each group in `keep`. The cost of a narrow network depends only on these
+    numbers."""
     return tuple(sorted((name, len(kept)) for name, kept in keep.items()))
 
 

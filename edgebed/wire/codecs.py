@@ -234,7 +234,7 @@ def _tensor(name: str, entry: _Entry, data: memoryview) -> Tensor:
 
 
 def _decompress(view: memoryview, max_bytes: int) -> memoryview:
-    """Memory is only touched as far as data really arrives, whatever size the frame declares."""
+    """Takes only as much memory as the data really has, whatever size the frame declares."""
     try:
         declared = zstandard.get_frame_parameters(view).content_size
         if declared in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR) or declared > max_bytes:

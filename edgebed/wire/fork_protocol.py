@@ -1,4 +1,4 @@
-"""What the local backend and its fork server say to each other: lines of JSON over a socket of the same host. Pure."""
+"""Messages between the local backend and its fork server: lines of JSON over a socket on the same host. Pure."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, upload, download, reference.
 
-    `host` and `port` name the measuring peer of a link probe; `size` is bytes over all connections.
+    `host` and `port` name the probe server of a link probe; `size` is bytes over all connections.
     """
 
     id: str
@@ -186,9 +186,9 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One named stretch of a device's time, on the device's monotonic clock. Phases of a device follow one another
-    without gap. `cpu_ns` is the agent's CPU time within it (all threads); `throttled_ns` and `throttled` are for how
-    long and how often its cgroup was stopped in it, 0 where that cannot be seen."""
+    """A phase: a named interval of a device's time, on the device's monotonic clock. Phases of a device follow one
+    another without gap. `cpu_ns` is the agent's CPU time within it (all threads); `throttled_ns` and `throttled` are
+    for how long and how often its cgroup was stopped in it, 0 where that cannot be seen."""
 
     name: str
     task: str
@@ -338,7 +338,7 @@ class Update(msgspec.Struct, frozen=True, tag="update"):
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Device -> orchestrator: the task could not be done; `why` names the cause. No tensors. `diverged`: because
-    training gave values that are not finite. `trace`: the traceback of an error that nobody foresaw."""
+    training gave values that are not finite. `trace`: the traceback of an unexpected error."""
 
     device: str
     task: str

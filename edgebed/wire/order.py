@@ -1,4 +1,4 @@
-"""In which order a task goes through a shard, and where its batches begin: known on both sides, so never sent. Pure."""
+"""The order in which a task goes through a shard, and its batches. Both sides compute it, so it is never sent. Pure."""
 
 from __future__ import annotations
 

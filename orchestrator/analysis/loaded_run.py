@@ -72,7 +72,7 @@ class Run:
 
     @cached_property
     def phases(self) -> pd.DataFrame:
-        """One row per named stretch of a device's time: `round`, `device`, `phase`, `start_s`, `duration_s`."""
+        """One row per named interval of a device's time: `round`, `device`, `phase`, `start_s`, `duration_s`."""
         return tables.phases_table(self._facts)
 
     @cached_property

@@ -121,7 +121,7 @@ def curve_table(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def phases_table(run: RunFacts) -> pd.DataFrame:
-    """One row per named stretch of a device's time."""
+    """One row per named interval of a device's time."""
     rounds, rows = Rounds(run), list[Row]()
     for timeline in timelines(run):
         facts = timeline.facts

@@ -24,7 +24,7 @@ from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.models import cost_model
 from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import slots
-from orchestrator.simulation.surrogate import as_if_costs
+from orchestrator.simulation.surrogate import surrogate_costs
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
@@ -75,18 +75,18 @@ class SimulationContext:
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
         made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
-        self.costs: CostModel = self._as_if(model) or cost_model(
+        self.costs: CostModel = self._surrogate_costs(model) or cost_model(
             self.experiment.simulation, request.path, model, batch, made
         )
         self.server_slots = slots(self.experiment.simulation, len(spec.devices))
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
 
-    def _as_if(self, model: StagedModel) -> CostModel | None:
+    def _surrogate_costs(self, model: StagedModel) -> CostModel | None:
         """The costs of the larger experiment, where this one is a surrogate for it (`simulation.as_if`)."""
         wanted = self.experiment.simulation.as_if
         samples = [shard.samples for shard in self.shards.values()]
-        return None if wanted is None else as_if_costs(self.experiment, wanted, model, samples)
+        return None if wanted is None else surrogate_costs(self.experiment, wanted, model, samples)
 
     def _calibrate(self, reference: Reference) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""

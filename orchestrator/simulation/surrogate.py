@@ -22,7 +22,7 @@ from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
 from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
-from orchestrator.experiment import AsIf, Experiment, Simulation
+from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
@@ -118,7 +118,7 @@ def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
 Counted = FlopCosts | OperationCosts | ReferenceCosts
 
 
-class AsIfCosts(PaperCosts):
+class SurrogateCosts(PaperCosts):
     """Costs of the larger network, by its counts or by its halves as measured on this host.
 
     Args:
@@ -130,20 +130,20 @@ class AsIfCosts(PaperCosts):
     def __init__(
         self,
         counted: Counted,
-        twins: ModelPair,
+        pair: ModelPair,
         samples_each: float,
         large_batch: int,
         batch_size: int,
         codec: Codec,
         what: str,
     ) -> None:
-        self._counted, self._twins, self._each = counted, twins, samples_each
+        self._counted, self._pair, self._each = counted, pair, samples_each
         self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
         self.kind = f"{counted.kind}: {what}"
         self._factors: dict[tuple[object, ...], float] = {}
 
     def check(self, assignment: Assignment) -> None:
-        self._counted.check(self._twins.enlarged(assignment))
+        self._counted.check(self._pair.enlarged(assignment))
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """The costs of the larger network's cuts, for a reference device of one CPU."""
@@ -151,11 +151,11 @@ class AsIfCosts(PaperCosts):
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
         assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
-        large = self._twins.large
+        large = self._pair.large
         known = large.weights()
-        weights = size_bytes({name: known[name] for name in large.names_below(self._twins.cut(cut), head=True)})
+        weights = size_bytes({name: known[name] for name in large.names_below(self._pair.cut(cut), head=True)})
         samples = self._batch_size * self._each
-        elements = math.prod(large.feature_shape(self._twins.cut(cut)))
+        elements = math.prod(large.feature_shape(self._pair.cut(cut)))
         return CutCost(
             cut=cut,
             model_bytes=weights,
@@ -168,7 +168,7 @@ class AsIfCosts(PaperCosts):
         return self._batch(assignment, samples)
 
     def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
-        cost = self._counted.work(self._twins.enlarged(assignment), self._large_batch)
+        cost = self._counted.work(self._pair.enlarged(assignment), self._large_batch)
         share = self._batches(samples)
         return BatchCost(cost.forward_s * share, cost.rest_s * share)
 
@@ -186,22 +186,24 @@ class AsIfCosts(PaperCosts):
         if key not in self._factors:
             match header:
                 case Upload() | Reply():
-                    self._factors[key] = self._twins.features_factor(assignment.stages) * self._each
+                    self._factors[key] = self._pair.features_factor(assignment.stages) * self._each
                 case Task() | Update():
                     trained = isinstance(header, Update)
-                    self._factors[key] = self._twins.weights_factor(assignment, trained=trained)
+                    self._factors[key] = self._pair.weights_factor(assignment, trained=trained)
                 case _:
                     self._factors[key] = 1.0
         return self._factors[key]
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         return sum(
-            self._counted.server_step_s([self._twins.enlarged(assignment)], [self._large_batch]) * self._batches(count)
+            self._counted.server_step_s([self._pair.enlarged(assignment)], [self._large_batch]) * self._batches(count)
             for assignment, count in zip(assignments, samples, strict=True)
         )
 
 
-def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, samples: Sequence[int]) -> AsIfCosts:
+def surrogate_costs(
+    experiment: Experiment, wanted: Surrogate, small: StagedModel, samples: Sequence[int]
+) -> SurrogateCosts:
     """The cost model for an experiment with `as_if`. `samples`: number of training samples of each device.
 
     Raises:
@@ -209,7 +211,7 @@ def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, sample
     """
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
     large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
-    return AsIfCosts(
+    return SurrogateCosts(
         _counted(experiment.simulation, wanted, large),
         ModelPair(small, large),
         wanted.train_samples / sum(samples),
@@ -221,7 +223,7 @@ def as_if_costs(experiment: Experiment, wanted: AsIf, small: StagedModel, sample
     )
 
 
-def _counted(simulation: Simulation, wanted: AsIf, large: StagedModel) -> Counted:
+def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> Counted:
     match simulation.cost:
         case "flops":
             return FlopCosts(Flops(large), simulation.device_flops, simulation.server_flops)

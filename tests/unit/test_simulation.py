@@ -25,7 +25,7 @@ from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
-from orchestrator.experiment import AsIf, Experiment, Simulation
+from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.simulation.batched import BatchedTrainer, Row, kind_of
 from orchestrator.simulation.context import _accelerator
@@ -35,7 +35,7 @@ from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
-from orchestrator.simulation.surrogate import ModelPair, as_if_costs
+from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
 from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
 
@@ -288,11 +288,11 @@ def test_fedpmts_operations_of_a_model_that_is_cut_are_refused() -> None:
 def test_a_narrow_assignment_is_as_narrow_in_the_larger_network() -> None:
     small, large = (MODELS.create({"name": "fcnn", "hidden": w}).build(SHAPE, CLASSES) for w in ([8, 4], [80, 40]))
     names = list(width_groups(small))
-    twins = ModelPair(small, large)
+    pair = ModelPair(small, large)
     work = assignment(objective="output", stages=len(small), keep={names[0]: (0, 3)})
-    made = twins.enlarged(work)
+    made = pair.enlarged(work)
     assert [len(made.keep[name]) for name in width_groups(large)] == [20, 40]
-    factors = [twins.weights_factor(each, trained=True) for each in (work, assignment(objective="output", stages=3))]
+    factors = [pair.weights_factor(each, trained=True) for each in (work, assignment(objective="output", stages=3))]
     sizes = [(2, 4), (20, 40)]
     assert factors[0] == pytest.approx(_weights(*sizes[1]) / _weights(*sizes[0]))
     assert factors[1] == pytest.approx(_weights(80, 40) / _weights(8, 4))
@@ -305,9 +305,9 @@ def _weights(first: int, second: int) -> int:
 
 
 def test_what_stands_for_another_says_so() -> None:
-    wanted = AsIf(model={"name": "resnet56"}, train_samples=900)
+    wanted = Surrogate(model={"name": "resnet56"}, train_samples=900)
     experiment = Experiment(name="x", fleet="", methods=[], model=MODEL, simulation=Simulation(cost="flops"))
-    kind = as_if_costs(experiment, wanted, model(), [20, 40, 30]).kind
+    kind = surrogate_costs(experiment, wanted, model(), [20, 40, 30]).kind
     assert kind == "flops: times and bytes of resnet56 with 300 samples per device (as_if), learning by resnet-tiny"
 
 

@@ -96,9 +96,9 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def impossible(reference: Mapping[str, Tensor], update: Mapping[str, Tensor], batches: int) -> str:
-    """Why no training of so many batches from `reference` ends in `update`, or "": a weight whose square is no float32,
-    a negative variance, or a count of batches that is not near those of the task. `update` is finite and holds names of
-    `reference`."""
+    """Why `update` cannot be the result of training `reference` for so many batches, or "": a weight whose square
+    overflows float32, a negative variance, or a count of batches far from that of the task. `update` is finite and
+    holds names of `reference`."""
     for name, value in update.items():
         if not value.numel():
             continue
@@ -114,8 +114,8 @@ def impossible(reference: Mapping[str, Tensor], update: Mapping[str, Tensor], ba
 
 
 def moved(reference: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> float:
-    """How far an update is from where it began, relative to that: L2 norm of the difference over that of `reference`,
-    over all floating tensors of the update."""
+    """Relative size of an update: the L2 norm of its difference from `reference`, divided by that of `reference`, over
+    all floating tensors of the update."""
     change = start = 0.0
     for name, value in update.items():
         if value.is_floating_point():

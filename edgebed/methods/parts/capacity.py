@@ -5,11 +5,11 @@ relative to the full model: counted operations, until devices have shown what si
 model takes far longer than its operations say, since much of a batch's time does not depend on its size; so seconds are
 taken to be a + b · operations, with a and b fitted to what was measured **[ours]**.
 
-The paper of FedPMT assigns widths to compute levels by hand (§V-B) and names no rule. Here **[ours]**: nobody may take
-longer than the slowest device with the smallest size, or the fastest with the full model, whichever is later; within
-that, every device gets the largest size that fits. Less than a twentieth of the round is not worth a smaller size.
-Given a deadline, that is the bound instead. Given `levels`, one per size, a device gets the largest size whose level
-its CPUs reach, as a share of the fastest device's.
+The paper of FedPMT assigns widths to compute levels by hand (§V-B) and names no rule. Here **[ours]**: the bound of a
+round is the time of the slowest device with the smallest size, or of the fastest device with the full model, whichever
+is longer. Every device gets the largest size that keeps the bound; it may exceed it by up to a twentieth. Given a
+deadline, that is the bound instead. Given `levels`, one per size, a device gets the largest size whose level its CPUs
+reach, as a share of the fastest device's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edgebed.methods.parts.device_speed import moving_average, work_s
 from edgebed.methods.parts.local_training import count_batches
 
 ROUNDING = 1 + 1e-9
-"""Rounding must not cost a device its size."""
+"""Tolerance, so that rounding errors do not give a device a smaller size."""
 
 WORTH = 1.05
 """How far a device may go beyond the bound (not a deadline), rather than have a smaller size."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """The place of each device's size, and the seconds of every size. `bound_s` is what they had to keep; both are in
-    a unit of their own as long as nothing was measured (`measured`)."""
+    """The place of each device's size, the seconds of every size, and the bound that they keep. Until something was
+    measured (`measured`), the unit of both is arbitrary."""
 
     sizes: dict[str, int]
     seconds: dict[str, list[float]]
@@ -46,7 +46,8 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct):
-    """What one device has shown: CPU seconds (seconds × CPUs) of a batch, moving average by place of the size."""
+    """What was measured of one device: CPU seconds (seconds × CPUs) per batch, as a moving average by place of the
+    size."""
 
     cpu_s: dict[int, float] = {}
     last: int = -1  # the size it had last; that one speaks for the device

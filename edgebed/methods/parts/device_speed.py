@@ -21,12 +21,12 @@ def moving_average(before: float | None, value: float, newest: float = NEWEST) -
 
 
 def work_s(report: Report, cpus: float | None) -> float:
-    """Seconds of a round's own work, compute and turning features into bytes, at the speed that the quota allows in the
-    long run: the wall seconds, or the CPU seconds ÷ `cpus` where those are more.
+    """Seconds of a round's work (compute and encoding) at the speed that the quota allows in the long run: the wall
+    seconds, or CPU seconds ÷ `cpus` if that is more.
 
-    A quota refills while a device waits (for its link, for a reply), so a batch after a rest runs at the speed of the
-    host. Its wall seconds alone say that the device is up to 1 / `cpus` times as fast as it is. A software throttle
-    rests between batches, where the wall seconds do not count it either.
+    A quota refills while a device waits for its link or a reply, so the next batch runs at the speed of the host. By
+    its wall seconds alone the device would look up to 1 / `cpus` times too fast. A software throttle pauses between
+    batches, outside the measured wall seconds.
 
     Args:
         cpus: the quota in force during the round, after dilation, as `report`'s seconds are; None: not known.

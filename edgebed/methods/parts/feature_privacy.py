@@ -1,8 +1,8 @@
 """What a device does to its features before they leave it: distance correlation and patch shuffling. Pure.
 
-The device alone knows what it does (DTFL: "The server lacks information about the clients' α values, which can vary
-between clients"): its agent takes `Privacy` from its own shard file, and no assignment carries it. A half goes through
-`Guard` for all of it; with nothing chosen, a guard changes no bit.
+Only the device knows its setting (DTFL: "The server lacks information about the clients' α values, which can vary
+between clients"): the agent takes `Privacy` from its own shard file, and no assignment carries it. Device halves apply
+it through `Guard`; without a setting, a guard changes no bit.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
 
 
 def _distances(v: Tensor) -> Tensor:
-    """(B, ...) -> (B, B). By way of the scalar products: many times faster than differences, and with the mean taken
-    off first about as exact. What is 0 but for rounding is 0, for a root's slope there would be infinite."""
+    """Euclidean distances, (B, ...) -> (B, B), from scalar products: many times faster than from differences, and about
+    as exact once the mean is subtracted. Values that are 0 up to rounding become 0, because the slope of the root is
+    infinite there."""
     v = v.flatten(1)
     v = v - v.mean(0, keepdim=True)
     norms = v.square().sum(1)

@@ -39,8 +39,8 @@ class Tree(msgspec.Struct, frozen=True):
 
 
 def layered(nodes: Sequence[str], layers: Sequence[int] = ()) -> Tree:
-    """A tree of layers, leaves first: a layer takes the next so many nodes, and each of them has as many children as
-    the others of its layer, give or take one, in order.
+    """A tree of layers, leaves first. Each layer takes the next nodes in order; the numbers of children within a layer
+    differ by at most one.
 
     Args:
         layers: how many nodes each layer has, as in (4, 2, 1); empty: half as many in each as in the one below, one

@@ -1,4 +1,4 @@
-"""The halves most methods share: device halves by objective, and the server half of one device. No I/O.
+"""The halves that most methods share: device halves by objective, and the server half of one device. No I/O.
 
 Objectives (papers.md §0): `head` trains against the auxiliary head at the cut (DTFL, early exits), `output` holds the
 whole model (FedAvg, FedPMT), `server` waits for the gradient of its features (SplitFed, S²FL). Each step is the plain
@@ -132,8 +132,7 @@ class DevicePart:
         return z
 
     def step(self, loss: Tensor, samples: int, minimised: Tensor | None = None) -> None:
-        """`loss` is what the device reports; `minimised`, where it is another, what it trains on: the report would
-        tell α otherwise."""
+        """`loss` is reported; `minimised`, if given, is trained on. Reporting that one would reveal α."""
         where = f"batch {self.batches} on device {self.assignment.device!r}"
         value = checked_loss(loss, where)
         if minimised is None or minimised is loss:

@@ -10,8 +10,8 @@ clock when the request arrived (a leaf's), when the node began with it, and when
     features (1, ...), cut (1,)    one request goes on to the parent
     prediction (k,)                requests that were answered here
 
-Answers go up so that they can be judged; a leaf, which has the answers where they are wanted, sends them up in lots.
-They are not sent back down **[ours]**: the paper says nothing of that way.
+Answers go up so that they can be judged. A leaf has its answers where they are needed, so it sends them up in batches.
+Answers are not sent back down **[ours]**: the paper does not describe that.
 """
 
 from __future__ import annotations

@@ -67,9 +67,10 @@ def _put_back(half: nn.Module, before: list[Tensor]) -> None:
 
 
 def without_bad(half: nn.Module, uploads: Mapping[str, Weights], backward: Backward[T]) -> tuple[T | None, Errors]:
-    """`backward` of the uploads that are of use, None where none is; and by device why the others are of none.
+    """The result of `backward` for the uploads that can be used (None if there are none), and by device why the others
+    cannot be used.
 
-    Only where all together fail is each tried by itself, so a good step costs nothing but a copy of the buffers.
+    Each upload is tried alone only if all together fail, so a normal step costs only a copy of the buffers.
 
     Args:
         backward: makes the gradients of some uploads, or raises EdgebedError; it makes no step.
@@ -92,7 +93,7 @@ def without_bad(half: nn.Module, uploads: Mapping[str, Weights], backward: Backw
 
 
 def _alone(half: nn.Module, device: str, uploads: Mapping[str, Weights], backward: Backward[T]) -> EdgebedError | None:
-    """Why the upload of one device is of no use; the half stays as it is."""
+    """Why the upload of one device cannot be used; None if it can. The half is not changed."""
     before = _copied(half)
     try:
         backward({device: uploads[device]})
