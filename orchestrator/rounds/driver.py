@@ -246,8 +246,9 @@ class RoundDriver:
     async def _serve(self, device: str, work: Work, header: Upload, inbound: ReceivedTransfer) -> None:
         """One upload through its server half; the reply, if there is one, goes back."""
         try:
-            # One decoded upload per device: decoded they are several times as large. The turn comes before any other
-            # wait, for only so is it taken in the order of batches; a later batch that had it would wait for ever.
+            # Only one upload per device is decoded at a time, because decoded uploads are several times as large. The
+            # lock is taken before any other wait, so that uploads get it in the order of batches: the server half needs
+            # them in that order, and a later batch that held the lock would block the earlier one for ever.
             async with work.turn:
                 await self._halves_ready.wait()
                 most = work.bounds.upload_bytes
