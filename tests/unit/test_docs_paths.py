@@ -1,0 +1,33 @@
+"""Files that the documentation names exist, and so do the pages that it links to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = "edgebed|orchestrator|edge_agent|profiles|tests|docker|examples"
+WRITTEN_BY_THE_READER = {"edgebed/methods/fedavgm.py"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@every_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", page.read_text(encoding="utf-8")))
+    missing = {name for name in named if not any(ROOT.glob(name.rstrip("/")))}
+    assert missing <= WRITTEN_BY_THE_READER
+
+
+@every_page
+def test_pages_that_a_page_links_to_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_pages_name_files() -> None:
+    """Else the tests above could not fail."""
+    assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").count(".py`") > 20
