@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import time
 import uuid
@@ -133,7 +134,7 @@ class Agent:
             throttling=self._throttling,
             throttle=self._throttle,
             thread_cpu=self._thread_cpu,
-            send=self._send,
+            send=functools.partial(self._port.send, ORCHESTRATOR),
             advance=self._advance,
         )
         self._port.start()
@@ -361,9 +362,6 @@ class Agent:
 
     def _advance(self) -> None:
         self._progress += 1
-
-    async def _send(self, header: Header, body: bytes | bytearray) -> None:
-        await self._port.send(ORCHESTRATOR, header, body)
 
     def _notify(self, message: Control) -> None:
         self._port.control(ORCHESTRATOR, message)

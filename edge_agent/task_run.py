@@ -31,7 +31,7 @@ class Tools:
     throttling: Throttling
     throttle: SoftwareThrottle
     thread_cpu: ThreadCpu
-    send: Callable[[Header, bytes | bytearray], Awaitable[None]]
+    send: Callable[[Header, bytes | bytearray], Awaitable[object]]
     advance: Callable[[], None]
 
 

@@ -30,7 +30,7 @@ class UploadQueue:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        send: Callable[[Header, bytes | bytearray], Awaitable[None]],
+        send: Callable[[Header, bytes | bytearray], Awaitable[object]],
         phases: PhaseLog,
         cancelled: threading.Event,
         metrics: TaskMetrics,
