@@ -47,7 +47,7 @@ def seconds(value: float) -> str:
 
 def signed_seconds(value: float) -> str:
     """Seconds more (+) or less (−)."""
-    return ("−" if value < 0 else "+") + seconds(abs(value))
+    return ("−" if value < 0 else "+" if value else "") + seconds(abs(value))
 
 
 def percent(value: float, decimals: int = 1) -> str:

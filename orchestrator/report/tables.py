@@ -181,11 +181,7 @@ def _round_row(summary: Summary, index: int) -> list[str]:
         known(of("straggler_gaps_s"), seconds),
         known(of("straggler_why"), vocabulary.cause),
     ]
-    return [*own, *why, *(known(behind.get(cause), _behind) for cause in CAUSES), seconds(of("waited_s"))]
-
-
-def _behind(value: float) -> str:
-    return signed_seconds(value) if abs(value) >= 0.0005 else "0 s"
+    return [*own, *why, *(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
 
 
 def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:

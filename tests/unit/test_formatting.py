@@ -46,6 +46,7 @@ def test_seconds_below_one_are_milliseconds(value: float, text: str) -> None:
 def test_signs_are_always_written() -> None:
     assert f.signed_seconds(-0.2) == "−200 ms"
     assert f.signed_seconds(1.5) == "+1.5 s"
+    assert f.signed_seconds(0.0) == "0 s"
     assert f.signed_percent(0.041) == "+4.1%"
     assert f.signed_percent(-0.003) == "−0.3%"
 

@@ -14,7 +14,7 @@ export const seconds = (v) => known(v, () => {
   return `${Math.abs(v) < 999.5 ? number(v) : v.toFixed(0)} s`;
 });
 
-export const signed = (v) => (v < 0 ? "−" : "+") + seconds(Math.abs(v));
+export const signed = (v) => (v < 0 ? "−" : v > 0 ? "+" : "") + seconds(Math.abs(v));
 
 /** A share; one more digit below 0.1%, where only one was asked for. */
 export const percent = (v, decimals = 1) => known(v, () => `${(v * 100).toFixed(decimals === 1 && v > 0 && v < 0.001 ? 2 : decimals)}%`);
