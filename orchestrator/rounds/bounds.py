@@ -1,7 +1,7 @@
-"""What a device may send in one task, as its assignment has it: checked before memory or time is spent on it. Pure.
+"""Limits of what a device may send in one task. Checked before memory or time is spent on a transfer. Pure.
 
-A device is given a shard, a cut and a schedule, so the number of its uploads, the shape of each and the bytes of its
-update are known before it begins. What does not fit is refused with the reason, and costs that device its round.
+Shard, cut and schedule give the number of uploads, the shape of each, and the bytes of the update before the task
+begins. What does not fit is refused with a reason, and the device is out of the round.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edgebed.wire.order import batch_bounds
 
 HEADER_BYTES = 4096
 TENSOR_BYTES = 512
-"""For the header of a body, and for the entry of one tensor in it, beside the name."""
+"""Bytes allowed for the header of a body, and for the entry of each tensor in it besides the name."""
 
 MOST_CORES = 1024
-"""CPU seconds of a device are at most so many times the seconds on the wall."""
+"""Most CPU seconds that a device may report per second of the clock."""
 
 MOST_NOTES = 64
 MOST_TEXT = 500
@@ -32,20 +32,20 @@ MOST_TEXT = 500
 MOST_MEMORY_MIB = float(1 << 24)
 
 _CHECKED = ("samples", "batches", "loss", "notes")
-"""Numbers of a report that `report_fault` looks at by themselves."""
+"""Fields of a report that `report_fault` checks one by one."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Of one device in one task.
+    """The limits for one device in one task.
 
     Attributes:
-        samples: of its shard, as the orchestrator cut it.
-        batches: that it trains on.
-        uploads: that it makes; 0 where it sends nothing but its update.
-        rows: samples of one upload, at most.
-        rows_of: samples of the upload of this number.
+        samples: in its shard, as the orchestrator cut it.
+        batches: number of batches that it trains on.
+        uploads: number of uploads; 0 where it sends only its update.
+        rows: most samples of one upload.
+        rows_of: gives the samples of upload 0, 1, ….
         streams: the tensors of an upload, by name.
-        upload_bytes: of one upload, encoded or decoded.
+        upload_bytes: most bytes of one upload, encoded or decoded.
     """
 
     samples: int
@@ -75,7 +75,7 @@ def upload_bytes(streams: Mapping[str, Stream], rows: int) -> int:
         channels = stream.shape[0] if stream.shape else 1
         scales = 2 * 8 * max(1, channels)  # of uint8
         bare += rows * math.prod(stream.shape) * stream.dtype.itemsize + scales + 3 * (TENSOR_BYTES + len(name))
-    return bare + bare // 64  # what does not compress grows a little
+    return bare + bare // 64  # compression makes some data slightly larger
 
 
 def update_bytes(sizes: Iterable[tuple[str, int]]) -> int:
@@ -98,7 +98,7 @@ def upload_fault(bounds: Bounds, batch: int, size: int) -> str:
 
 
 def misfit(bounds: Bounds, batch: int, tensors: Weights) -> str:
-    """Why the tensors of this upload are none that its cut can give, or ""."""
+    """Why these tensors cannot be this upload, or ""."""
     if set(tensors) != set(bounds.streams):
         return f"it holds {_names(tensors)} instead of {_names(bounds.streams)}"
     for name, stream in bounds.streams.items():
@@ -137,8 +137,8 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:
-    """Every number of the report but counts and loss; what it is stands at the end of its name."""
-    wall_s = 1.05 * elapsed_s + 1  # clocks differ a little
+    """Checks the numbers other than counts and loss. The end of a field's name says its unit."""
+    wall_s = 1.05 * elapsed_s + 1  # the device's clock may run slightly faster
     most = {"_cpu_s": MOST_CORES * wall_s, "throttled_s": MOST_CORES * wall_s, "_s": wall_s, "_mib": MOST_MEMORY_MIB}
     for name in report.__struct_fields__:
         value = getattr(report, name)
@@ -163,8 +163,8 @@ def traffic_fault(report: Report, came_bytes: int, went_bytes: int) -> str:
     """Why the bytes of a report cannot be true, or "".
 
     Args:
-        came_bytes: what its uploads had on the wire.
-        went_bytes: what its task had on the wire.
+        came_bytes: bytes of its uploads on the wire.
+        went_bytes: bytes of its task on the wire.
     """
     for name, value, seen in (
         ("upload_bytes", report.upload_bytes, came_bytes),

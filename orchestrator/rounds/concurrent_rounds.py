@@ -1,7 +1,7 @@
-"""Rounds of several lanes side by side: each lane goes at its own pace, all work on the same global weights.
+"""Concurrent rounds: each lane has rounds of its own, and all lanes merge into the same global weights.
 
-Whatever changes weights, method or progress happens under one lock, so a merge always builds on the newest weights.
-The test runs beside the lanes, on a snapshot; where rounds end faster than it does, only the newest is tested.
+Weights, method and progress change only under one lock, so a merge always uses the newest weights. Tests run
+concurrently on a snapshot of the weights; when rounds end faster than a test, only the newest weights are tested.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from orchestrator.rounds.steps import Begun, RoundSteps
 from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
 
 ABSENT_S = 1.0
-"""How often a lane looks whether one of its devices has come back."""
+"""Seconds between two checks of a lane whether one of its devices has returned."""
 
 NOBODY_S = 120.0
-"""A run ends when for so long only devices were present that are left out."""
+"""The run ends when for so many seconds no device was present but those that are left out."""
 
 
 class ConcurrentRounds:
-    """The rest of a run, from the moment its method has more than one lane."""
+    """The rounds of a run whose method has several lanes."""
 
     def __init__(self, steps: RoundSteps, weights: Weights, progress: Progress) -> None:
         self._steps, self._weights, self._progress = steps, weights, progress
@@ -37,8 +37,8 @@ class ConcurrentRounds:
         self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
 
     async def run(self, lanes: list[str]) -> Weights:
-        """Until the rounds are used up or the target is reached; the last weights. Cancelling it cancels the rounds of
-        all lanes."""
+        """Run until the last round or the target; returns the last weights. Cancelling it cancels the rounds of all
+        lanes."""
         rounds = [asyncio.create_task(self._lane(name), name=f"lane {name}") for name in lanes]
         tests = asyncio.create_task(self._tests(), name="tests")
         try:
@@ -51,7 +51,7 @@ class ConcurrentRounds:
         return self._weights
 
     async def _until_over(self, rounds: list[asyncio.Task[None]], tests: asyncio.Task[None]) -> None:
-        """Wait for all lanes, or for the target; the first error of any of them is raised."""
+        """Wait for all lanes, or for the target. Raises the first error of any of them."""
         waiting = {*rounds, tests}
         while not tests.done() and not all(task.done() for task in rounds):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +72,7 @@ class ConcurrentRounds:
             self._count_void(begun, result)
 
     async def _begin(self, name: str) -> Begun | None:
-        """The lane's next round, as soon as one of its devices can work; None when all rounds have begun."""
+        """Begin the lane's next round as soon as one of its devices can work; None when all rounds have begun."""
         steps, progress = self._steps, self._progress
         while True:
             async with self._lock:
@@ -89,7 +89,7 @@ class ConcurrentRounds:
         return [device for device in devices if device.name not in self._void.left_out]
 
     def _check_somebody(self, lanes: Mapping[str, Sequence[DeviceView]], somebody: bool) -> None:
-        """Raises RunError once every device is left out, or only such devices have been present for long."""
+        """Raises RunError when all devices are left out, or no other has been present for NOBODY_S."""
         self._seen |= {device.name for devices in lanes.values() for device in devices}
         if somebody:
             self._somebody_s = now_s()
@@ -97,7 +97,7 @@ class ConcurrentRounds:
             raise self._void.nobody()
 
     def _count_void(self, begun: Begun, result: RoundResult) -> None:
-        """A device whose rounds are void again and again gets no more; the others go on."""
+        """Leave out devices that had too many void rounds in a row."""
         merged = [part.device for part in result.contributions]
         for device in self._void.count(begun.plan.assignments, result.why == "void", merged, result.missing):
             why = self._void.left_out[device]

@@ -1,4 +1,4 @@
-"""The shell of one round: sends tasks, feeds uploads to the server halves, carries out what the machine says."""
+"""Carries out one round: sends tasks, passes uploads to the server halves, acts on what the round machine decides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
 
 QUEUED_UPLOADS = 4
-"""Uploads of one device that may wait for its server half; beyond that its link is held back."""
+"""Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
+the device waits."""
 
 
 class RoundJob(msgspec.Struct, frozen=True):
@@ -48,13 +49,18 @@ class RoundJob(msgspec.Struct, frozen=True):
     weights: Weights
     method: Method
     accelerator: torch.device
-    patience_s: float = 0.0  # no device is given up for a silence that is shorter, whatever the settings say
-    quorum: int | None = None  # of this round, where it differs from the settings'
+    patience_s: float = 0.0  # a device counts as lost only after this silence at least
+    quorum: int | None = None  # of this round; None: that of the settings
 
 
 class RoundResult(msgspec.Struct):
-    """How a round ended: contributions of the merged devices in the order of names; `missing`: devices whose work did
-    not come, and why."""
+    """How a round ended.
+
+    Attributes:
+        contributions: of the merged devices, in the order of names.
+        why: as in `machine.Finish`.
+        missing: devices that did not contribute, each with the reason.
+    """
 
     contributions: list[Contribution]
     outcomes: list[Outcome]
@@ -64,10 +70,10 @@ class RoundResult(msgspec.Struct):
 
 
 class RoundDriver:
-    """Drives rounds of one run, one at a time. `admit`, `deliver`, `progress`, `heard` and `lost` are its inputs.
+    """Carries out the rounds of a run, one at a time. The fleet calls `admit`, `deliver`, `progress`, `heard`, `lost`.
 
     Args:
-        give_up: told of a device that was lost in a round, and why; it is away until it is heard of again.
+        give_up: called with a device that was lost in a round, and why.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class RoundDriver:
         )
         self._send_tasks(method, weights)
         try:
-            # Beside the downloads: copying the server halves takes longer than planning.
+            # While the downloads run: copying the server halves takes longer than planning.
             halves = await in_thread("server_halves", method.server_halves, weights, plan.assignments, job.accelerator)
             self._with_server = {device for half in halves for device in half.devices}
             self._trainer.begin(halves)
@@ -119,7 +125,7 @@ class RoundDriver:
         return Work(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
 
     def _task(self, round: int, device: str, plan: Plan) -> Task:
-        # The time makes ids unique over resumed runs, so that a late update of the first try is foreign to the second.
+        # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
         unique = f"{self._settings.run}/{round}/{device}/{time.time_ns():x}"
         return Task(unique, self._settings.run, round, plan.assignments[device])
 
@@ -148,14 +154,14 @@ class RoundDriver:
         try:
             async with asyncio.timeout(timeout):
                 return await self._events.get()
-        except TimeoutError:  # what has been heard counts before the silence
+        except TimeoutError:  # an event that came meanwhile goes first
             return m.Tick() if self._events.empty() else self._events.get_nowait()
 
     # ---- inputs ----
 
     def admit(self, peer: str, header: Header, size: int) -> None:
-        """Refuse, before its bytes come, what belongs to no open task, and what no device can have to send. The latter
-        costs the device its round."""
+        """Refuse a transfer before its bytes come: one of no open task, and one that breaks its bounds. A device that
+        breaks them is out of the round."""
         match header:
             case Upload(device, task) | Update(device, task) | Failure(device, task) if device == peer:
                 work = self._work.get(device)
@@ -170,7 +176,7 @@ class RoundDriver:
             raise TransferRefused(why)
 
     async def deliver(self, inbound: ReceivedTransfer) -> None:
-        """A whole transfer; returning acknowledges it, so waiting here holds the device's link back."""
+        """A complete transfer. It is acknowledged when this returns, so waiting here makes the device wait."""
         work = self._work.get(inbound.peer)
         header = inbound.header
         if work is None or work.out or not isinstance(header, Upload | Update | Failure) or header.task != work.task.id:
@@ -200,30 +206,30 @@ class RoundDriver:
                 self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why, MOST_TEXT)))
 
     async def _take_slot(self, work: Work) -> None:
-        """Wait while enough uploads wait for the server half; that time is not the link's."""
+        """Wait until fewer uploads wait for the server half. This time is not counted as the link's."""
         start = now_s()
         await work.slots.acquire()
         work.held_s += now_s() - start
 
     def _wait_more(self, device: str, work: Work, more: int) -> None:
-        """So many more uploads wait for the device's server half."""
+        """Add `more` to the uploads that wait for the device's server half."""
         before = work.pending
         work.pending += more
         if bool(before) != bool(work.pending):
             self._put(m.Held(device, bool(work.pending)))
 
     def progress(self, device: str) -> None:
-        """The device or its link has got further."""
+        """The device or its link has made progress."""
         self._put(m.Progressed(device))
 
     def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
-        """A heartbeat. A device that stands still because its server half is behind is not to blame."""
+        """A heartbeat. A device that waits for its server half counts as making progress."""
         work = self._work.get(device)
         if work is not None and (moved or (phase in ("blocked", "reply_wait", "upload_tail") and work.pending)):
             self._put(m.Progressed(device))
 
     def lost(self, device: str, why: str) -> None:
-        """The device's work is gone: its agent died or restarted."""
+        """The device's work is lost: its agent died or restarted."""
         if (work := self._work.get(device)) is not None:
             work.gone = True
         self._put(m.Dropped(device, "lost", why))
@@ -244,7 +250,7 @@ class RoundDriver:
         self._put(m.Delivered(device))
 
     async def _serve(self, device: str, work: Work, header: Upload, inbound: ReceivedTransfer) -> None:
-        """One upload through its server half; the reply, if there is one, goes back."""
+        """Pass one upload to its server half, and send the reply if there is one."""
         try:
             # Only one upload per device is decoded at a time, because decoded uploads are several times as large. The
             # lock is taken before any other wait, so that uploads get it in the order of batches: the server half needs
@@ -258,7 +264,7 @@ class RoundDriver:
                 step = await self._trainer.submit(device, header.batch, tensors)
             if step is None:
                 return
-            # A group's step is recorded once, by its first device.
+            # A step of a group is recorded once, for its first device.
             if step.devices[0] == device:
                 self._record(ServerStep(step.start_ns, step.end_ns, self._round, step.devices, header.batch))
             self._put(m.Progressed(device))
@@ -272,7 +278,7 @@ class RoundDriver:
             work.slots.release()
 
     async def _reply(self, device: str, reply: Reply, body: bytes | bytearray) -> None:
-        with contextlib.suppress(TransferError):  # the device has ended the task, or is gone, and is judged by that
+        with contextlib.suppress(TransferError):  # the task is over or the device is gone: that is handled elsewhere
             sent = await self._endpoint.send(device, reply, body)
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
@@ -324,7 +330,7 @@ class RoundDriver:
     def _result(self, finish: m.Finish) -> RoundResult:
         merged = [self._work[device] for device in finish.merged]
         for work in self._work.values():
-            work.out = True  # whatever still comes is late
+            work.out = True  # later transfers are refused
         return RoundResult(
             contributions=[w.contribution for w in merged if w.contribution is not None],
             outcomes=[w.outcome for w in merged if w.outcome is not None],
@@ -345,7 +351,7 @@ class RoundDriver:
         job.add_done_callback(lambda done: self._ended(device, work, done))
 
     def _ended(self, device: str, work: Work, job: asyncio.Task[None]) -> None:
-        """A job must not die in silence: an error nobody foresaw costs this device its round, and is recorded."""
+        """Record an unexpected error of a job; its device is out of the round."""
         work.jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             what, work.trace = in_words(error), trace_of(error)
@@ -354,5 +360,5 @@ class RoundDriver:
 
 
 def _unusable(device: str, error: EdgebedError) -> m.Dropped:
-    """What came of a device, or its server half, cannot be used."""
+    """For an error in what a device sent, or in its server half."""
     return m.Dropped(device, "diverged" if isinstance(error, DivergedError) else "refused", str(error))

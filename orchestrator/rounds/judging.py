@@ -1,4 +1,4 @@
-"""Whether what a device sends is taken: its transfers before they come, its update before it is merged."""
+"""Checks what a device sends: a transfer before its bytes come, an update before it is merged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAY_NOT = "its update may not be merged"
 
 
 def transfer_fault(method: Method, weights: Weights, work: Work, header: Upload | Update | Failure, size: int) -> str:
-    """Why a transfer of `size` bytes is none that this task can bring, or ""."""
+    """Why this task cannot send such a transfer of `size` bytes, or ""."""
     match header:
         case Upload(_, _, batch):
             return upload_fault(work.bounds, batch, size)
@@ -23,7 +23,7 @@ def transfer_fault(method: Method, weights: Weights, work: Work, header: Upload 
             elapsed_s = (now_ns() - work.started_ns) / 1e9
             return report_fault(work.bounds, report, elapsed_s) or _size_fault(method, weights, work, report, size)
         case _:
-            return f"it sent {size} bytes with the word that it failed" if size else ""
+            return f"it sent {size} bytes with the message that it failed" if size else ""
 
 
 def _size_fault(method: Method, weights: Weights, work: Work, report: Report, size: int) -> str:
@@ -35,7 +35,7 @@ def _size_fault(method: Method, weights: Weights, work: Work, report: Report, si
 
 
 def most_bytes(method: Method, weights: Weights, work: Work, report: Report) -> int:
-    """Of the body of an update with this report. `weights` are the global ones that the round began with."""
+    """Most bytes of the body of an update with this report. `weights`: the global ones at the start of the round."""
     names = method.update_names(work.task.assignment, report.notes)
     return update_bytes((n, work.sizes[n] if n in work.sizes else weights[n].nbytes) for n in names)
 
@@ -43,10 +43,10 @@ def most_bytes(method: Method, weights: Weights, work: Work, report: Report) -> 
 def update_fault(
     method: Method, weights: Weights, work: Work, report: Report, update: Weights, most_moved: float | None
 ) -> tuple[str, str] | None:
-    """Why an update may not be merged, if it may not: how its device is out, and the reason.
+    """Why an update may not be merged: how its device is out, and the reason. None where it may be merged.
 
     Args:
-        weights: the global ones that the round began with.
+        weights: the global ones at the start of the round.
         most_moved: `settings.RoundSettings.max_update_norm`.
     """
     assignment = work.task.assignment
@@ -56,7 +56,7 @@ def update_fault(
         return "refused", f"of its {expected} uploads {work.uploads} came"
     if why := traffic_fault(report, work.upload_bytes, work.download_bytes):
         return "refused", why
-    # What the device began with, and the global weights under the names that it was not sent.
+    # What the device was sent; for all other names, the global weights.
     reference = {**weights, **method.task_weights(weights, assignment)}
     names = method.update_names(assignment, report.notes)
     if why := fault(reference, update, names) or impossible(reference, update, work.bounds.batches):

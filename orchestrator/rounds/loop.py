@@ -1,4 +1,4 @@
-"""One run: plan, round, merge, evaluate, save, and again, until the target, the last round or Ctrl-C."""
+"""The rounds of a run: plan, carry out, merge, evaluate, save, until the target, the last round or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.rounds.void import VoidRounds
 
 
 class Loop(RoundSteps):
-    """One run: rounds one after another, or side by side (`ConcurrentRounds`) once the method has several lanes."""
+    """All rounds of a run: one after another, or concurrent (`ConcurrentRounds`) where the method has several lanes."""
 
     async def run(self, weights: Weights, progress: Progress) -> str:
-        """Rounds from `progress.round` on; returns why the run ended. Raises RunError after void rounds in a row."""
+        """Run from round `progress.round` on; returns why the run ended. Raises RunError after several void rounds."""
         progress.lr = progress.lr or self.training.optimizer.lr
         void = VoidRounds(self.training)
         while progress.round < self.training.rounds and not self.reached(progress):
@@ -40,7 +40,7 @@ class Loop(RoundSteps):
         return weights, result
 
     async def _conclude(self, number: int, weights: Weights, progress: Progress, result: RoundResult) -> None:
-        """Test and keep what a finished round gave: a run goes on from the last round that is recorded as finished."""
+        """Test and save the result of a finished round. A resumed run continues after it."""
         if result.contributions:
             await self.test(number, weights, progress)
         await self.keep(number, weights, progress)

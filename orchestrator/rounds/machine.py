@@ -1,9 +1,9 @@
-"""One round as a function of events: who still works, who is out and why, when the round ends. Pure.
+"""The state machine of one round: which devices work, which are out and why, and when the round ends. Pure.
 
-A device goes  sending -> working -> updated -> done,  or out of any of these. The round ends when nobody is left to
-wait for, when as many are done as the plan finds enough, or when the deadline has passed and the quorum is done.
-Liveness is about progress: a device that moves bytes, batches or CPU time is alive however slow it is. Once its update
-is here nothing more is asked of it, so its loss costs nothing.
+A device goes  sending -> working -> updated -> done,  and from each of these it may go out. The round ends when no
+device is left to wait for, when enough devices are done (`Plan.enough`), or when the deadline has passed and the quorum
+is done. A device is alive as long as it makes progress in bytes, batches or CPU time, however slow it is. After its
+update has arrived the device is not needed any more, so its loss changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 class State(enum.Enum):
     SENDING = "sending"  # the task is on its way
     WORKING = "working"
-    UPDATED = "updated"  # the update is here and good, its server half still trains
+    UPDATED = "updated"  # the update has arrived and is accepted; the server half still trains
     DONE = "done"
     OUT = "out"
 
@@ -34,20 +34,20 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """The device, or the server half that it waits for, has got further."""
+    """The device, or the server half that it waits for, has made progress."""
 
     device: str
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Uploads of the device wait for its server half, or no longer: who holds the round up is not this device."""
+    """Uploads of the device wait for its server half (`held`), so the device is not what delays the round."""
 
     device: str
     held: bool
 
 
 class Updated(msgspec.Struct, frozen=True):
-    """The device's update is here and finite."""
+    """The device's update has arrived and is accepted."""
 
     device: str
 
@@ -82,7 +82,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The round is over; `merged` in the order of names. `why`: all done | enough | deadline | void."""
+    """The round is over. `merged`: in the order of names. `why`: all done | enough | deadline | void."""
 
     merged: tuple[str, ...]
     why: str
@@ -95,14 +95,15 @@ class RoundMachine:
     """One round.
 
     Args:
-        devices: who takes part.
+        devices: those that take part.
         now: seconds on any monotonic clock, as in `handle`.
-        deadline_s: after this the round ends with what is done, if that is the quorum. None: wait for all.
-        quorum: merged devices without which the round is void.
+        deadline_s: after it the round ends as soon as the quorum is done. None: wait for all.
+        quorum: with fewer merged devices the round is void.
         liveness_s: a device without progress for so long is lost.
-        ceiling_s: whoever still works after this leaves, quorum or not: a device that makes progress for ever must not
-            hold the round up. Devices that its server half keeps waiting for it get as long again. None: never.
-        enough: the round ends when so many are done (and the quorum is); None: when all are.
+        ceiling_s: devices that still work after it are out, whatever the quorum, so that a device that makes slow
+            progress without end cannot delay the round without end. Devices that wait for their server half get the
+            same time once more. None: no such limit.
+        enough: the round ends when so many devices, and the quorum, are done. None: when all are.
     """
 
     def __init__(
@@ -150,12 +151,12 @@ class RoundMachine:
         return effects + self._maybe_finish(now)
 
     def wakeup(self, now: float) -> float | None:
-        """When the next Tick matters, on the clock of `now`; None when only events can change anything."""
+        """When the next Tick is due, on the clock of `now`; None when only events can change anything."""
         if self.finished:
             return None
         times = [self._progress[d] + self._liveness_s for d, s in self.states.items() if s in AT_WORK]
         if self._deadline is not None and now < self._deadline:
-            times.append(self._deadline)  # once it has passed, only a device that is done can end the round
+            times.append(self._deadline)  # after it, only a device that gets done can end the round
         if now < self._ceiling < math.inf:
             times.append(self._ceiling)
         return min(times, default=None)
@@ -164,7 +165,7 @@ class RoundMachine:
         return tuple(device for device, state in self.states.items() if state is State.DONE)
 
     def _move(self, device: str, allowed: tuple[State, ...], to: State, now: float) -> None:
-        """Foreign, repeated and late events change nothing."""
+        """Events that are repeated, late or of other devices change nothing."""
         if device in self.states:
             self._progress[device] = now
             if self.states[device] in allowed:
@@ -185,7 +186,7 @@ class RoundMachine:
         return effects
 
     def _too_long(self, now: float) -> list[Effect]:
-        """At the ceiling whoever still works leaves; what is here is still finished by the server."""
+        """At the ceiling devices that still work are out. The server still finishes updates that have arrived."""
         if now < self._ceiling:
             return []
         working = [device for device, state in self.states.items() if state in AT_WORK]
@@ -196,8 +197,8 @@ class RoundMachine:
         return [e for device in to_blame for e in self._leave(device, "late", why)]
 
     def _release(self, late: str) -> list[Effect]:
-        """Past the deadline: where a quorum has its updates here and only waits for a server half, which may be one for
-        a whole group, that half must not wait for those who still work."""
+        """Past the deadline: when the updates of a quorum have arrived, devices that still work are out. Otherwise the
+        server half of a group would wait for them."""
         here = [device for device, state in self.states.items() if state in (State.UPDATED, State.DONE)]
         working = [device for device, state in self.states.items() if state in AT_WORK]
         self._cut = self._cut or (len(here) >= self._quorum and bool(working))

@@ -11,10 +11,10 @@ from orchestrator.experiment import Training
 
 
 class Progress(msgspec.Struct):
-    """What a run has reached; saved with every checkpoint, so that a resumed run goes on where it was."""
+    """What a run has reached. Saved with every checkpoint; a resumed run continues from it."""
 
-    round: int = 0  # the next one: so many have begun
-    elapsed_s: float = 0.0  # of all rounds, not divided by the dilation; evaluation excluded but where lanes overlap
+    round: int = 0  # number of the next round = rounds that have begun
+    elapsed_s: float = 0.0  # of all rounds, not divided by the dilation; without evaluation, unless lanes overlap
     lr: float = 0.0
     best_accuracy: float = 0.0
     since_best: int = 0

@@ -1,8 +1,7 @@
-"""The plan of a recorded run, given to the devices again.
+"""Repeats the plan of a recorded run.
 
-A method that plans from measured times plans otherwise in every run. With the same assignments in every round the same
-weights come out, to the bit, so runs can be compared that a plan of their own would tell apart: killed and resumed
-against whole, one fleet against another.
+A method that plans from measured times makes another plan in every run. With the recorded assignments the weights are
+equal to the bit. So a run that was killed and resumed can be compared with a whole one, and one fleet with another.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from orchestrator.records.types import Record, RoundStarted
 
 
 class Replay:
-    """Assignments by round; of a round that was done again after a resume, those of the last time."""
+    """Recorded assignments by round. Of a round that was repeated after a resume, the last ones."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._rounds = {record.round: record for record in records if isinstance(record, RoundStarted)}
 
     def check(self, rounds: int, methods: int) -> None:
-        """Raises UsageError where the plan is not one for so many rounds of one method, one after the other."""
+        """Raises UsageError where the plan does not fit: too few rounds, several methods, or concurrent rounds."""
         if methods != 1:
             raise UsageError(f"a recorded plan is one method's, not that of {methods}", hint="choose one with --method")
         if any(record.lane for record in self._rounds.values()):
@@ -45,7 +44,8 @@ class Replay:
         away = [name for name in recorded.devices if name not in here]
         if away:
             raise RunError(
-                f"round {number + 1} is to be repeated with {', '.join(away)}, away now", hint="start the run again"
+                f"round {number + 1} of the recorded plan needs {', '.join(away)}, not present now",
+                hint="start the run again",
             )
         plan = Plan(recorded.assignments, recorded.predicted_s, recorded.notes)
         return [here[name] for name in recorded.devices], plan
@@ -57,6 +57,6 @@ def read_replay(path: Path) -> Replay:
 
 
 def copy_plan(source: Path, target: Path) -> None:
-    """Keep the recorded plan of another run beside a run that repeats it. Raises UsageError, FileError."""
+    """Write the recorded plan of another run into the folder of a run that repeats it. Raises UsageError, FileError."""
     plan = [record for record in read(source) if isinstance(record, RoundStarted)]
     keep(target, b"".join(msgspec.json.encode(record) + b"\n" for record in plan))

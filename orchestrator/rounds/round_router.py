@@ -1,4 +1,4 @@
-"""Several rounds at once: a round driver for each, and what the fleet tells goes to the driver whose round it is of."""
+"""Several rounds at once: a round driver for each; events of a device go to the driver of its round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from orchestrator.rounds.driver import RoundDriver, RoundJob, RoundResult
 
 
 class RoundRouter:
-    """A `Driver` whose `run` may be called again while it runs, for other devices. With one round at a time it is one
-    round driver and nothing more.
+    """A `Driver` whose `run` may be called again, for other devices, while it runs.
 
     Args:
-        make: a new round driver with a server trainer of its own; called when all that were made are at work.
+        make: makes a round driver with a server trainer of its own; called when all others are busy.
     """
 
     def __init__(self, make: Callable[[], RoundDriver]) -> None:
@@ -24,7 +23,7 @@ class RoundRouter:
         self._at_work: dict[str, RoundDriver] = {}  # by device
 
     async def run(self, job: RoundJob) -> RoundResult:
-        """As `RoundDriver.run`. Raises RunError for a device that is in another round now."""
+        """As `RoundDriver.run`. Raises RunError when a device is in another round."""
         devices = job.plan.assignments
         if busy := sorted(set(devices) & set(self._at_work)):
             raise RunError(
@@ -40,7 +39,7 @@ class RoundRouter:
                 del self._at_work[device]
             self._idle.append(driver)
 
-    # ---- what the fleet tells ----
+    # ---- events of the fleet ----
 
     def admit(self, peer: str, header: Header, size: int) -> None:
         driver = self._at_work.get(peer)

@@ -1,4 +1,4 @@
-"""What holds for all rounds of a run."""
+"""Settings of all rounds of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from orchestrator.experiment import Training
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
-    """Seconds are real ones, after dilation.
+    """Settings of all rounds of a run. Seconds are those of the clock, after dilation.
 
     Attributes:
-        samples: of each device's shard, as it was cut: what a device says of them is not believed.
+        samples: of each device's shard, as the orchestrator cut it; reports must agree with it.
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
         max_update_norm: how far an update may be from what its device began with (`merging.moved`); None: any way.
     """
@@ -28,7 +28,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
 
 
 def round_settings(run: str, training: Training, dilation: float, samples: Mapping[str, int]) -> RoundSettings:
-    """From an experiment's training. A deadline above the ceiling raises it: who asks for one expects such rounds."""
+    """The settings of an experiment. The ceiling is at least the deadline."""
     deadline_s = None if training.deadline_s is None else training.deadline_s * dilation
     return RoundSettings(
         run,

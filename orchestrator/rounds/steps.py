@@ -1,5 +1,5 @@
-"""The steps of one round: prepare, begin, carry out, merge, finish, keep, test. `Loop` and `ConcurrentRounds` put them
-together."""
+"""The steps of one round: prepare, begin, carry out, merge, finish, keep, test. `Loop` and `ConcurrentRounds` call
+them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from orchestrator.rounds.replay import Replay
 
 
 class Devices(Protocol):
-    """What the loop needs of the standing fleet."""
+    """What the loop needs of the fleet."""
 
     async def ready(self) -> list[DeviceView]:
         """Devices present with their limits on; waits for one at least."""
 
     async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
-        """Put on the devices the profiles that they have in this round."""
+        """Give the devices their profiles of this round."""
 
 
 class Rounds(Protocol):
-    """Carries rounds out: a `RoundDriver`, or `RoundRouter` for a method that has several rounds going on at once."""
+    """Carries out rounds: a `RoundDriver`, or a `RoundRouter` where several rounds run at once."""
 
     async def run(self, job: RoundJob) -> RoundResult: ...
 
@@ -55,12 +55,12 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class RoundSteps:
-    """What the rounds of one run have in common, and the steps that a round consists of.
+    """The steps of a round, and what all rounds of a run share.
 
     Args:
         test: x (N, C, H, W) and y (N,) of the test set.
-        validation: the same of samples held out of the training part. Rounds are judged by these where there are any,
-            and the last weights by the test set, once.
+        validation: x and y of samples held out of the training part. Where given, rounds are evaluated with them, and
+            only the last weights with the test set.
         save: called after every round with weights, progress and the method's tensors.
         watch: called after every evaluation, for the terminal.
         replay: a recorded plan, followed instead of the method's own.
@@ -93,7 +93,7 @@ class RoundSteps:
         return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
 
     async def prepare(self, progress: Progress) -> list[DeviceView]:
-        """Learning rate and profiles of the next round; the devices that are present for it."""
+        """Set learning rate and profiles of the next round; returns the devices that are present."""
         if self.training.cosine:
             progress.lr = cosine(progress.round, self.training)
         if self._environment is not None:
@@ -101,7 +101,7 @@ class RoundSteps:
         return await self._devices.ready()
 
     def begin(self, lane: str, present: Sequence[DeviceView], progress: Progress) -> Begun:
-        """Draw and plan the next round."""
+        """Draw the devices of the next round and plan it."""
         number = progress.round
         progress.round += 1
         start = now_ns()
@@ -144,7 +144,7 @@ class RoundSteps:
         return weights
 
     def finish(self, begun: Begun, result: RoundResult) -> float:
-        """Record the end of the round; its seconds."""
+        """Record the end of the round; returns its seconds."""
         at_ns = now_ns()
         seconds = (at_ns - begun.start_ns) / 1e9
         merged = tuple(c.device for c in result.contributions)
@@ -178,7 +178,7 @@ class RoundSteps:
         self._tested = weights
 
     async def final_test(self, weights: Weights, progress: Progress) -> None:
-        """The last weights on the test set, where the rounds were judged by a validation part."""
+        """Test the last weights with the test set, where rounds were evaluated with validation samples."""
         if self._validation is None:
             return
         start = now_s()
@@ -189,7 +189,7 @@ class RoundSteps:
 
 
 class _phase:
-    """Records what the orchestrator does while all devices wait."""
+    """Context manager: records a phase of the orchestrator in which all devices wait."""
 
     def __init__(self, record: Callable[[Record], None], round: int, name: str) -> None:
         self._record, self._round, self._name = record, round, name
@@ -202,13 +202,13 @@ class _phase:
 
 
 def patience(devices: Sequence[DeviceView]) -> float:
-    """Seconds in which the slowest link of a round certainly moves one chunk: only whole chunks show as progress."""
+    """Seconds in which the slowest link of a round surely moves one chunk: progress is seen in whole chunks."""
     slowest = min((min(view.uplink_bit_s, view.downlink_bit_s) for view in devices), default=0)
     return 3 * 8 * CHUNK_BYTES / slowest if slowest else 0.0
 
 
 def same(one: Weights, other: Weights) -> bool:
-    """Whether weights are equal to the bit: testing the same again says nothing about the learning rate."""
+    """Whether weights are equal to the bit. A second test of equal weights does not count for the plateau rule."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 

@@ -1,7 +1,7 @@
-"""Void rounds, counted: when they end a run, which devices are to blame, and what to do about it. Pure.
+"""Counts void rounds: when they end a run, which devices caused them, and what to do about it. Pure.
 
-Where rounds come one after the other they are counted together: a round without its quorum changes nothing, whoever is
-missing. Where lanes go side by side they are counted by device, so that one bad device costs its own work and no more.
+Consecutive rounds are counted together. With concurrent lanes void rounds are counted by device, so that one bad device
+loses only its own work.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from edgebed.errors import RunError
 from orchestrator.experiment import Training
 
 VOID_ROUNDS = 3
-"""So many void rounds in a row end a run, or leave a device of a lane out."""
+"""Void rounds in a row that end a run, or after which a device of a lane is left out."""
 
 
 class VoidRounds:
-    """Rounds in a row without a quorum, of a run whose rounds come one after the other."""
+    """Void rounds in a row of a run without lanes."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._count = 0
 
     def count(self, void: bool, missing: Mapping[str, str]) -> None:
-        """A round has ended. Raises RunError when enough in a row were void.
+        """Count a round that has ended. Raises RunError when too many in a row were void.
 
         Args:
-            missing: devices whose work did not come, and why.
+            missing: devices that did not contribute, each with the reason.
         """
         self._count = self._count + 1 if void else 0
         if self._count >= VOID_ROUNDS:
@@ -51,7 +51,7 @@ class VoidByDevice:
         self.left_out: dict[str, str] = {}
 
     def count(self, devices: Iterable[str], void: bool, merged: Iterable[str], missing: Mapping[str, str]) -> list[str]:
-        """A round of `devices` has ended; returns those that are left out from now on."""
+        """Count a round of `devices` that has ended; returns those that are left out from now on."""
         for device in merged:
             self._counts[device] = 0
         blamed = (missing or dict.fromkeys(devices, "void")) if void else {}
@@ -62,7 +62,7 @@ class VoidByDevice:
         return sorted(out)
 
     def nobody(self) -> RunError:
-        """For a run in which no device is left to work."""
+        """The error of a run in which all devices are left out."""
         return RunError(
             f"no device is left to work: the last {VOID_ROUNDS} rounds of each were void: {named(self.left_out)}",
             hint=hint(self._training, self.left_out),
@@ -76,7 +76,7 @@ def named(missing: Mapping[str, str], most: int = 5) -> str:
 
 
 def hint(training: Training, missing: Mapping[str, str]) -> str:
-    """What to do about devices that did not contribute, by why they did not and what the experiment asks for."""
+    """What to do about devices that did not contribute, from their reasons and the experiment's settings."""
     late = bool(missing) and all(why.startswith("late") for why in missing.values())
     if late and training.deadline_s is not None:
         way = f"raise training.deadline_s (now {training.deadline_s:g} s)"

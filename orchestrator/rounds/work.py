@@ -1,4 +1,4 @@
-"""One device's work in a round: what has come of it so far, and what the next plan and the records learn of it."""
+"""One device's work in a round: its state, and what goes from it to the next plan and to the records."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Work:
     def __init__(self, task: Task, bounds: Bounds, slots: int) -> None:
         self.task, self.bounds = task, bounds
         self.out = False
-        self.left = ""  # how and why, where its work is left out
-        self.gone = False  # the fleet knows: its agent died or restarted
+        self.left = ""  # how and why the device is out
+        self.gone = False  # its agent died or restarted, as the fleet knows
         self.slots = asyncio.Semaphore(slots)
         self.jobs: set[asyncio.Task[None]] = set()
         self.started_ns = self.update_ns = 0
@@ -31,19 +31,19 @@ class Work:
         self.contribution: Contribution | None = None
         self.outcome: Outcome | None = None
         self.turn = asyncio.Lock()
-        self.held_s = 0.0  # how long uploads waited for a slot
-        self.uploads = 0  # that have arrived, in the order of batches
-        self.pending = 0  # uploads that its server half has not used yet
+        self.held_s = 0.0  # seconds that uploads waited for a slot
+        self.uploads = 0  # number that have arrived, in the order of batches
+        self.pending = 0  # uploads that the server half has not used yet
         self.upload_bytes = self.download_bytes = 0  # of uploads and task, on the wire
         self.download_s = 0.0
         self.update_first_ns = 0
         self.update_bytes = 0
-        self.trace = ""  # of an error that nobody foresaw, on the device or in its server half
+        self.trace = ""  # of an unexpected error, on the device or in its server half
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
 
 
 def outcome(device: str, work: Work, header: Update, server_s: float) -> Outcome:
-    """What the next plan learns. The update's own upload is seen from here, its first to its last chunk."""
+    """The measurements for the next plan. The transfer of the update is timed here, from first to last chunk."""
     report = header.report
     update_s = (work.update_ns - work.update_first_ns) / 1e9
     sent = report.upload_bytes + work.update_bytes

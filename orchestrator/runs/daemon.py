@@ -1,4 +1,4 @@
-"""Holds a standing fleet in a process of its own, and answers for it on a socket in the state folder."""
+"""A daemon that keeps a standing fleet, and tells its state on a socket in the state folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How `edgebed fleet up` was called."""
+    """The options of `edgebed fleet up`."""
 
     backend: str | None
     dilation: str
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The folder of one standing fleet: lock, socket, log. Its daemon has the lock for as long as it lives."""
+    """The folder of one standing fleet: lock, socket, log. Its daemon holds the lock as long as it lives."""
 
     folder: Path
 
@@ -80,7 +80,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.folder / "log"
 
     def alive(self) -> bool:
-        """Whether a daemon lives: the kernel lets go of its lock when it dies, however that happens."""
+        """Whether a daemon lives: the kernel releases its lock when it dies."""
         with self.lock.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,13 +99,13 @@ class Place(msgspec.Struct, frozen=True):
         return ""
 
     def failure(self) -> str:
-        """Message and hint that a daemon left on its way out, on two lines; else the end of its log."""
+        """Message and hint of the error that ended a daemon, on two lines; else the last line of its log."""
         with contextlib.suppress(OSError):
             return (self.folder / "failure").read_text("utf-8")
         return self.progress()
 
     def ask(self) -> State:
-        """The state of the fleet, now. Raises FleetError when the daemon does not answer."""
+        """The state of the fleet now. Raises FleetError when the daemon does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ANSWER_S)
@@ -132,7 +132,7 @@ def spawn(spec: FleetSpec, place: Place, wanted: Wanted) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[lock.fileno()],  # the lock goes over to the daemon without a moment between
+            pass_fds=[lock.fileno()],  # so the lock passes to the daemon without a gap
             start_new_session=True,
         )
     (place.folder / "pid").write_text(str(process.pid))
@@ -155,7 +155,7 @@ def end(place: Place) -> None:
 
 
 async def hold(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
-    """Keep the fleet standing until SIGTERM, SIGINT or SIGHUP; more of them do not disturb the clean-up."""
+    """Keep the fleet until SIGTERM, SIGINT or SIGHUP. Further signals do not disturb the clean-up."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -189,7 +189,7 @@ async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
                 await writer.drain()
             writer.close()
 
-        # Made aside and renamed: whoever sees the socket can connect to it.
+        # Made under another name and then renamed, so that the socket can be connected to as soon as it exists.
         hidden = place.folder / "socket.part"
         hidden.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(answer, hidden)
@@ -203,7 +203,7 @@ async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
 
 
 async def state_of(controller: FleetController) -> State:
-    """What the fleet is and uses now."""
+    """The state of the fleet, and what its devices use, now."""
     access = controller.broker.access("127.0.0.1")
     return State(
         fleet=controller.spec.name,

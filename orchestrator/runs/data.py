@@ -1,4 +1,4 @@
-"""Cuts an experiment's data set into one shard file per device, and keeps the test part."""
+"""Divides an experiment's data set into one shard file per device and the test part."""
 
 from __future__ import annotations
 
@@ -28,10 +28,17 @@ LARGE_BATCH = 1000
 
 
 class Prepared(msgspec.Struct):
-    """What a run needs of its data. `test_x` is normalised, (N, C, H, W) float32; `label_counts` is per device.
-    `validation`: x and y, as the test part; None where none is held out."""
+    """The data of a run.
 
-    title: str  # what outputs call the data
+    Attributes:
+        title: name of the data in outputs.
+        shards: the file of every device.
+        test_x: (N, C, H, W) float32, normalised; test_y: (N,).
+        label_counts: samples per class of every device.
+        validation: x and y as of the test part; None where no samples are held out.
+    """
+
+    title: str
     shards: dict[str, Path]
     test_x: Tensor
     test_y: Tensor
@@ -46,7 +53,7 @@ class Prepared(msgspec.Struct):
         return self.test_x, self.test_y
 
     def sample(self, size: int) -> tuple[Tensor, Tensor]:
-        """A batch of real, normalised samples, repeated where there are too few: for measuring costs."""
+        """A batch of `size` samples of the test part, repeated where there are too few: for measuring costs."""
         rows = torch.arange(size) % len(self.test_y)
         return self.test_x[rows], self.test_y[rows]
 
@@ -55,7 +62,7 @@ class Prepared(msgspec.Struct):
         return {device: sum(counts) for device, counts in self.label_counts.items()}
 
     def describe(self) -> str:
-        """Samples per class of every device, a line each."""
+        """Samples per class, a line for each device."""
         width = max(len(device) for device in self.label_counts)
         rows = (f"  {d:{width}} {sum(n):6d}: {' '.join(map(str, n))}" for d, n in self.label_counts.items())
         return "\n".join((f"{self.title}: samples per device and class:", *rows))
@@ -67,8 +74,8 @@ def data_root() -> Path:
 
 
 def located(data: Mapping[str, Any], near: Path | None) -> dict[str, Any]:
-    """The data section with its `path` absolute: beside `near`, the file that names it, else in the folder of data
-    sets. Raises UsageError where it is in neither."""
+    """The data section with an absolute `path`: in the folder of `near`, the file that names it, else in the folder of
+    data sets. Raises UsageError where it is in neither."""
     given = data.get("path")
     if not isinstance(given, str) or Path(given).is_absolute() or near is None:
         return dict(data)
@@ -88,10 +95,10 @@ def share_out(
     """The data set's title, its samples, and the rows of the training part that each device gets.
 
     Args:
-        near: the experiment file, which relative paths start at.
+        near: the experiment file; relative paths start at its folder.
 
     Raises:
-        UsageError: the data set or the partition cannot be had; with cause and hint.
+        UsageError: the data set cannot be loaded or partitioned so; with cause and hint.
     """
     seed = experiment.training.seed
     dataset = DATASETS.create(located(experiment.data, near), f"{near or 'experiment'}: data")
@@ -106,7 +113,7 @@ def share_out(
 
 
 def _refuse_batch_size(wanted: int, samples: int, near: Path | None) -> None:
-    """A batch may be larger than a shard; far beyond all samples it is a slip, and would not fit into memory."""
+    """Refuse a batch size far beyond the number of samples: a mistake, which would not fit into memory."""
     if wanted > max(samples, LARGE_BATCH):
         raise UsageError(
             f"{near or 'experiment'}: training.batch_size is {wanted}; all devices together have {samples} samples",
@@ -123,7 +130,7 @@ def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[st
 
 
 def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
-    """What each device does to its features: for all, then as its profile says, then as it says itself.
+    """What each device does to its features: the setting for all, overridden by that of its profile, then by its own.
 
     Args:
         profiles: the profile of each device.
@@ -161,7 +168,7 @@ def _choose(privacy: Privacy, *choices: PrivacyChoice | None) -> Privacy:
 
 
 def _secret(seed: int, device: str) -> int:
-    """The device's own number for its shuffles; from the run's seed, so that a run repeats to the bit."""
+    """The seed of the device's shuffles, from the run's seed, so that a run repeats to the bit."""
     return int.from_bytes(hashlib.sha256(f"{seed}/privacy/{device}".encode()).digest()[:7], "big")
 
 
@@ -176,11 +183,11 @@ def prepare_data(
 
     Args:
         profiles: the profile of each device, for an experiment that chooses privacy by profile.
-        near: the experiment file, which relative paths start at.
+        near: the experiment file; relative paths start at its folder.
 
     Raises:
-        UsageError: the data set or the partition cannot be had, privacy is chosen for a device that is not there, or
-            a shard cannot be written; with cause and hint.
+        UsageError: the data set cannot be loaded or partitioned so, privacy is chosen for a device that the fleet does
+            not have, or a shard cannot be written; with cause and hint.
     """
     with within(str(near or "experiment")):
         privacy = privacy_of(experiment, devices, profiles or {})
@@ -205,7 +212,7 @@ def prepare_data(
 
 
 def validation_of(split: Split) -> tuple[Tensor, Tensor] | None:
-    """x, normalised, and y of the samples held out for validation; None where there are none."""
+    """x (normalised) and y of the validation samples; None where there are none."""
     if split.validation_x is None or split.validation_y is None:
         return None
     return normalise(split.validation_x, split.mean, split.std), split.validation_y

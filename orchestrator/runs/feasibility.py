@@ -15,7 +15,7 @@ from orchestrator.fleet.profile import FleetSpec, load_profile
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
-    """Whether a round on this fleet can ever count, and every device and profile that is named exists.
+    """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist.
 
     Args:
         path: of the experiment file, for messages.
@@ -49,7 +49,7 @@ def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:
     if training.quorum > drawn:
         of = f"{devices} devices" if drawn == devices else f"{drawn} of {devices} devices (training.sample)"
         raise UsageError(
-            f"{path}: training.quorum is {training.quorum}; a round has {of}, so none could ever count",
+            f"{path}: training.quorum is {training.quorum}; a round has {of}, so every round would be void",
             hint=f"write a number from 1 to {drawn}" + ("" if drawn == devices else ", or raise training.sample"),
         )
 
@@ -57,7 +57,7 @@ def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:
 def check_methods(
     experiment: Experiment, devices: Sequence[str], input_shape: tuple[int, ...], classes: int, path: Path
 ) -> None:
-    """Whether the model can be built for these samples, and every method can work with it on these devices.
+    """Check that the model can be built for these samples, and that every method works with it on these devices.
 
     Raises:
         UsageError: with place and hint.

@@ -33,10 +33,10 @@ class Saved(msgspec.Struct):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """What the runs of one experiment have in common, so that one of them leads to the others."""
+    """The experiment that a run belongs to, by which its other runs are found."""
 
     id: str
-    place: int  # of this run's method in the list
+    place: int  # of this run's method in `methods`
     methods: list[dict[str, Any]]  # of the whole experiment
 
 
@@ -47,13 +47,13 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.series = path / "series.json"
-        self.plan = path / "plan.jsonl"  # of a run that repeats the recorded plan of another
+        self.plan = path / "plan.jsonl"  # only of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.previous = path / "checkpoint.previous.safetensors"
 
     def make(self, experiment: bytes, series: Series | None = None) -> None:
-        """Make the folder with its experiment in it, so that both outlast a loss of power. Raises FileError."""
+        """Make the folder and write the experiment into it; both are on the disk afterwards. Raises FileError."""
         try:
             self.path.mkdir(parents=True)
             sync_folder(self.path.parent)
@@ -64,15 +64,15 @@ class RunFolder:
             keep(self.series, msgspec.json.encode(series))
 
     def read_series(self) -> Series | None:
-        """The experiment that the run belongs to; None where nothing readable says so."""
+        """The experiment that the run belongs to; None where the file is missing or damaged."""
         try:
             return msgspec.json.decode(self.series.read_bytes(), type=Series)
         except (OSError, msgspec.DecodeError):
             return None
 
     def save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
-        """Keep the checkpoint of the last round, and the one before it. It is written aside, is on the disk, and is
-        then renamed: after a kill or a loss of power one of the two is whole. Raises FileError.
+        """Write the checkpoint, and keep the one before it. The file is written under another name and renamed once it
+        is on the disk: after a kill or a loss of power one of the two is whole. Raises FileError.
         """
         parts = ((WEIGHTS, weights), (METHOD, tensors))
         named = {f"{kind}{name}": value.contiguous() for kind, part in parts for name, value in part.items()}
@@ -86,8 +86,8 @@ class RunFolder:
             raise FileError.of(error, self.checkpoint) from None
 
     def restore(self, notify: Callable[[str], None] = lambda line: None) -> Saved | None:
-        """The last checkpoint; where it is damaged or missing the one before it, and `notify` is told. None: there is
-        none yet. Raises UsageError where there are some and none is whole.
+        """The last checkpoint; where it is damaged or missing the one before it, and `notify` is told. None where no
+        checkpoint exists. Raises UsageError where neither is whole.
         """
         damage = []
         for path in (self.checkpoint, self.previous):
@@ -97,15 +97,17 @@ class RunFolder:
                 damage.append(f"{path} {error}")
                 continue
             if damage:
-                notify(f"{'; '.join(damage)}: going on from the one before it, after round {saved.progress.round}")
+                notify(
+                    f"{'; '.join(damage)}: going on from the checkpoint before it, after round {saved.progress.round}"
+                )
             return saved
         if not self.checkpoint.exists() and not self.previous.exists():
             return None
         raise UsageError("; ".join(damage), hint="run the experiment anew")
 
     def ended(self) -> str:
-        """Why the run ended; "" where it goes on, or was killed. What devices still said comes after that record, so
-        it is looked for from the end of the file."""
+        """Why the run ended; "" where it still runs, or was killed. The file is searched from its end, where records of
+        devices may follow that of the run's end."""
         try:
             with self.records.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
                 at = data.rfind(b'{"type":"run_finished"')
@@ -117,7 +119,7 @@ class RunFolder:
         return last.why if isinstance(last, RunFinished) else ""
 
     def progress(self) -> Progress:
-        """What the run has reached, as its last whole checkpoint says; no weights are read."""
+        """The progress in the last whole checkpoint; no weights are read."""
         for path in (self.checkpoint, self.previous):
             with contextlib.suppress(Damaged):
                 return _read(path, weights=False).progress
@@ -148,7 +150,7 @@ def _named(tensors: Weights, kind: str) -> Weights:
 
 
 def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilation: float) -> bytes:
-    """The experiment as it runs, with one method, its dilation and absolute paths: enough to resume it."""
+    """The experiment file of a run: with one method, its dilation and absolute paths, so that it can be resumed."""
     experiment = msgspec.structs.replace(
         experiment,
         fleet=str((path.parent / experiment.fleet).resolve()),
@@ -160,7 +162,7 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
 
 
 def backend_of(files: RunFolder) -> str | None:
-    """The backend a run had, in the word that asks for it; None where it never began."""
+    """The backend of a run, as the option `--backend` names it; None where it never began."""
     started = [record for record in read(files.records) if isinstance(record, RunStarted)]
     if not started:
         return None

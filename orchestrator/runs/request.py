@@ -1,4 +1,4 @@
-"""What the command line asks for, and how it is told what goes on."""
+"""What a caller asks for, and how it is told about the run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 
 Notify = Callable[[str], None]
-"""Tells the person at the terminal what is going on, one line at a time."""
+"""Tells the user one line: what is prepared, calibrated, run or removed."""
 
 
 def quiet(line: str) -> None:
-    """A Notify that says nothing."""
+    """A Notify that drops the line."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the command line asks for. Methods are named by their place in the experiment's list.
+    """An experiment to run.
 
     Attributes:
         path: of the experiment file; paths in it are relative to its folder.
-        series: what the runs of one experiment have in common; empty: a new one begins.
-        begun: folders of runs to go on with.
-        finished: folders of runs that are whole, and stay as they are.
-        plan: a run whose recorded assignments are given to the devices, instead of what the method would plan.
+        runs: the folder in which the runs' folders are made.
+        backend: overrides that of the fleet file.
+        broker_url: of the user's own broker.
+        allow_uncalibrated: run although the calibration fails.
+        series: id that all runs of the experiment share; "": a new one is made.
+        begun: folders of runs to go on with, by the method's place in the experiment's list.
+        finished: folders of runs that have ended and stay as they are, by the same places.
+        plan: folder of a run whose recorded assignments the devices get, instead of what the method would plan.
     """
 
     experiment: Experiment
@@ -46,18 +50,18 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """What a run tells the terminal. The default says a line per round, and one per device that fails."""
+    """Is told about runs. This one writes a line per round, and one per device that fails."""
 
     def __init__(self, notify: Notify) -> None:
         self.notify = notify
-        self.folders: list[Path] = []  # of the runs that have begun, in their order
+        self.folders: list[Path] = []  # of the runs that have begun, in order
 
     def run(self, method: str, folder: Path, rounds: int) -> None:
         self.folders.append(folder)
         self.notify(f"run {folder.name}: {method}")
 
     def record(self, record: Record) -> None:
-        """Every record, as it is written. Must return at once: the run waits for it."""
+        """Called with every record as it is written. The run waits for it, so it must return at once."""
         line = failure_line(record)
         if line is not None:
             self.notify(line)

@@ -1,4 +1,4 @@
-"""Finds what `--resume` goes on with: the runs of the whole experiment, and what may be changed of it."""
+"""What `--resume` continues: the runs of the whole experiment, and the settings that may be changed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
 
 WHOLE = ("rounds done", "target reached")
-"""How a run ends that was neither interrupted nor broken off."""
+"""How a run ends that was neither interrupted nor ended by an error."""
 
 SIMULATED = "simulated"
-"""The backend of a run that no device ran."""
+"""The backend of a simulated run."""
 
 CHANGEABLE = (
     "training.rounds",
@@ -30,11 +30,12 @@ CHANGEABLE = (
     "training.liveness_s",
     "training.heartbeat_s",
 )
-"""Keys that say how long a run goes on and for whom it waits. What has been trained depends on all others."""
+"""Keys that may be changed: how long the run is, and how long it waits for devices. The trained weights depend on all
+others."""
 
 
 def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
-    """The request that goes on with the whole experiment to which the run in `folder` belongs.
+    """The request that continues the whole experiment of the run in `folder`.
 
     Args:
         overrides: of `CHANGEABLE` keys.
@@ -48,7 +49,9 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
             f"{folder} holds no run", hint="give the folder of a run: it holds experiment.yaml and records.jsonl"
         )
     if (had := backend_of(files)) == SIMULATED:
-        raise UsageError(f"{folder.name} is a simulation", hint="simulate it anew: `edgebed simulate`")
+        raise UsageError(
+            f"{folder.name} is a simulation", hint="a simulation cannot be resumed: run `edgebed simulate` again"
+        )
     before = convert(load_yaml(files.experiment), Experiment, files.experiment)
     after = load(files.experiment, overrides)
     _check_changes(before, after)
@@ -74,14 +77,15 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
 
 
 def is_finished(files: RunFolder, training: Training) -> bool:
-    """Whether a run came to its end, and would not go on from there."""
+    """Whether a run has ended, and has no rounds left under these settings."""
     progress = files.progress()
     reached = training.stop_at_target and progress.accuracy >= training.target_accuracy
     return files.ended() in WHOLE and (progress.round >= training.rounds or reached)
 
 
 def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:
-    """The runs of the experiment that have begun, with their methods' places; `files` itself last, so it counts."""
+    """The runs of the experiment that have begun, with their methods' places. `files` comes last, so it wins for its
+    place."""
     for path in sorted(files.path.resolve().parent.glob("*/series.json")) if series.id else []:
         other = RunFolder(path.parent)
         found = other.read_series()
@@ -95,13 +99,13 @@ def _check_changes(before: Experiment, after: Experiment) -> None:
     refused = [key for key in changed if key not in CHANGEABLE]
     if refused:
         raise UsageError(
-            f"--set {refused[0]}: a run that goes on keeps it, for what has been trained depends on it",
+            f"--set {refused[0]}: it cannot be changed in a resumed run, because the trained weights depend on it",
             hint=f"change {', '.join(CHANGEABLE)}; for anything else start a new run",
         )
     if "training.rounds" in changed and after.training.cosine:
+        n = before.training.rounds
         raise UsageError(
-            f"--set training.rounds: training.cosine has brought the learning rate down over {before.training.rounds} "
-            "rounds",
+            f"--set training.rounds: training.cosine has lowered the learning rate over all {n} rounds",
             hint="start a new run with more rounds",
         )
 

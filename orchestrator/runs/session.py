@@ -1,4 +1,4 @@
-"""The composition root: the only place that joins real parts. A standing fleet, and the runs on it."""
+"""The composition root of real runs: makes the parts of a standing fleet and its runs, and connects them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def standing_fleet(
     heartbeat_s: float = 5.0,
     notify: Notify = quiet,
 ) -> AsyncIterator[FleetController]:
-    """A fleet whose agents have joined and whose limits are on; everything is removed at the end.
+    """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
@@ -83,7 +83,7 @@ async def standing_fleet(
 
 
 async def _connect(controller: FleetController, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
-    """Open the orchestrator's two connections, and join endpoint, membership and fleet to each other."""
+    """Open the orchestrator's two connections, and connect endpoint, membership and fleet to each other."""
     access = broker.access("127.0.0.1")
     address = Address(access.host, access.port, access.username, access.password)
     client = f"{controller.fleet_id}-{ORCHESTRATOR}"
@@ -113,7 +113,7 @@ async def _connect(controller: FleetController, broker: Broker, stack: contextli
 
 
 def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
-    """Shards for a fleet that stands without a run: each device has a file of its own, of two samples."""
+    """Shards for a fleet without a run: a file of two samples for each device."""
     shards = {name: folder / f"{name}.safetensors" for name in names}
     for path in shards.values():
         write_idle_shard(path)
@@ -127,7 +127,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
     """Run every method of an experiment, one after the other on the same standing fleet; returns the run folders.
 
     Raises:
-        EdgebedError: with cause and hint; what can be seen beforehand is told before the fleet starts.
+        EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
     experiment = request.experiment
     spec = fleet_of(request.path, experiment.fleet)
@@ -155,7 +155,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
 
 
 def _dilation(experiment: Experiment, spec: FleetSpec) -> float:
-    """One factor for all rounds of the experiment, whatever profiles they bring."""
+    """One factor for all rounds of the experiment, whose devices may change profiles."""
     return dilation_over(
         spec,
         experiment.environment,
@@ -170,7 +170,7 @@ def _dilation(experiment: Experiment, spec: FleetSpec) -> float:
 async def run_methods(
     request: Request, controller: FleetController, prepared: Prepared, calibration: Calibration, watch: Watch
 ) -> list[Path]:
-    """Run every method of the experiment in turn on a fleet that stands already; returns the run folders."""
+    """Run every method of the experiment in turn on a standing fleet; returns the run folders."""
     listed, series = request.experiment.methods, request.series or uuid.uuid4().hex[:12]
     methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(listed)]
     controller.labels = prepared.label_counts
@@ -226,7 +226,7 @@ def host_facts() -> dict[str, str]:
 
 
 async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:
-    """The short calibration before every run. Raises CalibrationError naming what does not hold."""
+    """The short calibration before a run. Raises CalibrationError with the limits that do not hold."""
     notify("calibrating")
     result = await calibrate(
         controller.fleet, controller.limits, controller.prober, short=True, on_row=controller.record
@@ -238,7 +238,7 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
         )
         raise CalibrationError(
             f"the limits do not hold on {len({r.device for r in failed})} devices: {worst}",
-            hint="see `edgebed calibrate`; --allow-uncalibrated runs all the same and marks every output",
+            hint="run `edgebed calibrate` for details; --allow-uncalibrated runs anyway and marks every output",
         )
     notify(f"calibration: {'passed' if result.passed else 'FAILED, allowed'}")
     return result

@@ -1,4 +1,4 @@
-"""Ctrl-C (SIGINT), SIGTERM and SIGHUP (a terminal that has gone) end a command alike: once, with all its clean-up."""
+"""Ends a command on Ctrl-C (SIGINT), SIGTERM or SIGHUP (closed terminal) in the same way: once, with its clean-up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _tell(line: str) -> None:
 
 @contextlib.contextmanager
 def ending_alike() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. What is ignored (`nohup`) stays ignored."""
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. Ignored signals (`nohup`) stay ignored."""
     before = {each: signal.getsignal(each) for each in ENDING if signal.getsignal(each) is signal.SIG_DFL}
     for each in before:
         signal.signal(each, signal.default_int_handler)
@@ -50,11 +50,10 @@ def without_interrupts(notify: Notify = _tell) -> Iterator[None]:
 
 
 def run_to_end(work: Coroutine[Any, Any, T], notify: Notify = _tell) -> T:
-    """Run `work`; the first signal cancels it, and those that follow do not disturb its clean-up, nor what is said
-    after it: from then on they are ignored.
+    """Run `work`. The first signal cancels it; later ones disturb neither its clean-up nor the messages after it.
 
     Raises:
-        KeyboardInterrupt: a signal has ended it, and it has cleaned up.
+        KeyboardInterrupt: a signal has ended the work, and it has cleaned up.
     """
     end = _End(notify)
     try:
@@ -79,12 +78,12 @@ async def _until_signal(work: Coroutine[Any, Any, T], end: _End) -> T:
 
 
 class _End:
-    """Cancels the work once. Its handlers stay until all is said, without a moment in which a signal would kill."""
+    """Cancels the work once. Its handlers stay until `restore`, so that no signal kills the process meanwhile."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._ending = False
-        self._terminals = [number for number in (1, 2) if os.isatty(number)]  # cannot be asked once it has gone
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal cannot be asked
         self._before = {each: signal.getsignal(each) for each in ENDING}
 
     def watch(self, task: asyncio.Future[Any]) -> None:
@@ -99,7 +98,7 @@ class _End:
             signal.signal(each, signal.SIG_IGN if self._ending else handler)
 
     def _heard(self, number: int, frame: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to end
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the work has ended
             self._loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -109,11 +108,11 @@ class _End:
             self._notify(f"{number.name}: still removing the fleet")
             return
         self._ending = True
-        self._task.cancel()  # first: whatever becomes of what is said
+        self._task.cancel()  # first, in case the message fails
         self._notify(f"{number.name}: ending, and removing the fleet")
 
     def _terminal_gone(self) -> None:
-        """Whatever is still written to the terminal would fail, in the middle of the clean-up."""
+        """Send output elsewhere: writing to the closed terminal would fail in the middle of the clean-up."""
         if self._terminals:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for number in self._terminals:

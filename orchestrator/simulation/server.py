@@ -1,4 +1,4 @@
-"""The server's side of a simulation: real server halves, in the time that the cost model gives a step."""
+"""The server of a simulated run: real server halves, with the virtual seconds that the cost model gives."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ StepCost = Callable[[Sequence[Assignment], Sequence[int]], float]
 
 
 class SimulatedTrainer(ServerTrainer):
-    """A ServerTrainer whose `slots` workers are busy for the virtual seconds of each step.
+    """A ServerTrainer on a virtual clock: each step keeps one of `slots` workers busy for its virtual seconds.
 
     Args:
-        step_s: seconds of a step from the assignments of its devices and their samples.
+        step_s: gives the seconds of a step from the assignments of its devices and their samples.
         assignments: by device, those of the rounds in hand.
     """
 
@@ -42,5 +42,5 @@ class SimulatedTrainer(ServerTrainer):
 
 
 def slots(wanted: Simulation, devices: int) -> int:
-    """Halves that train at once. Of 0 wanted as many as there can be: no device has more than one."""
+    """Server halves that train at once. 0 in the experiment: one for each device."""
     return wanted.server_slots or devices

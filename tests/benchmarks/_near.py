@@ -51,7 +51,7 @@ class Near:
     def __init__(self, broker: Broker, port_options: dict[str, Any]) -> None:
         address = Address("127.0.0.1", broker.port, broker.username, broker.password)
         self.links = [MqttLink(address, f"bench-orchestrator-{kind}") for kind in ("control", "data")]
-        self.port = TransferEndpoint(
+        self.endpoint = TransferEndpoint(
             ORCHESTRATOR, TOPICS, *self.links, deliver=self.deliver, on_control=self.on_control, **port_options
         )
         self.received = 0
@@ -70,7 +70,7 @@ class Near:
     async def ping(self) -> None:
         """One control round trip, then 10 ms of peace."""
         self._pong.clear()
-        self.port.control("dev", Ping(0, time.monotonic_ns()))
+        self.endpoint.control("dev", Ping(0, time.monotonic_ns()))
         await self._pong.wait()
         await asyncio.sleep(0.01)
 
@@ -108,13 +108,13 @@ async def both_ends(
     """Broker, near end, and a device that reaches the broker at `host`."""
     async with open_broker([host], kinds=kinds) as broker:
         near = Near(broker, port_options)
-        near.port.start()
+        near.endpoint.start()
         for link in near.links:
             await link.open()
         options = {"address": msgspec.to_builtins(broker.access(host)), "paced": paced, "port": port_options}
         async with start_far(options, prefix) as far:
             yield near, far
-        await near.port.close()
+        await near.endpoint.close()
         for link in near.links:
             await link.close()
 

@@ -50,13 +50,13 @@ class ProbeServer:
         self.control = MqttLink(address, "bench-dev-control")
         self.data = MqttLink(address, "bench-dev-data", keepalive_s=0, paced=options.get("paced", True))
         self.received = 0
-        self.port = TransferEndpoint(
+        self.endpoint = TransferEndpoint(
             "dev", TOPICS, self.control, self.data, deliver=self.deliver, on_control=self.on_control,
             **options.get("port", {}),
         )  # fmt: skip
 
     async def open(self) -> None:
-        self.port.start()
+        self.endpoint.start()
         await self.control.open()
         await self.data.open()
 
@@ -66,7 +66,7 @@ class ProbeServer:
 
     def on_control(self, peer: str, message: Control) -> None:
         if isinstance(message, Ping):
-            self.port.control(ORCHESTRATOR, Pong("dev", message.seq, message.sent_ns, time.monotonic_ns()))
+            self.endpoint.control(ORCHESTRATOR, Pong("dev", message.seq, message.sent_ns, time.monotonic_ns()))
 
     async def upload(self, count: int, parallel: int) -> dict[str, float]:
         """Encode and send `count` batches, `parallel` at once; done when the far application has the last."""
@@ -77,7 +77,7 @@ class ProbeServer:
             sent = 0
             for n in left:
                 body = encode_tensors({"features": tensor}, Codec())
-                await self.port.send(ORCHESTRATOR, Upload("dev", "bench", n, 100), body)
+                await self.endpoint.send(ORCHESTRATOR, Upload("dev", "bench", n, 100), body)
                 sent += len(body)
             return sent
 

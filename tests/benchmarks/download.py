@@ -44,7 +44,7 @@ async def measure(mbit: int) -> None:
 
 async def _one(near: Near, body: bytes | bytearray, n: int) -> float:
     begin = time.perf_counter()
-    await near.port.send("dev", Reply("bench", n), body)
+    await near.endpoint.send("dev", Reply("bench", n), body)
     return time.perf_counter() - begin
 
 

@@ -22,7 +22,7 @@ from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import round_settings
 from orchestrator.simulation.charging import Charging
-from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.costs import BatchCost, CostModel, Device
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.link import LinkCost
 from orchestrator.simulation.paper import PaperCosts
@@ -37,6 +37,9 @@ class PlainCosts(PaperCosts):
     8 bits at the rate."""
 
     kind = "plain"
+
+    def __init__(self, own_s: Mapping[OwnWork, float] | None = None) -> None:
+        self._own_s = {"merge": 0.002} if own_s is None else own_s
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return BatchCost(0.1, 0.3 * (1 - assignment.train_from / assignment.stages))
@@ -60,7 +63,7 @@ class PlainCosts(PaperCosts):
         return 0.05 * len(assignments)
 
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
-        return 0.002 if work == "merge" else 0.0
+        return self._own_s.get(work, 0.0)
 
 
 class Played:
@@ -86,13 +89,27 @@ def play(
     faults: tuple[SimulatedFault, ...] = (),
     environment: Environment | None = None,
     server_slots: int = 1,
+    costs: CostModel | None = None,
 ) -> Played:
     """One run of devices named in `devices` (name -> samples)."""
     torch.set_num_threads(1)
     played = Played()
     at_once = slots(Simulation(server_slots=server_slots), len(devices))
     run_virtual(
-        lambda loop: _play(loop, played, folder, devices, spec, wanted, batched, profiles, faults, environment, at_once)
+        lambda loop: _play(
+            loop,
+            played,
+            folder,
+            devices,
+            spec,
+            wanted,
+            batched,
+            profiles,
+            faults,
+            environment,
+            at_once,
+            costs or PlainCosts(),
+        )
     )
     return played
 
@@ -109,8 +126,9 @@ async def _play(
     faults: tuple[SimulatedFault, ...],
     environment: Environment | None,
     at_once: int,
+    costs: CostModel,
 ) -> None:
-    record, costs = played.records.append, PlainCosts()
+    record = played.records.append
     known = profiles or {}
     specs = tuple(DeviceSpec(name, known.get(name, WIDE)) for name in devices)
     for name, samples in devices.items():

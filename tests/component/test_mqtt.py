@@ -47,7 +47,7 @@ class Side:
         self.progress = 0
         self.control = MqttLink(address_of(broker), f"{name}-control")
         self.data = MqttLink(address_of(broker), f"{name}-data", keepalive_s=0, paced=name == "dev")
-        self.port = TransferEndpoint(
+        self.endpoint = TransferEndpoint(
             name,
             TOPICS,
             self.control,
@@ -69,13 +69,13 @@ class Side:
 async def pair(broker: Broker, **options: object) -> AsyncIterator[tuple[Side, Side]]:
     both = Side(ORCHESTRATOR, broker, **options), Side("dev", broker, **options)
     for side in both:
-        side.port.start()
+        side.endpoint.start()
         await side.control.open()
         await side.data.open()
     async with asyncio.timeout(60):
         yield both
     for side in both:
-        await side.port.close()
+        await side.endpoint.close()
         await side.control.close()
         await side.data.close()
 
@@ -84,7 +84,7 @@ async def test_five_megabytes_both_ways(broker: Broker) -> None:
     body = random.Random(0).randbytes(5 << 20)
     async with pair(broker) as (orchestrator, device):
         sent, _ = await asyncio.gather(
-            device.port.send(ORCHESTRATOR, UPLOAD, body), orchestrator.port.send("dev", Reply("task", 0), body)
+            device.endpoint.send(ORCHESTRATOR, UPLOAD, body), orchestrator.endpoint.send("dev", Reply("task", 0), body)
         )
         assert bytes(orchestrator.arrived[0].body) == body == bytes(device.arrived[0].body)
         assert sent.resent_bytes == 0
@@ -99,7 +99,7 @@ async def test_a_restarted_broker_costs_a_pause_and_no_byte(kind: str) -> None:
     ):
         reconnects = list[int]()
         device.data.on_connect(lambda: reconnects.append(1))
-        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, body))
+        sending = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, body))
         await until(lambda: orchestrator.progress >= 20)
         await broker.restart()
         assert not sending.done()
@@ -107,7 +107,7 @@ async def test_a_restarted_broker_costs_a_pause_and_no_byte(kind: str) -> None:
         assert reconnects
         assert [bytes(i.body) == body for i in orchestrator.arrived] == [True]
         assert sent.resent_bytes < len(body) / 100  # it went on where it was
-        device.port.control(ORCHESTRATOR, Pong("dev", 1, 2, 3))
+        device.endpoint.control(ORCHESTRATOR, Pong("dev", 1, 2, 3))
         await until(lambda: bool(orchestrator.heard))
 
 
@@ -120,17 +120,17 @@ async def test_control_is_not_stuck_behind_data(broker: Broker) -> None:
 
         def answer(peer: str, message: Control) -> None:
             device.data.publish("behind", b"")
-            device.port.control(ORCHESTRATOR, Pong("dev", message.seq, 0, 0))
+            device.endpoint.control(ORCHESTRATOR, Pong("dev", message.seq, 0, 0))
 
-        device.port._on_control = answer
-        orchestrator.port._on_control = lambda peer, message: order.append("control")
+        device.endpoint._on_control = answer
+        orchestrator.endpoint._on_control = lambda peer, message: order.append("control")
         orchestrator.data.subscribe("behind", lambda topic, payload: order.append("data"))
-        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(200 << 20)))
+        sending = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(200 << 20)))
         await until(lambda: orchestrator.progress >= 2)
         first = []
         while not sending.done():
             order.clear()
-            orchestrator.port.control("dev", Ping(0, 0))
+            orchestrator.endpoint.control("dev", Ping(0, 0))
             await until(lambda: len(order) == 2)
             first.append(order[0])
         await sending
@@ -170,8 +170,8 @@ async def test_foreign_noise_and_hostile_bytes_change_nothing(broker: Broker) ->
         for topic in (TOPICS.control_from("dev"), TOPICS.data_from("dev"), TOPICS.state("dev"), TOPICS.data_to("dev")):
             noise.publish(topic, os.urandom(1000))
             noise.publish(topic, b"")
-        await until(lambda: orchestrator.port.dropped == 6 and device.port.dropped == 2)
-        await device.port.send(ORCHESTRATOR, UPLOAD, bytes(3 << 20))
+        await until(lambda: orchestrator.endpoint.dropped == 6 and device.endpoint.dropped == 2)
+        await device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(3 << 20))
         assert len(orchestrator.arrived) == 1
         assert orchestrator.heard == []
         await noise.close()

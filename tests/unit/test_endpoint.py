@@ -48,7 +48,7 @@ class Side:
 
     async def open(self) -> None:
         self.control, self.data = MemoryLink(self.hub), MemoryLink(self.hub)
-        self.port = TransferEndpoint(
+        self.endpoint = TransferEndpoint(
             self.name,
             TOPICS,
             self.control,
@@ -57,7 +57,7 @@ class Side:
             on_progress=lambda peer, transfer: self.progress.append((peer, transfer)),
             **{"deliver": self.deliver, "chunk_bytes": 100, **self.options},
         )
-        self.port.start()
+        self.endpoint.start()
         await self.control.open()
         await self.data.open()
 
@@ -65,7 +65,7 @@ class Side:
         self.arrived.append(inbound)
 
     async def close(self) -> None:
-        await self.port.close()
+        await self.endpoint.close()
         await self.control.close()
         await self.data.close()
 
@@ -100,8 +100,8 @@ def held(gate: asyncio.Event, arrived: list[ReceivedTransfer]) -> Callable[[Rece
 async def test_a_transfer_arrives_whole_both_ways() -> None:
     body = random.Random(0).randbytes(12345)
     async with pair() as (orchestrator, device):
-        sent = await device.port.send(ORCHESTRATOR, UPLOAD, body)
-        await orchestrator.port.send("dev", Reply("task", 3), memoryview(body)[:50])
+        sent = await device.endpoint.send(ORCHESTRATOR, UPLOAD, body)
+        await orchestrator.endpoint.send("dev", Reply("task", 3), memoryview(body)[:50])
         [up], [down] = orchestrator.arrived, device.arrived
         assert (up.peer, up.header, bytes(up.body)) == ("dev", UPLOAD, body)
         assert (down.peer, down.header, bytes(down.body)) == (ORCHESTRATOR, Reply("task", 3), body[:50])
@@ -115,14 +115,14 @@ async def test_a_transfer_arrives_whole_both_ways() -> None:
 async def test_an_empty_body_and_many_at_once_keep_their_order() -> None:
     async with pair() as (orchestrator, device):
         bodies = [bytes([n]) * (n * 37 % 500) for n in range(40)]
-        await asyncio.gather(*[device.port.send(ORCHESTRATOR, UPLOAD, body) for body in bodies])
+        await asyncio.gather(*[device.endpoint.send(ORCHESTRATOR, UPLOAD, body) for body in bodies])
         assert [bytes(i.body) for i in orchestrator.arrived] == bodies
 
 
 async def test_done_means_delivered() -> None:
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(deliver=held(gate, arrived)) as (orchestrator, device):
-        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"x"))
+        sending = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, b"x"))
         await until(lambda: bool(orchestrator.progress))
         assert not sending.done()
         gate.set()
@@ -134,7 +134,7 @@ async def test_a_slow_receiver_holds_its_sender_back_and_its_memory_down() -> No
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     options = {"deliver": held(gate, arrived), "max_inbound_bytes": 1000}
     async with pair(**options) as (orchestrator, device):
-        sends = [asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(5000))) for _ in range(4)]
+        sends = [asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(5000))) for _ in range(4)]
         await until(lambda: len(orchestrator.progress) >= 54)
         for _ in range(200):
             await asyncio.sleep(0)
@@ -159,15 +159,15 @@ async def test_refused_early_late_and_by_accident() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         for body, why in ((bytes(101), "101 bytes from dev"), (b"late", "task is over"), (b"bug", "RuntimeError: oh")):
             with pytest.raises(TransferRefused, match=why):
-                await device.port.send(ORCHESTRATOR, UPLOAD, body)
-        await device.port.send(ORCHESTRATOR, UPLOAD, b"fine")
+                await device.endpoint.send(ORCHESTRATOR, UPLOAD, body)
+        await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"fine")
 
 
 async def test_a_cancelled_send_is_dropped_on_both_sides() -> None:
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(deliver=held(gate, arrived), max_inbound_bytes=10) as (orchestrator, device):
         first, second, third = (
-            asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(n))) for n in (1, 900, 3)
+            asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(n))) for n in (1, 900, 3)
         )
         await until(lambda: len(orchestrator.progress) >= 4)
         second.cancel()
@@ -181,19 +181,19 @@ async def test_a_cancelled_send_is_dropped_on_both_sides() -> None:
 async def test_forgetting_a_peer_fails_its_sends_and_a_new_start_works() -> None:
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(deliver=held(gate, arrived)) as (orchestrator, device):
-        sending = asyncio.create_task(orchestrator.port.send("nobody", Reply("t", 0), b"x"))
+        sending = asyncio.create_task(orchestrator.endpoint.send("nobody", Reply("t", 0), b"x"))
         await asyncio.sleep(0)
-        orchestrator.port.forget("nobody")
+        orchestrator.endpoint.forget("nobody")
         with pytest.raises(TransferError, match="nobody is gone"):
             await sending
-        upload = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(300)))
+        upload = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(300)))
         await until(lambda: bool(orchestrator.progress))
-        device.port.forget(ORCHESTRATOR)
-        orchestrator.port.forget("dev")
+        device.endpoint.forget(ORCHESTRATOR)
+        orchestrator.endpoint.forget("dev")
         gate.set()
         with pytest.raises(TransferError):
             await upload
-        await device.port.send(ORCHESTRATOR, UPLOAD, b"again")
+        await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"again")
         assert bytes(arrived[-1].body) == b"again"
 
 
@@ -202,15 +202,15 @@ async def test_a_round_that_was_cut_leaves_nothing_in_the_way_of_the_next() -> N
     refused at once, and what is sent after them arrives without a chunk sent twice. On 0.2.0 it never arrived."""
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(deliver=held(gate, arrived)) as (orchestrator, device):
-        first = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"first"))
-        second = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"second"))
+        first = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, b"first"))
+        second = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, b"second"))
         await until(lambda: len(device.progress) == 2)
-        orchestrator.port.forget("dev")
+        orchestrator.endpoint.forget("dev")
         for old in (first, second):
             with pytest.raises(TransferRefused, match="has ended what this was for"):
                 await old
         gate.set()
-        sent = await device.port.send(ORCHESTRATOR, UPLOAD, b"third")
+        sent = await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"third")
         assert sent.resent_bytes == 0
         assert [bytes(i.body) for i in arrived] == [b"third"]
 
@@ -219,12 +219,12 @@ async def test_a_receiver_without_any_memory_holds_nothing_up() -> None:
     """As above, but the receiver starts anew without a word: its first answer to the next upload sets things right."""
     hub = MemoryHub()
     async with pair(hub, deliver=held(asyncio.Event(), [])) as (orchestrator, device):
-        first = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, b"first"))
+        first = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, b"first"))
         await until(lambda: len(device.progress) == 1)
         await orchestrator.close()
         anew = Side(ORCHESTRATOR, hub)
         await anew.open()
-        sent = await device.port.send(ORCHESTRATOR, UPLOAD, bytes(50))
+        sent = await device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(50))
         with pytest.raises(TransferRefused, match="forgotten"):
             await first
         assert sent.resent_bytes <= 2 * sent.bytes
@@ -235,13 +235,13 @@ async def test_a_receiver_without_any_memory_holds_nothing_up() -> None:
 async def test_sends_cancelled_together_put_no_more_on_the_wire() -> None:
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(deliver=held(gate, arrived)) as (_, device):
-        sends = [asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(n))) for n in range(1, 8)]
+        sends = [asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(n))) for n in range(1, 8)]
         await until(lambda: len(device.progress) == 2)
         for send in reversed(sends):
             send.cancel()
         await asyncio.gather(*sends, return_exceptions=True)
         sent = await asyncio.gather(
-            *(device.port.send(ORCHESTRATOR, UPLOAD, bytes(99)) for _ in "ab"), first_free(gate)
+            *(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(99)) for _ in "ab"), first_free(gate)
         )
         assert [len(i.body) for i in arrived] == [1, 99, 99]
         assert sent[0].resent_bytes == sent[1].resent_bytes == 0
@@ -253,13 +253,13 @@ async def first_free(gate: asyncio.Event) -> None:
 
 async def test_closing_fails_what_is_under_way() -> None:
     async with pair() as (orchestrator, _):
-        sending = asyncio.create_task(orchestrator.port.send("nobody", Reply("t", 0), b"x"))
+        sending = asyncio.create_task(orchestrator.endpoint.send("nobody", Reply("t", 0), b"x"))
         await asyncio.sleep(0)
-        await orchestrator.port.close()
+        await orchestrator.endpoint.close()
         with pytest.raises(TransferError, match="closed"):
             await sending
         with pytest.raises(TransferError, match="closed"):
-            await orchestrator.port.send("dev", Reply("t", 0), b"x")
+            await orchestrator.endpoint.send("dev", Reply("t", 0), b"x")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -267,7 +267,7 @@ async def test_bad_weather_changes_nothing_but_the_time(seed: int) -> None:
     hub = MemoryHub(lose=0.05, repeat=0.1, swap=0.1, seed=seed)
     async with pair(hub) as (orchestrator, device):
         bodies = [random.Random(n).randbytes(700) for n in range(3)]
-        await asyncio.gather(*[device.port.send(ORCHESTRATOR, UPLOAD, body) for body in bodies])
+        await asyncio.gather(*[device.endpoint.send(ORCHESTRATOR, UPLOAD, body) for body in bodies])
         assert [bytes(i.body) for i in orchestrator.arrived] == bodies
 
 
@@ -276,7 +276,7 @@ async def test_bad_weather_changes_nothing_but_the_time(seed: int) -> None:
 async def test_a_dropped_connection_is_resumed(side: int, link: str) -> None:
     async with pair() as both:
         orchestrator, device = both
-        sending = asyncio.create_task(device.port.send(ORCHESTRATOR, UPLOAD, bytes(5000)))
+        sending = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(5000)))
         await until(lambda: len(orchestrator.progress) >= 10)
         broken: MemoryLink = getattr(both[side], link)
         broken.drop()
@@ -288,8 +288,8 @@ async def test_a_dropped_connection_is_resumed(side: int, link: str) -> None:
 
 async def test_control_messages_reach_the_other_side_and_no_further() -> None:
     async with pair() as (orchestrator, device):
-        orchestrator.port.control("dev", Ping(1, 2))
-        device.port.control(ORCHESTRATOR, Pong("dev", 1, 2, 3))
+        orchestrator.endpoint.control("dev", Ping(1, 2))
+        device.endpoint.control(ORCHESTRATOR, Pong("dev", 1, 2, 3))
         device.control.publish(TOPICS.state("dev"), encode(Presence("dev", "i", True, 1)), retain=True)
         await until(lambda: len(orchestrator.heard) == 2 and len(device.heard) == 1)
         assert device.heard == [(ORCHESTRATOR, Ping(1, 2))]
@@ -310,7 +310,7 @@ async def test_control_messages_reach_the_other_side_and_no_further() -> None:
 async def test_false_control_messages_are_counted_and_dropped(payload: bytes) -> None:
     async with pair() as (orchestrator, device):
         device.control.publish(TOPICS.control_from("dev"), payload)
-        await until(lambda: orchestrator.port.dropped == 1)
+        await until(lambda: orchestrator.endpoint.dropped == 1)
         assert orchestrator.heard == []
 
 
@@ -318,8 +318,8 @@ async def test_hostile_frames_and_names_are_counted_and_dropped() -> None:
     async with pair() as (orchestrator, device):
         for topic in (TOPICS.data_from("dev"), TOPICS.data_from("-rf"), TOPICS.data_from(ORCHESTRATOR)):
             device.data.publish(topic, b"\x95garbage")
-        await until(lambda: orchestrator.port.dropped == 3)
-        await device.port.send(ORCHESTRATOR, UPLOAD, b"fine")
+        await until(lambda: orchestrator.endpoint.dropped == 3)
+        await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"fine")
 
 
 async def test_messages_in_invented_names_leave_nothing_behind() -> None:
@@ -329,9 +329,9 @@ async def test_messages_in_invented_names_leave_nothing_behind() -> None:
         for n in range(2000):
             device.control.publish(TOPICS.control_from(f"x{n}"), encode(Pong(f"x{n}", 1, 2, 3)))
             device.data.publish(TOPICS.data_from(f"x{n}"), pack_mark(Mark("t", "", 1, 1, 0)))
-        await until(lambda: orchestrator.port.dropped == 4000)
-        await device.port.send(ORCHESTRATOR, UPLOAD, b"fine")
-        assert list(orchestrator.port._peers) == ["dev"]
+        await until(lambda: orchestrator.endpoint.dropped == 4000)
+        await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"fine")
+        assert list(orchestrator.endpoint._peers) == ["dev"]
         assert [why for _, why in told] == ["is not a device of this fleet"]
         assert orchestrator.heard == []
 
@@ -343,10 +343,10 @@ async def test_a_flood_is_dropped_and_named_once(connection: str, monkeypatch: p
     async with pair(on_dropped=lambda name, why: told.append((name, why))) as (orchestrator, device):
         for n in range(1000):
             if connection == "control":
-                device.port.control(ORCHESTRATOR, Pong("dev", n, 2, 3))
+                device.endpoint.control(ORCHESTRATOR, Pong("dev", n, 2, 3))
             else:
                 device.data.publish(TOPICS.data_from("dev"), pack_mark(Mark("t", "", n, 1, 0)))
-        await until(lambda: orchestrator.port.dropped == 950)
+        await until(lambda: orchestrator.endpoint.dropped == 950)
         assert len(orchestrator.heard) == (50 if connection == "control" else 0)
         [(name, why)] = told
         assert name == "dev"
@@ -364,14 +364,14 @@ async def test_credits_of_another_device_do_not_finish_a_transfer() -> None:
     hub = MemoryHub()
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(hub) as (orchestrator, device):
-        device.port._deliver = held(gate, arrived)
-        sending = asyncio.create_task(orchestrator.port.send("dev", Reply("t", 0), b"x"))
+        device.endpoint._deliver = held(gate, arrived)
+        sending = asyncio.create_task(orchestrator.endpoint.send("dev", Reply("t", 0), b"x"))
         await until(lambda: bool(device.progress))
         [(_, transfer)] = device.progress
         thief = Side("thief", hub)
         await thief.open()
-        thief.port.control(ORCHESTRATOR, Credit(ORCHESTRATOR, "dev", transfer, 1, 0, True))
-        await until(lambda: orchestrator.port.dropped == 1)
+        thief.endpoint.control(ORCHESTRATOR, Credit(ORCHESTRATOR, "dev", transfer, 1, 0, True))
+        await until(lambda: orchestrator.endpoint.dropped == 1)
         assert not sending.done()
         gate.set()
         await sending

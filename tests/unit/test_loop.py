@@ -151,7 +151,7 @@ def test_a_recorded_plan_is_repeated_with_its_devices_and_refused_where_it_does_
     chosen, plan = replay.begin(0, views(3))
     assert [view.name for view in chosen] == ["d001"], "a round that was done again counts as it was done last"
     assert plan.assignments == {"d001": assignment}
-    with pytest.raises(RunError, match="d001, away now"):
+    with pytest.raises(RunError, match="d001, not present now"):
         replay.begin(1, views(1))
     replay.check(2, 1)
     for rounds, methods in ((3, 1), (2, 2)):

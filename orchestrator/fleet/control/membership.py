@@ -1,4 +1,4 @@
-"""Who is in the fleet right now: presence, configuration, clocks, probes and the phases that devices report."""
+"""The devices that are present now: presence, configuration, clocks, probes, and the phases that they report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from edgebed.wire.messages import (
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 REPEAT_S = 1.0
-"""Configure and Probe are repeated so often until they are answered."""
+"""Seconds between repetitions of Configure until it is answered; other requests wait a multiple of it."""
 
 RIVAL_BEATS = 3
-"""A second agent with a device's name becomes that device after so many of its heartbeats without one of the first."""
+"""Heartbeats of a second agent with a device's name, without one of the first, after which it becomes that device."""
 
-Notify = Callable[[str, Control], None]
+SendControl = Callable[[str, Control], None]
+"""Sends a control message to a device."""
 
 
 class Device:
@@ -47,17 +48,17 @@ class Device:
         self.presence: Presence | None = None
         self.status: Status | None = None
         self.phases_upto = 0
-        self.offset_ns = 0  # its clock less ours
+        self.offset_ns = 0  # its clock minus ours
         self.configure: Configure | None = None
-        self.hopeless = ""  # why it will not come, when that is known
+        self.hopeless = ""  # why it will not join, where that is known
         self.rival: Presence | None = None  # another agent that uses this device's name
         self.rival_beats = 0  # heartbeats of the rival since the last one of this device
-        self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to end
+        self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to shut down
         self.changed = asyncio.Event()  # set at every message; waiters clear it
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A device is online. `again`: it was before; `restarted`: with a new agent, whose work in hand is gone."""
+    """A device is online. `again`: it was online before. `restarted`: its agent is a new one; earlier work is lost."""
 
     device: str
     again: bool
@@ -86,20 +87,20 @@ class Membership:
 
     Args:
         names: every device of the fleet.
-        say: sends a control message to a device.
+        send: sends a control message to a device.
         record: takes records of what happens to devices.
     """
 
-    def __init__(self, names: Iterable[str], notify: Notify, record: Callable[[Record], None]) -> None:
+    def __init__(self, names: Iterable[str], send: SendControl, record: Callable[[Record], None]) -> None:
         self.devices = {name: Device(name) for name in names}
-        self._notify, self._record = notify, record
+        self._send, self._record = send, record
         self._listeners: list[Callable[[DeviceEvent], None]] = []
         self._probes: dict[str, asyncio.Future[ProbeResult]] = {}
         self._pongs: dict[int, asyncio.Future[tuple[Pong, int]]] = {}
         self._seq = 0
 
     def listen(self, callback: Callable[[DeviceEvent], None]) -> Callable[[], None]:
-        """Call `callback` for every event from now on; returns what ends that."""
+        """Call `callback` for every event from now on; returns a function that ends this."""
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
 
@@ -110,7 +111,7 @@ class Membership:
     # ---- messages ----
 
     def on_control(self, peer: str, message: Control) -> None:
-        """Every control message that is not about transfers. Those of foreign devices change nothing."""
+        """A control message that is not about transfers. One of an unknown device changes nothing."""
         device = self.devices.get(peer)
         if device is None:
             return
@@ -147,7 +148,7 @@ class Membership:
         self._admit(device, message)
 
     def _admit(self, device: Device, message: Presence) -> None:
-        """From now on this agent is the device."""
+        """Take this agent as the device from now on."""
         again = bool(device.incarnation)
         restarted = again and message.incarnation != device.incarnation
         if message.incarnation != device.incarnation:
@@ -158,7 +159,7 @@ class Membership:
         self._tell(Joined(device.name, again, restarted))
 
     def give_up(self, name: str, why: str) -> None:
-        """The device will not join: its agent ends again and again."""
+        """The device will not join: its agent has ended too often."""
         self.devices[name].hopeless = why
         self.devices[name].changed.set()
 
@@ -171,10 +172,10 @@ class Membership:
             self._tell(Left(name, why))
 
     def _foreign_beat(self, device: Device, incarnation: str) -> None:
-        """A heartbeat of another agent than the device's. It takes the device's place if the first one is silent (a
-        board that was started again before anybody noticed its end)."""
+        """A heartbeat of another agent with the device's name. It becomes the device if the first agent is silent, as
+        after a restart of a board whose end was not seen."""
         if incarnation in device.sent_away:
-            self._notify(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
+            self._send(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
         elif device.rival is not None and device.rival.incarnation == incarnation:
             device.rival_beats += 1
             if device.rival_beats >= RIVAL_BEATS:
@@ -183,11 +184,11 @@ class Membership:
                 self._admit(device, rival)
 
     def _send_away(self, device: Device, rival: Presence) -> None:
-        """The first agent lives, so the second one with its name must end."""
+        """The first agent is alive: have the second one with its name shut down."""
         why = f"two agents call themselves {device.name}: the one that joined later is sent away"
         host, pid = rival.host.get("hostname", "unknown"), rival.host.get("pid", "unknown")
         self._record(Fault(time.monotonic_ns(), device.name, f"{why} (host {host}, process {pid})"))
-        self._notify(device.name, Shutdown(why, rival.incarnation))
+        self._send(device.name, Shutdown(why, rival.incarnation))
         device.sent_away.append(rival.incarnation)
         device.rival = None
 
@@ -199,7 +200,7 @@ class Membership:
             self._send_away(device, device.rival)
         device.rival_beats = 0
         if not device.online and device.presence is not None:
-            # A last will reached us, but the device speaks: its connection was lost and is back.
+            # After a last will: the device had lost its connection and is back.
             device.online = True
             self._record(DeviceJoined(time.monotonic_ns(), device.name, status.incarnation, True))
             self._tell(Joined(device.name, True, False))
@@ -217,13 +218,13 @@ class Membership:
         device.phases_upto += len(fresh)
         if fresh:
             self._record(DevicePhases(time.monotonic_ns(), device.name, device.incarnation, fresh))
-        self._notify(device.name, PhasesSeen(device.incarnation, device.phases_upto))
+        self._send(device.name, PhasesSeen(device.incarnation, device.phases_upto))
 
     # ---- requests ----
 
     async def wait_joined(self, timeout_s: float) -> None:
-        """Return when every device is online. Raises FleetError naming those that are not, at once where it is known
-        that one will not come."""
+        """Wait until every device is online. Raises FleetError with the names of those that are not, at once where it
+        is known that one will not join."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for device in self.devices.values():
@@ -232,7 +233,7 @@ class Membership:
         for device in self.devices.values():
             if device.hopeless:
                 raise FleetError(
-                    f"the agent of {device.name} does not run: {device.hopeless}", hint="mend the cause that it names"
+                    f"the agent of {device.name} does not run: {device.hopeless}", hint="remove the cause that it names"
                 )
         absent = sorted(set(self.devices) - set(self.present()))
         if absent:
@@ -244,7 +245,7 @@ class Membership:
             )
 
     async def configure(self, name: str, settings: Configure, timeout_s: float = 60.0) -> None:
-        """Send settings (their `seq` is set here) until the agent says that it has them."""
+        """Send settings (`seq` is set here) until the agent confirms them. Raises FleetError when it does not."""
         device = self.devices[name]
         self._seq += 1
         device.configure = wanted = msgspec.structs.replace(settings, seq=self._seq, incarnation=device.incarnation)
@@ -254,13 +255,13 @@ class Membership:
                 raise FleetError(
                     f"{name} took no settings within {timeout_s:.0f} s", hint="its agent hangs: restart it"
                 )
-            self._notify(name, wanted)
+            self._send(name, wanted)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_S):
                     await self._change(device)
 
     async def probe(self, name: str, probe: Probe) -> ProbeResult:
-        """Have a device measure something; repeated until answered. FleetError when the device leaves meanwhile."""
+        """Have a device measure something; repeated until answered. Raises FleetError when it restarts meanwhile."""
         probe = msgspec.structs.replace(probe, id=probe.id or uuid.uuid4().hex)
         future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
         self._probes[probe.id] = future
@@ -269,21 +270,21 @@ class Membership:
             while not future.done():
                 if self.devices[name].incarnation != incarnation:
                     raise FleetError(f"{name} restarted during a probe", hint="repeat the calibration")
-                self._notify(name, probe)
+                self._send(name, probe)
                 await asyncio.wait([future], timeout=5 * REPEAT_S)
             return future.result()
         finally:
             del self._probes[probe.id]
 
     async def measure_clock(self, name: str, rounds: int = 5) -> ClockOffset:
-        """Estimate a device's clock against ours from the quickest of some round trips."""
+        """Estimate the offset of a device's clock from the quickest of `rounds` round trips. Raises FleetError."""
         best: tuple[int, int] | None = None
         for _ in range(rounds):
             self._seq += 1
             seq, future = self._seq, asyncio.get_running_loop().create_future()
             self._pongs[seq] = future
             sent = time.monotonic_ns()
-            self._notify(name, Ping(seq, sent, self.devices[name].incarnation))
+            self._send(name, Ping(seq, sent, self.devices[name].incarnation))
             try:
                 async with asyncio.timeout(5 * REPEAT_S):
                     pong, received = await future
@@ -302,8 +303,8 @@ class Membership:
         return offset
 
     async def flush(self, timeout_s: float = 5.0) -> None:
-        """Have every device report its phases up to now. What a device does not report in time is missing from the
-        timeline, and shows there."""
+        """Have every device report its phases up to now. Phases that do not come in time are missing from the timeline,
+        which shows the gap."""
         now = time.monotonic_ns()
         waits = (self._flush_one(self.devices[name], now) for name in self.present())
         with contextlib.suppress(TimeoutError):
@@ -311,16 +312,16 @@ class Membership:
                 await asyncio.gather(*waits)
 
     async def _flush_one(self, device: Device, now_ns: int) -> None:
-        """Repeat the settings, which every agent answers with a Status, until one was sent after `now_ns`."""
+        """Repeat the settings, which an agent answers with a Status, until one comes that was sent after `now_ns`."""
         while device.configure and (device.status is None or device.status.sent_ns < now_ns + device.offset_ns):
-            self._notify(device.name, device.configure)
+            self._send(device.name, device.configure)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_S):
                     await self._change(device)
 
     def shutdown(self, why: str) -> None:
         for name in self.devices:
-            self._notify(name, Shutdown(why))
+            self._send(name, Shutdown(why))
 
     async def _change(self, device: Device) -> None:
         device.changed.clear()
