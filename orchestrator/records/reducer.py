@@ -235,6 +235,7 @@ def _task_delivered(state: RunState, record: t.TaskDelivered, offset: int) -> No
     if opened is None or device is None:
         return
     _set_activity(state, record, "working")
+    opened.download_end_ns = opened.download_end_ns or record.at_ns  # simulated devices report no download
     if record.at_ns > opened.sent_ns > 0 and device.downlink_bit_s:
         received = record.bytes * 8e9 / (record.at_ns - opened.sent_ns) * state.dilation
         device.downlink_share = received / device.downlink_bit_s

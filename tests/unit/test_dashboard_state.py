@@ -101,6 +101,18 @@ def test_phases_reported_rounds_later_still_say_why() -> None:
     assert not state.open
 
 
+def test_a_download_that_no_device_reports_is_a_cause_too() -> None:
+    """As in a simulated run."""
+    records = [
+        msgspec.structs.replace(r, phases=tuple(p for p in r.phases if p.name != "download"))
+        if isinstance(r, t.DevicePhases)
+        else r
+        for r in CASES["the downlink is slow"].records
+    ]
+    state = folded(records)
+    assert [row.why for row in state.rows] == ["downlink"] * len(state.rows)
+
+
 def test_a_round_whose_phases_never_come_is_given_up() -> None:
     records = [r for r in Synthetic(rounds=200).records if not isinstance(r, t.DevicePhases)]
     state = folded(records)
