@@ -88,9 +88,10 @@ def model_table(costs: ModelCosts) -> Table:
     table = Table(
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
-        caption="Per batch: features in MB (10^6 bytes of float32); GFLOP of the device half\n"
-        "with its head (forward, forward and backward) and of the server half (both).\n"
-        "A multiply-add counts as two. * marks the model's split points.",
+        caption="per batch: MB (10^6 bytes of float32) of features; GFLOP of\n"
+        "the device half with its head, forward and both passes; GFLOP\n"
+        "of the server half, both passes. A multiply-add counts as two.\n"
+        "* marks the model's split points",
         box=box.SIMPLE_HEAD,
     )
     for name in ("cut", "after", "features", "MB", "parameters", "fwd", "+ bwd", "server"):
