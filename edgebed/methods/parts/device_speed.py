@@ -81,5 +81,9 @@ def steps_in_time(steps: Mapping[str, int], speeds: Speeds) -> dict[str, int]:
     if not known:
         return dict(steps)
     budget = median(speeds.communication_s[d] + n * speeds.batch_s[d] for d, n in known.items())
-    fitting = {d: int((budget - speeds.communication_s[d]) / speeds.batch_s[d] + 1e-9) for d in known}
-    return {d: min(n, max(1, fitting.get(d, n))) for d, n in steps.items()}
+    # Bounded before it becomes a whole number: a reported batch of almost 0 s makes the quotient infinite.
+    fitting = {
+        d: int(min(n, max(1.0, (budget - speeds.communication_s[d]) / speeds.batch_s[d] + 1e-9)))
+        for d, n in known.items()
+    }
+    return {d: fitting.get(d, n) for d, n in steps.items()}
