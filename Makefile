@@ -30,11 +30,13 @@ lock: setup
 demo: setup
 	$(BIN)/edgebed run profiles/experiments/demo.yaml
 
-# What needs no clock runs on several workers; what measures time or holds limits runs alone.
+# Most tests run on several workers; those that hold limits, start a fleet or measure time run one after the other.
 WORKERS ?= 2
+TESTS := tests/unit tests/contract tests/component tests/e2e
+ALONE := root or docker or alone
 test: setup
-	$(BIN)/pytest -n $(WORKERS) --file-times build/test-times/parallel.json tests/unit tests/contract
-	$(BIN)/pytest --file-times build/test-times/alone.json tests/component tests/e2e
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not ($(ALONE))" --file-times build/test-times/parallel.json $(TESTS)
+	$(BIN)/pytest -m "$(ALONE)" --file-times build/test-times/alone.json $(TESTS)
 
 # The fleets' tests on a machine with cgroups of version 2, systemd and netem: this one, or the one of EDGEBED_GUEST.
 test-guest: setup

@@ -61,12 +61,12 @@ class TiFL(FedAvg):
         memory.chosen = None
         if memory.rounds < self.options.profiling:
             return draw_share(devices, 1.0, seed, round)
-        tiers = self._tiers(devices)
+        tiers = self.tiers(devices)
         memory.chosen = self._choose(tiers, Random(f"{seed}/tier/{round}"))
         tier = tiers[memory.chosen]
         return draw_share(tier, min(1.0, share * len(devices) / len(tier)), seed, round)
 
-    def _tiers(self, devices: Sequence[DeviceView]) -> list[list[DeviceView]]:
+    def tiers(self, devices: Sequence[DeviceView]) -> list[list[DeviceView]]:
         """Tiers of the devices that are present, the fastest first."""
         seconds = {device.name: self.memory.speeds.round_s.get(device.name, float("inf")) for device in devices}
         views = {device.name: device for device in devices}

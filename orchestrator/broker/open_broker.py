@@ -140,7 +140,7 @@ async def _start_first(kinds: Sequence[str], addresses: list[str], folder: Path)
         if runner is None:
             continue
         for _ in range(3):  # another program may take the free port before the broker does
-            listen = Listen(addresses, _free_port(addresses), "edgebed", secrets.token_urlsafe(18))
+            listen = Listen(addresses, free_port(addresses), "edgebed", secrets.token_urlsafe(18))
             try:
                 await runner.start(listen, folder)
                 await _wait_ready(runner, listen)
@@ -187,7 +187,7 @@ async def _lets_us_in(address: Address) -> bool:
     return True
 
 
-def _free_port(addresses: list[str]) -> int:
+def free_port(addresses: list[str]) -> int:
     """A TCP port that is free on all addresses. Raises LinkError where one of them is not this host's."""
     for _ in range(50):
         with contextlib.ExitStack() as stack:

@@ -87,7 +87,7 @@ async def calibrate(
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
     async with ProbeServer(fleet.host_of(device) for device in limits) as peer:
-        bench = _Bench(fleet, limits, prober, peer)
+        bench = Bench(fleet, limits, prober, peer)
         for item in plan:
             for row in await bench.item(item):
                 rows.append(row)
@@ -97,8 +97,8 @@ async def calibrate(
     return Calibration(tuple(rows), all(row.passed for row in rows if row.judged))
 
 
-class _Bench:
-    """Everything a measurement needs."""
+class Bench:
+    """Measures the items of a plan on a fleet's devices, failed rows again."""
 
     def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: ProbeServer) -> None:
         self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer

@@ -75,7 +75,7 @@ def ps(fleet: Fleet, as_json: Json = False) -> None:
     if as_json:
         print_json(msgspec.to_builtins(state))
     else:
-        console.print(_table(state))
+        console.print(fleet_table(state))
 
 
 def down(fleet: Fleet) -> None:
@@ -98,7 +98,8 @@ SELF_HELD = (
 )
 
 
-def _table(state: State) -> Table:
+def fleet_table(state: State) -> Table:
+    """What `edgebed fleet ps` prints of a fleet: a row per device."""
     dilated = f"; limits divided by D = {state.dilation:.3g}" if state.dilation > 1 else ""
     table = Table(
         title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{dilated})",

@@ -74,7 +74,9 @@ class FleetSpec(msgspec.Struct, frozen=True):
     path: Path
 
 
-class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A profile file as it is written."""
+
     name: str | None = None
     source: str = ""
     cpus: Cpus
@@ -84,17 +86,21 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     latency_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`count` devices with one profile, as a fleet file lists them."""
+
     profile: str
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] = 1
     name: str | None = None
 
 
-class _FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fleet file as it is written."""
+
     name: str
     backend: Literal["docker", "local", "software"] = "local"
     reserve_cpus: Annotated[float, msgspec.Meta(ge=0, le=1024)] = 0.5
-    devices: Annotated[list[_Entry], msgspec.Meta(min_length=1)]
+    devices: Annotated[list[FleetEntry], msgspec.Meta(min_length=1)]
 
 
 def load_fleet(path: Path) -> FleetSpec:
@@ -111,7 +117,7 @@ def load_fleet(path: Path) -> FleetSpec:
             f"{path} is an experiment file, not a fleet file",
             hint=f"give the file that it names: {document.get('fleet')}",
         )
-    file = convert(document, _FleetFile, path, WORDS)
+    file = convert(document, FleetFile, path, WORDS)
     devices = tuple(_devices(file.devices, path, document.where))
     if len(devices) > MOST_DEVICES:
         raise UsageError(f"{path}: {len(devices)} devices", hint=f"one host can hold at most {MOST_DEVICES}")
@@ -151,7 +157,7 @@ def _named(name: str, what: str, where: str) -> str:
         raise UsageError(f"{where}: {error}", hint=error.hint) from None
 
 
-def _devices(entries: list[_Entry], path: Path, where: Callable[[str], str]) -> list[DeviceSpec]:
+def _devices(entries: list[FleetEntry], path: Path, where: Callable[[str], str]) -> list[DeviceSpec]:
     seen: Counter[str] = Counter()
     devices = []
     for number, entry in enumerate(entries):
@@ -182,7 +188,7 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
     for path in candidates:
         if is_file(path):
             document = load_yaml(path)
-            return _profile(convert(document, _ProfileFile, path, WORDS), document)
+            return _profile(convert(document, ProfileFile, path, WORDS), document)
     known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml") if _holds_profile(p)})
     said = f"looked for {candidates[0]}" if len(candidates) == 1 else f"known profiles: {', '.join(known)}"
     raise UsageError(
@@ -200,7 +206,7 @@ def _holds_profile(path: Path) -> bool:
         return False
 
 
-def _profile(file: _ProfileFile, document: Document) -> ProfileSpec:
+def _profile(file: ProfileFile, document: Document) -> ProfileSpec:
     limits = Limits(
         cpus=file.cpus,
         uplink_bit_s=round(file.uplink_mbit_s * 1e6),

@@ -233,7 +233,7 @@ def test_the_command_shows_the_runs_it_is_given_and_ends_with_open_pages(tmp_pat
         assert [card["id"] for card in stream.next("runs")] == ["one"]
         process.send_signal(signal.SIGINT)
         stream.next("bye")
-        assert process.wait(10) in (0, 130, -signal.SIGINT)
+        assert process.wait(60) in (0, 130, -signal.SIGINT)
 
 
 def test_a_port_that_is_taken_is_told_with_its_hint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from orchestrator.runs.session import standing_fleet
 from tests.component._faults import causes, short_calibration, small_fleet
 
 
+@pytest.mark.alone
 @pytest.mark.mosquitto
 async def test_the_software_throttle_holds_and_is_called_so(tmp_path: Path) -> None:
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="software", dilation="off") as controller:

@@ -28,7 +28,20 @@ session.open_broker = functools.partial(session.open_broker, kinds=(os.environ["
 """
 """Lets `EDGEBED_TEST_BROKER=embedded pytest tests/e2e/test_run.py` run these tests over another broker."""
 
-COMMAND = [sys.executable, "-c", (ONE_BROKER if "EDGEBED_TEST_BROKER" in os.environ else "") + MAIN]
+NO_CALIBRATION = """
+from orchestrator.calibration.calibrate import Calibration
+from orchestrator.runs import session
+async def left_out(*_):
+    return Calibration((), False)
+session.calibrate_fleet = left_out
+"""
+"""Saves the 10 s before each run where a test is about something else."""
+
+
+def command(calibrated: bool) -> list[str]:
+    one_broker = ONE_BROKER if "EDGEBED_TEST_BROKER" in os.environ else ""
+    return [sys.executable, "-c", one_broker + ("" if calibrated else NO_CALIBRATION) + MAIN]
+
 
 FLEET = """
 name: small
@@ -68,12 +81,12 @@ def _heed_interrupts() -> None:
 class Cli:
     """One `edgebed` process, in a process group of its own as a shell would start it."""
 
-    def __init__(self, folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, *arguments: str, prefix: tuple[str, ...] = (), calibrated: bool = True) -> None:
         self.runs = folder / "runs"
         self.began = time.time()
         env = os.environ | {"EDGEBED_RUNS": str(self.runs), "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
-            [*prefix, *COMMAND, *arguments],
+            [*prefix, *command(calibrated), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -123,8 +136,9 @@ class Cli:
 
 
 @contextlib.contextmanager
-def cli(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Iterator[Cli]:
-    made = Cli(folder, *arguments, prefix=prefix)
+def cli(folder: Path, *arguments: str, prefix: tuple[str, ...] = (), calibrated: bool = True) -> Iterator[Cli]:
+    """The process of `edgebed ARGUMENTS`; without its calibration where `calibrated` is False."""
+    made = Cli(folder, *arguments, prefix=prefix, calibrated=calibrated)
     try:
         yield made
     finally:

@@ -37,6 +37,7 @@ async def cut_and_come_back(made: Fleet, links: Mapping[str, CountingLink], name
     assert not made.of(Fault), name
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_device_whose_round_was_cut_comes_back_in_the_next(tmp_path: Path, kind: str) -> None:
     methods = [name for name in METHODS.names() if with_server_half({"name": name})]

@@ -109,8 +109,7 @@ def test_a_run_that_ended_leaves_nothing(whole: Cli) -> None:
 @pytest.mark.mosquitto
 def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path: Path) -> None:
     many = ["run", str(write_experiment(tmp_path)), "--set", "training.rounds=8"]
-    many.append("--allow-uncalibrated")  # here a busy host matters to nobody
-    with cli(tmp_path, *many) as first:
+    with cli(tmp_path, *many, calibrated=False) as first:
         first.expect(RoundFinished, lambda r: r.round == 1)
         children = first.children()
         first.interrupt()
@@ -129,7 +128,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     assert kept["timeline_residual_max"] <= 0.02
     assert (folder / "report.html").stat().st_mtime >= first.began
 
-    with cli(tmp_path, "run", "--resume", str(folder), "--allow-uncalibrated") as second:
+    with cli(tmp_path, "run", "--resume", str(folder), calibrated=False) as second:
         began = second.expect(RunStarted, lambda r: r.resumed_from > 0)
         assert began.resumed_from == kept["rounds"]
         second.expect(RoundFinished, lambda r: r.round == kept["rounds"] + 1)
@@ -141,7 +140,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     left = fleet_id(second.records())
     assert traces(left), "a killed orchestrator cannot tidy up"
 
-    with cli(tmp_path, "run", "--resume", folder.name, "--allow-uncalibrated") as third:
+    with cli(tmp_path, "run", "--resume", folder.name, calibrated=False) as third:
         code, out, err = third.wait()
     assert code == 0, err
     assert not traces(left)
@@ -154,7 +153,7 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     starts = [r.round for r in read(folder / "records.jsonl") if isinstance(r, RoundStarted)]
     assert sorted(set(starts)) == list(range(8))
 
-    with cli(tmp_path, *many, "--method", "dtfl", "--plan", folder.name) as repeated:
+    with cli(tmp_path, *many, "--method", "dtfl", "--plan", folder.name, calibrated=False) as repeated:
         code, _, err = repeated.wait()
     assert code == 0, err
     killed, whole = (load_file(f / "checkpoint.safetensors") for f in (folder, repeated.folders()[-1]))
@@ -200,7 +199,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_its_last_checkpoint(tmp_path: Path
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(runs)], check=True)
     try:
         many = ["run", str(write_experiment(tmp_path)), "--method", "fedavg", "--set", "training.rounds=500"]
-        with cli(tmp_path, *many, "--allow-uncalibrated") as run:
+        with cli(tmp_path, *many, calibrated=False) as run:
             run.expect(RoundFinished, lambda record: record.round == 1)
             with (runs / "filler").open("wb") as filler, contextlib.suppress(OSError):
                 while True:
@@ -216,7 +215,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_its_last_checkpoint(tmp_path: Path
         assert kept is not None
         assert kept.progress.round >= 1
         (runs / "filler").unlink()
-        with cli(tmp_path, "run", "--resume", folder.name, "--allow-uncalibrated") as again:
+        with cli(tmp_path, "run", "--resume", folder.name, calibrated=False) as again:
             began = again.expect(RunStarted, lambda record: record.resumed_from > 0)
             assert began.resumed_from == kept.progress.round
             again.expect(RoundFinished, lambda record: record.round == kept.progress.round + 1)
@@ -260,6 +259,7 @@ async def failed(*_: object, on_row: object, **__: object) -> Calibration:
     return Calibration((row,), False)
 
 
+@pytest.mark.alone
 async def test_limits_that_do_not_hold_stop_a_run_or_mark_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "calibrate", failed)
     path = write_experiment(tmp_path)
@@ -285,6 +285,7 @@ AS_NOBODY = (
 )
 
 
+@pytest.mark.alone
 def test_without_root_the_agents_hold_the_limits_and_every_output_says_so() -> None:
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as name:

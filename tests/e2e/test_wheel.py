@@ -20,6 +20,8 @@ from orchestrator.records.types import RoundFinished
 ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
 
+pytestmark = pytest.mark.alone
+
 
 class Installed:
     """The wheel in a virtual environment. Its dependencies are read from the environment of the tests."""

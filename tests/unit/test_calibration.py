@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.calibration import calibrate as calibration
-from orchestrator.calibration.calibrate import SLOW_TRIES, TRIES, _Bench
+from orchestrator.calibration.calibrate import SLOW_TRIES, TRIES, Bench
 from orchestrator.calibration.verdicts import Item
 from orchestrator.fleet.host import Disturbance, HostWatch
 from orchestrator.records.types import Calibrated
@@ -25,7 +25,7 @@ def row(device: str, ratio: float) -> Calibrated:
     )
 
 
-class Scripted(_Bench):
+class Scripted(Bench):
     """A bench whose devices measure what the test says, try by try (the last goes on)."""
 
     def __init__(self, ratios: Mapping[str, Sequence[float]]) -> None:

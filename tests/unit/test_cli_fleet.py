@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.fleet import _table, up
+from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 from orchestrator.runs import daemon
@@ -25,7 +25,7 @@ def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
     device = DeviceState("d0", "p", WANTED, held, "" if held else "gone")
     out = io.StringIO()
     console = Console(width=160, file=out)
-    console.print(_table(State("f", "f1", "local", enforcement, 1.0, "", (device,))))
+    console.print(fleet_table(State("f", "f1", "local", enforcement, 1.0, "", (device,))))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines()]
     return {row[1]: row[2:] for row in rows if len(row) > 2} | {"text": [out.getvalue()]}
 

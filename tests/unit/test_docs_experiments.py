@@ -30,9 +30,9 @@ STRUCTS = [
     (Codec, "codec."),
     (Augment, "augment."),
     (Environment, ""),
-    (profile._FleetFile, ""),
-    (profile._Entry, "devices[]."),
-    (profile._ProfileFile, ""),
+    (profile.FleetFile, ""),
+    (profile.FleetEntry, "devices[]."),
+    (profile.ProfileFile, ""),
 ]
 INNER = {
     "partition",
@@ -65,5 +65,5 @@ def test_the_examples_can_be_read() -> None:
     path = Path("example.yaml")
     assert convert(experiment, Experiment, path).environment == Environment(every=10, share=0.3)
     assert convert({**experiment, **privacy}, Experiment, path).privacy.devices["cpu4-1"].patch_shuffle == 4
-    assert convert(fleet, profile._FleetFile, path).devices[0].count == 3
-    assert convert(device, profile._ProfileFile, path).cpus == 0.2
+    assert convert(fleet, profile.FleetFile, path).devices[0].count == 3
+    assert convert(device, profile.ProfileFile, path).cpus == 0.2

@@ -49,7 +49,7 @@ def test_credits_bound_how_often_a_tier_is_drawn_until_all_are_spent() -> None:
 
 def test_a_device_that_was_never_measured_is_in_the_slowest_tier() -> None:
     method = profiled()
-    tiers = method._tiers([*VIEWS, view("new")])
+    tiers = method.tiers([*VIEWS, view("new")])
     assert [[v.name for v in tier] for tier in tiers] == [["a", "b", "d"], ["c", "new"]]
 
 
