@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock demo test test-guest lint docs check wheel bench clean
+.PHONY: setup lock demo test coverage test-guest lint docs check wheel bench clean
 setup: $(STAMP)
 
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
@@ -37,6 +37,11 @@ ALONE := root or docker or alone
 test: setup
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not ($(ALONE))" --file-times build/test-times/parallel.json $(TESTS)
 	$(BIN)/pytest -m "$(ALONE)" --file-times build/test-times/alone.json $(TESTS)
+
+# Lines that the tests of unit and contract reach; COVERED=tests/component takes other tests.
+COVERED ?= tests/unit tests/contract
+coverage: setup
+	$(BIN)/pytest -n $(WORKERS) --cov=edgebed --cov=orchestrator --cov=edge_agent --cov-report=term:skip-covered $(COVERED)
 
 # The fleets' tests on a machine with cgroups of version 2, systemd and netem: this one, or the one of EDGEBED_GUEST.
 test-guest: setup
