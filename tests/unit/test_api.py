@@ -131,7 +131,7 @@ def test_a_dict_gives_what_the_same_file_gives(tmp_path: Path) -> None:
 def test_a_wrong_override_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"experiment, overrides\['training\.rounds'\]: training\.rounds is 'many'"):
         edgebed.simulate(GOOD, overrides={"training.rounds": "many"})
-    with pytest.raises(UsageError, match=r"overrides\['name\.x'\]: name is no mapping"):
+    with pytest.raises(UsageError, match=r"overrides\['name\.x'\]: name is not a mapping of keys"):
         edgebed.simulate(GOOD, overrides={"name.x": 1})
     with pytest.raises(UsageError, match="has no method nobody"):
         edgebed.simulate(GOOD, methods="nobody")
