@@ -113,10 +113,11 @@ async def test_a_real_run_is_seen_while_it_goes_on_and_after(tmp_path: Path) -> 
         await page.go()
         await page.says("#view-runs", "There is no run yet")
         async with rig(tmp_path, experiment(environment, rounds=8, max_batches=24)) as run:
-            await page.says("#h-run", "rig: dtfl")
-            await page.says("#h-round", "in progress")
+            # Before the page is waited for, since rounds go on meanwhile.
             await run.expect(UploadReceived, lambda r: r.device == "dev-2" and r.round == 1)
             os.kill(run.pid("dev-2"), signal.SIGKILL)
+            await page.says("#h-run", "rig: dtfl")
+            await page.says("#h-round", "in progress")
             await page.says(".events tbody tr", "left out of round 2 (lost)")  # away itself may be over within a tick
             await page.says("#strip", "limits held by kernel")
             await page.snap("live")
