@@ -14,10 +14,9 @@ import torch
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
-from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.methods.base import METHODS
-from edgebed.wire.topics import ORCHESTRATOR, Topics
+from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
@@ -25,7 +24,6 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.ownership import OwnedFolder
@@ -88,23 +86,8 @@ async def _connect(controller: FleetController, broker: Broker, stack: contextli
     address = Address(access.host, access.port, access.username, access.password)
     client = f"{controller.fleet_id}-{ORCHESTRATOR}"
     control, data = MqttLink(address, f"{client}-control"), MqttLink(address, f"{client}-data")
-    controller.endpoint = TransferEndpoint(
-        ORCHESTRATOR,
-        Topics(controller.fleet_id),
-        control,
-        data,
-        deliver=controller.deliver,
-        admit=controller.admit,
-        on_control=lambda peer, message: controller.membership.on_control(peer, message),
-        on_progress=controller.progress,
-        known=controller.knows,
-        on_dropped=controller.dropped,
-    )
-    controller.control = control
-    controller.membership = Membership(controller.names, controller.endpoint.control, controller.record)
-    controller.membership.listen(controller.on_device)
+    controller.connect(control, data)
     controller.fleet.on_exit(controller.on_exit)
-    controller.endpoint.start()
     for link in (control, data):
         await link.open()
         stack.push_async_callback(link.close)

@@ -31,7 +31,6 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
@@ -252,24 +251,8 @@ async def fleet(
         FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name]
     )
     control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
-    endpoint = TransferEndpoint(
-        ORCHESTRATOR,
-        Topics(FLEET),
-        control,
-        data,
-        deliver=controller.deliver,
-        admit=controller.admit,
-        on_control=lambda peer, message: controller.membership.on_control(peer, message),
-        on_progress=controller.progress,
-        known=controller.knows,
-        on_dropped=controller.dropped,
-        chunk_bytes=8192,
-    )
-    controller.endpoint, controller.control = endpoint, control
-    controller.membership = Membership(devices, endpoint.control, controller.record)
-    controller.membership.listen(controller.on_device)
-    made = Fleet(controller, hub, connect, endpoint)
-    endpoint.start()
+    controller.connect(control, data, chunk_bytes=8192)
+    made = Fleet(controller, hub, connect, controller.endpoint)
     await control.open()
     await data.open()
     agents = []
@@ -289,7 +272,7 @@ async def fleet(
             hooked.gate.set()
         await controller.close()
         await asyncio.wait_for(asyncio.gather(*agents), 60)
-        await endpoint.close()
+        await controller.endpoint.close()
         await data.close()
         await control.close()
 

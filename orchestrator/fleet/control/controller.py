@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 
 from edgebed.errors import EdgebedError, FleetError, UsageError
 from edgebed.link.base import Link
-from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
+from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
-from edgebed.wire.topics import Topics
+from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
 from orchestrator.fleet.control.membership import DeviceEvent, Heard, Joined, Left, Membership
 from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
@@ -27,7 +27,7 @@ RESTARTS = 5
 
 class FleetController(RunFleet):
     """A standing fleet of agents: keeps them at work with their limits on, whatever dies or returns. Made by
-    `session.standing_fleet`, which also sets what is only declared here.
+    `session.standing_fleet`, which also sets `broker` and calls `connect`.
 
     Attributes:
         fleet: the backend that starts the agents and limits them.
@@ -58,6 +58,30 @@ class FleetController(RunFleet):
         self._jobs: set[asyncio.Task[None]] = set()
         self._rejoining: dict[str, asyncio.Task[None]] = {}
         self._closing = False
+
+    def connect(self, control: Link, data: Link, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Make endpoint and membership over the orchestrator's two connections, before these are opened.
+
+        Args:
+            chunk_bytes: size of a chunk that the endpoint sends.
+        """
+        self.control = control
+        self.endpoint = TransferEndpoint(
+            ORCHESTRATOR,
+            Topics(self.fleet_id),
+            control,
+            data,
+            deliver=self.deliver,
+            admit=self.admit,
+            on_control=lambda peer, message: self.membership.on_control(peer, message),
+            on_progress=self.progress,
+            known=self.knows,
+            on_dropped=self.dropped,
+            chunk_bytes=chunk_bytes,
+        )
+        self.membership = Membership(self.names, self.endpoint.control, self.record)
+        self.membership.listen(self.on_device)
+        self.endpoint.start()
 
     @property
     def backend(self) -> str:
