@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("pandas")
-
 import edgebed
 from edgebed.errors import UsageError
 from orchestrator.api import DeviceLeftOut, Event, Line, RoundBegan, RoundEnded, RunBegan, RunEnded

@@ -306,9 +306,10 @@ async def test_a_close_that_is_interrupted_again_and_again_leaves_nothing(tmp_pa
     await fleet.prepare()
     close = asyncio.create_task(fleet.close())
     await asyncio.sleep(0)  # it has begun
-    while not close.done():
-        close.cancel()
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not close.done():
+            close.cancel()
+            await asyncio.sleep(0.01)
     assert close.cancelled()
     assert traces("finterrupt2") == []
     await fleet.close()

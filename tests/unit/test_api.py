@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pandas")
-
 import edgebed
 from edgebed.errors import UsageError
 from orchestrator import api

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-pd = pytest.importorskip("pandas")
-
-from orchestrator.analysis import tables  # noqa: E402
-from orchestrator.analysis.time_axis import TimeAxis  # noqa: E402
-from orchestrator.records.run_index import RunFacts, sort  # noqa: E402
-from orchestrator.records.summary import summarise_facts  # noqa: E402
-from tests.synthetic import BATCHES, FEATURES, MS, STRONG, WEAK, WEIGHTS, Synthetic, overlapping  # noqa: E402
+from orchestrator.analysis import tables
+from orchestrator.analysis.time_axis import TimeAxis
+from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.summary import summarise_facts
+from tests.synthetic import BATCHES, FEATURES, MS, STRONG, WEAK, WEIGHTS, Synthetic, overlapping
 
 DOCS = Path(__file__).parents[2] / "docs" / "python.md"
 LANES = {"fast": ({"a": STRONG, "b": STRONG}, 6), "slow": ({"c": WEAK}, 2)}
