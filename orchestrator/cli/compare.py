@@ -16,6 +16,7 @@ from orchestrator.cli.arguments import Runs
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.records import tabulate
 from orchestrator.records.comparison import Comparison, compare
+from orchestrator.records.curves import Spread
 from orchestrator.records.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.records.groups import Group, ProfileRow, group, profiles
 from orchestrator.records.reader import read
@@ -23,6 +24,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.summary import load_summary
 from orchestrator.report import write_comparison
+from orchestrator.report.look import Look, Width
 from orchestrator.runs.find import baseline_last, find_runs
 
 MOST_COLUMNS = 6
@@ -46,6 +48,15 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves of all runs to this file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one line per run to this file.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write a table of the methods for a paper to this file.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Write figures for a paper to this file, one per page.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the same figures, one file each: FILE-name.svg.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the same figures, one file each: FILE-name.png.")] = None,
+    figure: Annotated[str | None, typer.Option(help="Write this figure only; to the very file, then.")] = None,
+    width: Annotated[Width, typer.Option(help="Width of the figures: 3.4 inches (column) or 7 (page).")] = "column",
+    spread: Annotated[
+        Spread, typer.Option(help="Bands: least to greatest seed, standard deviation, or 95 % interval of the mean.")
+    ] = "range",
+    title: Annotated[bool, typer.Option(help="Titles above the figures.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
@@ -64,6 +75,8 @@ def command(
         _save(csv, tabulate.to_csv(compare(summaries).rows))
     if latex is not None:
         _save(latex, tabulate.to_latex(group(summaries), summaries[-1]["method"], compare(summaries).notes))
+    if paths := [path for path in (pdf, svg, png) if path is not None]:
+        _write_figures(summaries, paths, figure, Look(width, title, spread))
 
 
 def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
@@ -132,6 +145,15 @@ def _print_profiles(rows: list[ProfileRow]) -> None:
         table.add_row(*(escape(cell) for cell in cells))
     if rows:
         console.print(table)
+
+
+def _write_figures(summaries: list[Summary], paths: Sequence[Path], only: str | None, look: Look) -> None:
+    from orchestrator.report.paper_figures import write_figures  # matplotlib takes its time to load
+
+    with log.status("drawing figures"):
+        written = write_figures(summaries, paths, only, look)
+    for path in written:
+        log.print(f"Written: {path}", soft_wrap=True, highlight=False)
 
 
 def _save(path: Path, text: str) -> None:

@@ -74,17 +74,18 @@ def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list
     """Groups in the order of their first runs; speed-ups refer to the group of `baseline` (the last run's, if none)."""
     if not summaries:
         return []
-    by_key = _by_key(summaries)
-    base = by_key[key(summaries[-1] if baseline is None else baseline)]
-    return [_group(runs, base) for runs in by_key.values()]
+    groups = by_key(summaries)
+    base = groups[key(summaries[-1] if baseline is None else baseline)]
+    return [_group(runs, base) for runs in groups.values()]
 
 
 def profiles(summaries: Sequence[Summary]) -> list[ProfileRow]:
     """Stragglers by profile, the most often first within each group."""
-    return [row for runs in _by_key(summaries).values() for row in _profiles(runs)]
+    return [row for runs in by_key(summaries).values() for row in _profiles(runs)]
 
 
-def _by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summary]]:
+def by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summary]]:
+    """The runs of each group, in the order of the groups' first runs."""
     groups: dict[tuple[str, str, str], list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(key(summary), []).append(summary)

@@ -111,7 +111,7 @@ def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
     width = 0.85 * stride(len(phases), MOST_BARS)
     for name in _large(shown):
         heights = [sums.get(name, 0.0) for _, sums in shown]
-        axes.bar(numbers, heights, width, bottom=below, color=_rgba(name), label=phase(name), linewidth=0)
+        axes.bar(numbers, heights, width, bottom=below, color=rgba(name), label=phase(name), linewidth=0)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axes.set(xlabel="round", ylabel="seconds")
     _whole_numbers(axes)
@@ -133,7 +133,7 @@ def _gaps(axes: Any, summary: Summary) -> None:
         own = [(number, gap) for number, gap, why in rows if why == cause]
         if own:
             axes.bar(
-                [n for n, _ in own], [g for _, g in own], color=_rgba(like), label=f"gap: {vocabulary.cause(cause)}"
+                [n for n, _ in own], [g for _, g in own], color=rgba(like), label=f"gap: {vocabulary.cause(cause)}"
             )
     lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
     axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
@@ -146,11 +146,11 @@ def _gantt(axes: Any, timeline: RoundTimeline) -> None:
     rows = device_rows(timeline)
     for index, row in enumerate(rows):
         for bar in row.bars:
-            axes.barh(index, bar.length_s, 0.75, bar.start_s, color=_rgba(bar.name))
+            axes.barh(index, bar.length_s, 0.75, bar.start_s, color=rgba(bar.name))
     _by_device(axes, [row.label for row in rows])
     axes.set(xlabel="seconds since the start of the round", xlim=(0, length_s(timeline.facts)))
     names = ordered({bar.name for row in rows for bar in row.bars})
-    _legend(axes, [Patch(color=_rgba(name), label=phase(name)) for name in names])
+    _legend(axes, [Patch(color=rgba(name), label=phase(name)) for name in names])
 
 
 def _shares(axes: Any, summary: Summary) -> None:
@@ -158,7 +158,7 @@ def _shares(axes: Any, summary: Summary) -> None:
     left = [0.0] * len(phases)
     for name in ordered({name for sums in phases.values() for name in sums}):
         widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
-        axes.barh(range(len(phases)), widths, 0.75, left, color=_rgba(name), label=phase(name))
+        axes.barh(range(len(phases)), widths, 0.75, left, color=rgba(name), label=phase(name))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _by_device(axes, list(phases))
     axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
@@ -204,7 +204,7 @@ def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
     )
 
 
-def _rgba(phase: str) -> Any:
+def rgba(phase: str) -> Any:
     """The palette's colours, some of which are written for browsers."""
     text = colour(phase)
     if found := re.fullmatch(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)", text):
