@@ -170,9 +170,7 @@ def _add_note(figure: Figure, notes: str) -> None:
     lines = wrap(f"Note: {notes}", int(width / (0.55 * NOTE_POINTS)))
     share = (len(lines) + 0.5) * 1.25 * NOTE_POINTS / height
     figure.text(0.01, 0.005, "\n".join(lines), fontsize=NOTE_POINTS, color="#66707d", va="bottom", linespacing=1.1)
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.set(rect=(0, share, 1, 1 - share))
+    figure.set_layout_engine("constrained", rect=(0, share, 1, 1 - share))
 
 
 # ---- curves ----
