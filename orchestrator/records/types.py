@@ -28,6 +28,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     target_accuracy: float
     host: dict[str, str] = {}
     devices: tuple[DeviceInfo, ...] = ()
+    server_slots: int = 0  # server halves that train at once; 0: an older version wrote it
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
     held_uplink_bit_s: int | None
     held_downlink_bit_s: int | None
     details: dict[str, str] = {}
+    latency_ms: float = 0.0  # in each direction
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
@@ -129,6 +131,7 @@ class UploadReceived(msgspec.Struct, frozen=True, gc=False, tag="upload_received
     device: str
     batch: int
     bytes: int
+    taken_ns: int = 0  # the server half had a place for it, and the device was told; 0: an older version wrote it
 
 
 class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
@@ -139,6 +142,9 @@ class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
     round: int
     devices: tuple[str, ...]
     batch: int
+    ready_ns: int = (
+        0  # the half had all it needed, so what follows is the wait for a slot; 0: an older version wrote it
+    )
 
 
 class ReplyDelivered(msgspec.Struct, frozen=True, gc=False, tag="reply_delivered"):

@@ -266,7 +266,8 @@ class RoundDriver:
                 return
             # A step of a group is recorded once, for its first device.
             if step.devices[0] == device:
-                self._record(ServerStep(step.start_ns, step.end_ns, self._round, step.devices, header.batch))
+                times = step.start_ns, step.end_ns
+                self._record(ServerStep(*times, self._round, step.devices, header.batch, step.ready_ns))
             self._put(m.Progressed(device))
             if step.replies:
                 body = await in_thread("encode", encode_tensors, step.replies, work.task.assignment.codec)

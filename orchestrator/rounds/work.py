@@ -62,7 +62,7 @@ def outcome(device: str, work: Work, header: Update, server_s: float) -> Outcome
 
 
 def upload_record(round: int, inbound: ReceivedTransfer, header: Upload) -> UploadReceived:
-    return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes)
+    return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes, now_ns())
 
 
 def update_record(round: int, inbound: ReceivedTransfer, header: Update) -> UpdateReceived:

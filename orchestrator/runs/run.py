@@ -171,6 +171,7 @@ class Run:
                 target_accuracy=training.target_accuracy,
                 host=dict(self._platform.host),
                 devices=fleet.infos(),
+                server_slots=self._platform.server_slots,
             )
         )
         for record in fleet.facts():

@@ -29,13 +29,15 @@ RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Replies,
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One step of a server half. Times are monotonic nanoseconds; `replies` are this device's tensors, often none."""
+    """One step of a server half. Times are monotonic nanoseconds; `replies` are this device's tensors, often none.
+    `ready_ns`: when the half had all that it needed for the step."""
 
     start_ns: int
     end_ns: int
     devices: tuple[str, ...]
     batch: int
     replies: Weights
+    ready_ns: int = 0
 
 
 class ServerTrainer:
@@ -170,6 +172,7 @@ class _Lane:
         self._seats = {device: _Seat() for device in half.devices}
         self._errors: dict[str, EdgebedError] = {}
         self._running: asyncio.Task[None] | None = None
+        self._ready_ns = 0  # of the step that runs
         self._weights: asyncio.Task[Weights] | None = None
         self._ended = asyncio.Event()  # every device is complete, dropped or failed
 
@@ -227,6 +230,7 @@ class _Lane:
                 seat.release()
         elif all(seat.next in seat.uploads for seat in going.values()):
             used = {device: seat.take() for device, seat in going.items()}
+            self._ready_ns = round(asyncio.get_running_loop().time() * 1e9)
             self._running = asyncio.create_task(self._step(used))
 
     async def _step(self, used: dict[str, _Waiting]) -> None:
@@ -251,7 +255,7 @@ class _Lane:
                 self._refuse(device, reply)
                 waiting.settle(reply)
             else:
-                result = StepResult(start_ns, end_ns, good, waiting.batch, reply)
+                result = StepResult(start_ns, end_ns, good, waiting.batch, reply, self._ready_ns)
                 waiting.settle(result if device in self._seats else None)
 
     def _refuse(self, device: str, error: EdgebedError) -> None:

@@ -127,6 +127,7 @@ class RunFleet(ABC):
             held_uplink_bit_s=held.uplink_bit_s if held else None,
             held_downlink_bit_s=held.downlink_bit_s if held else None,
             details=held.details if held else {},
+            latency_ms=limits.latency_ms,
         )
 
     # ---- profiles ----
