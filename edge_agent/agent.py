@@ -12,6 +12,7 @@ import functools
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import msgspec
 import edgebed
 from edge_agent import machine as m
 from edge_agent.probe import run_probe
+from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling, host_facts
@@ -27,7 +29,7 @@ from edge_agent.training import Trainer
 from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import OWN_WORK, PhaseLog
-from edgebed.errors import DivergedError, LinkError, TransferError, in_words, trace_of
+from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.wire.messages import (
@@ -87,10 +89,23 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
 
 
 class Agent:
-    """One device's agent. `run` returns when the orchestrator sends Shutdown."""
+    """One device's agent. `run` returns when the orchestrator sends Shutdown.
+
+    Args:
+        make_trainer: makes what trains the tasks.
+
+    Attributes:
+        endpoint: of the transfers to and from the orchestrator.
+    """
 
     def __init__(
-        self, settings: Settings, incarnation: str, control: Link, data: Link, throttle: SoftwareThrottle
+        self,
+        settings: Settings,
+        incarnation: str,
+        control: Link,
+        data: Link,
+        throttle: SoftwareThrottle,
+        make_trainer: Callable[[Shard, PhaseLog], Trainer] = Trainer,
     ) -> None:
         self._settings, self._incarnation = settings, incarnation
         self._topics = Topics(settings.fleet)
@@ -98,9 +113,9 @@ class Agent:
         self._throttling = Throttling()
         self.phases = PhaseLog(time.monotonic_ns, CpuUsage(time.process_time_ns, self._throttling.recent))
         self._shard = read_shard(settings.shard)
-        self._trainer = Trainer(self._shard, self.phases)
+        self._trainer = make_trainer(self._shard, self.phases)
         self._machine = m.AgentMachine()
-        self._port = TransferEndpoint(
+        self.endpoint = TransferEndpoint(
             settings.device,
             self._topics,
             control,
@@ -110,11 +125,11 @@ class Agent:
             on_control=self._on_control,
             on_progress=lambda peer, transfer: self._advance(),
         )
-        self._port.silent = True  # until its first settings
+        self.endpoint.silent = True  # until its first settings
         self._throttle = throttle
         self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
         self._progress = 0
-        self._alone_s = 0.0  # since the orchestrator's last message, without time in which this process was stopped
+        self._silence = Silence(settings.alone_s)
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._run: TaskRun | None = None
@@ -134,10 +149,10 @@ class Agent:
             throttling=self._throttling,
             throttle=self._throttle,
             thread_cpu=self._thread_cpu,
-            send=functools.partial(self._port.send, ORCHESTRATOR),
+            send=functools.partial(self.endpoint.send, ORCHESTRATOR),
             advance=self._advance,
         )
-        self._port.start()
+        self.endpoint.start()
         self._control.on_connect(self._announce)
         await self._control.open()
         await self._data.open()
@@ -159,7 +174,7 @@ class Agent:
                 presence(self._settings, self._incarnation, False),
                 retain=True,
             )
-            await self._port.close()
+            await self.endpoint.close()
             await self._data.close()
             await self._control.close()
             await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
@@ -187,7 +202,7 @@ class Agent:
 
     def _on_control(self, peer: str, message: Control) -> None:
         """Until its first settings the agent sends nothing: it may be a second one with the name of this device."""
-        self._alone_s = 0.0
+        self._silence.end()
         match message:
             case Configure():
                 self._configure(message)
@@ -195,7 +210,7 @@ class Agent:
                 self._end(why if incarnation else "")
             case Ping(seq, sent_ns, incarnation) if incarnation in ("", self._incarnation):
                 self._notify(Pong(self._settings.device, seq, sent_ns, time.monotonic_ns()))
-            case _ if not self._port.silent:
+            case _ if not self.endpoint.silent:
                 self._on_order(message)
 
     def _on_order(self, message: Control) -> None:
@@ -220,7 +235,7 @@ class Agent:
     def _configure(self, wanted: Configure) -> None:
         if wanted.incarnation not in ("", self._incarnation):
             return
-        self._port.silent = False
+        self.endpoint.silent = False
         if wanted.seq > self._configured:
             self._configured = wanted.seq
             self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
@@ -285,7 +300,7 @@ class Agent:
             return
         self.phases.enter("upload_tail")
         with contextlib.suppress(TransferError):
-            await self._port.send(ORCHESTRATOR, header, body)
+            await self.endpoint.send(ORCHESTRATOR, header, body)
         self._carry_out(self._machine.handle(m.Sent(task)))
 
     # ---- probes ----
@@ -325,20 +340,10 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beat_now.wait(), self._heartbeat_s)
             self._beat_now.clear()
-            self._count_alone(time.monotonic() - before)
+            self._silence.add(time.monotonic() - before, self._heartbeat_s)
             if self.phases.name in OWN_WORK and self._thread_cpu.advanced():  # waiting uses a little CPU, too
                 self._advance()
             self._notify(self._status())
-
-    def _count_alone(self, waited_s: float) -> None:
-        """If a wait took much longer than asked, this process was stopped meanwhile; that time is not counted."""
-        self._alone_s += min(waited_s, 2 * self._heartbeat_s)
-        limit_s = self._settings.alone_s
-        if limit_s and self._alone_s > max(limit_s, 4 * self._heartbeat_s):
-            raise LinkError(
-                f"nothing was received from an orchestrator for {self._alone_s:.0f} s",
-                hint="start the fleet again; --alone-s (or EDGEBED_ALONE_S) sets how long an agent waits",
-            )
 
     def _status(self) -> Status:
         """The phases reach at least to `sent_ns`, wherever the quota stops the agent."""
@@ -364,7 +369,7 @@ class Agent:
         self._progress += 1
 
     def _notify(self, message: Control) -> None:
-        self._port.control(ORCHESTRATOR, message)
+        self.endpoint.control(ORCHESTRATOR, message)
 
     def _spawn(self, work: object) -> asyncio.Task[None]:
         job: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -88,8 +88,18 @@ class TransferReceiver:
         self._finished: OrderedDict[str, str] = OrderedDict()  # transfer -> why it was refused, "" if delivered
 
     @property
+    def held(self) -> list[int]:
+        """Bytes held of each transfer that has begun and not ended, in the order of delivery."""
+        return [len(partial.body) for partial in self._partials.values()]
+
+    @property
     def held_bytes(self) -> int:
-        return sum(len(p.body) for p in self._partials.values())
+        return sum(self.held)
+
+    @property
+    def remembered(self) -> int:
+        """Ended transfers that are remembered; at most `FINISHED`."""
+        return len(self._finished)
 
     def chunk(self, chunk: Chunk, now_ns: int, wire_bytes: int) -> tuple[bool, list[Reply]]:
         """A chunk has arrived. Returns whether it moved its transfer, and what to answer."""

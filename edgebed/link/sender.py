@@ -155,6 +155,11 @@ class TransferSender:
         self._timer.restart(now)
         return self._fill(now)
 
+    @property
+    def on_the_way(self) -> int:
+        """Chunks that were sent and are not credited; at most the window."""
+        return sum(out.next - out.acked for out in self._active())
+
     def begun(self) -> list[str]:
         """Transfers of which the receiver may have heard, in their order."""
         return [out.transfer for out in self._all.values() if out.highest]
@@ -244,7 +249,7 @@ class TransferSender:
 
     def _fill(self, now: float) -> list[Send]:
         active = self._active()
-        free = self._window - sum(out.next - out.acked for out in active)
+        free = self._window - self.on_the_way
         sends: list[Send] = []
         for out in active:
             while free > 0 and out.next < min(out.count, out.limit):

@@ -52,7 +52,7 @@ class HostShaper:
 
     def shape(self, container: Any, limits: Limits) -> None:
         pid = _pid(container)
-        for command in shape_commands(_host_end(pid), limits.downlink_bit_s, limits.latency_ms):
+        for command in shape_commands(host_end(pid), limits.downlink_bit_s, limits.latency_ms):
             run(command)
         for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
             run(in_netns(pid, command))
@@ -60,10 +60,10 @@ class HostShaper:
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
         pid = _pid(container)
         up = parse_qdisc(run(in_netns(pid, show_command(DEVICE_END))))
-        return up, parse_qdisc(run(show_command(_host_end(pid))))
+        return up, parse_qdisc(run(show_command(host_end(pid))))
 
     def counters(self, container: Any) -> tuple[int, int]:
-        folder = Path("/sys/class/net") / _host_end(_pid(container)) / "statistics"
+        folder = Path("/sys/class/net") / host_end(_pid(container)) / "statistics"
         return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
 
     def quota(self, container: Any) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _pid(container: Any) -> int:
     return pid
 
 
-def _host_end(pid: int) -> str:
+def host_end(pid: int) -> str:
     """The host's interface whose peer is in the container. It changes with every restart of the container."""
     inside = json.loads(run(in_netns(pid, ["ip", "-j", "link", "show", DEVICE_END])))
     index = int(inside[0]["link_index"])

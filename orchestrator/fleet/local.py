@@ -42,6 +42,9 @@ class LocalFleet:
         spec: the devices.
         fleet_id: unique on this host.
         kernel: True for namespaces, tc and cgroups (needs root); False for the software throttle.
+
+    Attributes:
+        forks: what each device's agent was started with.
     """
 
     backend = "local"
@@ -56,7 +59,7 @@ class LocalFleet:
         self._wires: dict[str, netns.Wire] = {}
         self._cgroups: dict[str, Cgroup] = {}
         self._limits: dict[str, Limits] = {}
-        self._forks: dict[str, Fork] = {}
+        self.forks: dict[str, Fork] = {}
         self._pids: dict[str, int] = {}
         self._fork_server: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -114,8 +117,8 @@ class LocalFleet:
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         await self._start_fork_server()
         for name in self._names:
-            self._forks[name] = self._fork_of(name, access[name], shards[name])
-            self._send(self._forks[name])
+            self.forks[name] = self._fork_of(name, access[name], shards[name])
+            self._send(self.forks[name])
         await self._until(lambda: set(self._pids) == set(self._names), "the agents were not forked")
 
     def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
@@ -131,6 +134,10 @@ class LocalFleet:
             netns=str(self._wires[name].path) if self._kernel else "",
             cgroups=tuple(self._cgroups[name].procs_files()) if self._kernel else (),
         )
+
+    def pid_of(self, device: str) -> int:
+        """The process of a device's agent, as the host numbers it. Raises KeyError while there is none."""
+        return self._pids[device]
 
     def _give(self, name: str, shard: Path) -> int:
         """Make the device's user the owner of the shard. Returns the user id; 0 without root, with one user for all."""
@@ -158,7 +165,7 @@ class LocalFleet:
         if self._kernel:
             await self._making.run(self._lift, device)
         self._limits.pop(device, None)
-        self._send(self._forks[device])
+        self._send(self.forks[device])
         await self._until(lambda: device in self._pids, f"{device} was not forked again")
 
     def _lift(self, device: str) -> None:

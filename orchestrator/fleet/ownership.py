@@ -155,6 +155,10 @@ class Lock:
     def __init__(self, file: int) -> None:
         self._file = file
 
+    def fileno(self) -> int:
+        """The locked file's descriptor; -1 when closed."""
+        return self._file
+
     def close(self) -> None:
         file, self._file = self._file, -1
         if file >= 0:

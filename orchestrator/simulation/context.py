@@ -71,7 +71,7 @@ class SimulationContext:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
         self.built: set[str] = set(prepared.shards) if request.built else set()
-        self.accelerator = _accelerator(request.accelerator)
+        self.accelerator = accelerator_named(request.accelerator)
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
         made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
@@ -102,7 +102,7 @@ class SimulationContext:
         return start_model(self.experiment, self.prepared, self.request.path)
 
 
-def _accelerator(name: str) -> torch.device:
+def accelerator_named(name: str) -> torch.device:
     """Raises UsageError where torch knows none of that name, or this host has none."""
     if name not in ("cpu", "cuda"):
         raise UsageError(f"there is no accelerator {name!r}{nearest(name, ['cpu', 'cuda'])}", hint="give cpu or cuda")

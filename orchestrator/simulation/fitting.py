@@ -51,16 +51,16 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
     if not seen:
         raise UsageError("the runs hold no finished work", hint="calibrate from runs of at least three rounds")
     profiles = sorted({work.profile for work in seen})
-    steps, group = _server_factors(runs, reference)
+    steps, group = server_factors(runs, reference)
     return Calibration(
         runs=[run.started.run for run in runs],
         dilation=runs[0].dilation,
-        profiles={name: _profile([w for w in seen if w.profile == name], reference) for name in profiles},
+        profiles={name: profile_costs([w for w in seen if w.profile == name], reference) for name in profiles},
         server_factor=steps,
         server_other=median(steps.values()) if steps else 1.0,
         server_group=group,
         orchestrator=_orchestrator(runs),
-        receive=_line([point for work in seen for point in work.received]),
+        receive=line_through([point for work in seen for point in work.received]),
         cuts={c.cut: _cut_cost(c) for run in runs for session in run.sessions for c in session.cuts},
         device=dict(reference.device_laws),
         server=dict(reference.server_laws),
@@ -185,7 +185,8 @@ def _up_s(
 # ---- laws ----
 
 
-def _profile(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
+def profile_costs(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
+    """The costs of one device profile, from the work of its devices."""
     settled = [work for work in own if not work.first] or list(own)
     work = _factors(settled, reference)
     agent, reply = _agent_laws(settled, reference)
@@ -201,8 +202,8 @@ def _profile(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
         decode_cpu_s=decode,
         build_cpu_s=build,
         narrow_cpu_s=_beyond(decode, [(w.decode_cpu_s, 1) for w in settled if w.assignment.keep], build),
-        uplink=_link([(w.update_bytes, w.up_s, w.limits.uplink_bit_s) for w in settled if w.up_s is not None]),
-        downlink=_link([(w.sent_bytes, w.down_s, w.limits.downlink_bit_s) for w in settled]),
+        uplink=link_fit([(w.update_bytes, w.up_s, w.limits.uplink_bit_s) for w in settled if w.up_s is not None]),
+        downlink=link_fit([(w.sent_bytes, w.down_s, w.limits.downlink_bit_s) for w in settled]),
     )
 
 
@@ -228,7 +229,7 @@ def _agent_laws(seen: Sequence[Seen], reference: Reference) -> tuple[SizeLaw, fl
     silent = [work for work in seen if not work.replies] or seen
     points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in silent]
     if len({count for count, _ in points}) > 1:
-        law = _line(points)
+        law = line_through(points)
     else:
         each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
         law = SizeLaw(each, each)
@@ -246,17 +247,17 @@ def _agent_cpu_s(work: Seen, reference: Reference) -> float:
     return work.other_cpu_s - encoding
 
 
-def _link(points: Sequence[tuple[int, float, int]]) -> LinkFit:
+def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
     """A line through (bytes, seconds, rate). If all sizes are equal, all time beyond the wire's own is latency."""
     scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
     if not scaled:
         return LinkFit(0.0, STRETCH)
-    line = _line(scaled)
+    line = line_through(scaled)
     session = min(max(line.byte_s, STRETCH), 3.0)
     return LinkFit(max(0.0, median(seconds - session * x for x, seconds in scaled)), session)
 
 
-def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
+def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:
     """Least squares with both coefficients >= 0, over the medians of similar sizes."""
     if not points:
         return SizeLaw(0.0, 0.0)
@@ -272,7 +273,7 @@ def _line(points: Sequence[tuple[float, float]]) -> SizeLaw:
     return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
 
 
-def _server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], float]:
+def server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], float]:
     """Medians of measured ÷ reference seconds: by cut, of steps with one device (a median, because the host may delay
     single steps); and of steps with a group, compared with the sum of its devices' expected seconds."""
     single: dict[str, list[float]] = {}

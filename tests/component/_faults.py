@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from orchestrator.calibration.calibrate import Calibration, calibrate
@@ -88,7 +89,7 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
 def pid_of(controller: FleetController, device: str) -> int:
     """The process of a local device's agent, as the host numbers it."""
     assert isinstance(controller.fleet, LocalFleet)
-    return controller.fleet._pids[device]
+    return controller.fleet.pid_of(device)
 
 
 def process_status(pid: int) -> dict[str, str]:
@@ -97,11 +98,22 @@ def process_status(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-async def waits_for_threads(close: asyncio.Task[None], making: Making) -> bool:
+async def waits_for_threads(close: asyncio.Task[None], ending: asyncio.Event) -> bool:
     """Whether a fleet that is being closed has come to wait for its threads, and has not just ended."""
     async with asyncio.timeout(30):
-        while not (making._ending.is_set() or close.done()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await asyncio.wait([close, asyncio.create_task(ending.wait())], return_when=asyncio.FIRST_COMPLETED)
     for _ in range(20):
         await asyncio.sleep(0)
     return not close.done()
+
+
+def watch_end(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when a fleet begins to wait for its threads."""
+    ending, end = asyncio.Event(), Making.end
+
+    async def watched(making: Making) -> None:
+        ending.set()
+        await end(making)
+
+    monkeypatch.setattr(Making, "end", watched)
+    return ending

@@ -20,6 +20,7 @@ from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.device.core import Result
+from edgebed.device.phases import PhaseLog
 from edgebed.link.base import Link
 from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink
@@ -117,7 +118,7 @@ class NoBackend:
     async def close(self) -> None: ...
 
 
-class Hooked:
+class Hooked(Trainer):
     """A device's trainer with a test's hand in it.
 
     Attributes:
@@ -125,8 +126,8 @@ class Hooked:
         change: applied to the update's weights before they are encoded.
     """
 
-    def __init__(self, inner: Trainer) -> None:
-        self._inner = inner
+    def __init__(self, shard: Shard, phases: PhaseLog) -> None:
+        super().__init__(shard, phases)
         self.gate = threading.Event()
         self.gate.set()
         self.change: Callable[[Weights], Weights] | None = None
@@ -134,7 +135,7 @@ class Hooked:
     def run(self, task: Task, body: bytes | memoryview, io: Any, threads: int, cpus: float = 0.0) -> Result:
         while not self.gate.wait(0.02):
             io.check()
-        result = self._inner.run(task, body, io, threads, cpus)
+        result = super().run(task, body, io, threads, cpus)
         if self.change is not None:
             result.body = encode_tensors(self.change(decode_tensors(result.body)), Codec())
         return result
@@ -284,10 +285,13 @@ def make_agent(made: Fleet, settings: Settings) -> Agent:
     throttle = SoftwareThrottle()
     control = made.connect(f"{settings.device}-control", will)
     data = made.data[settings.device] = made.connect(f"{settings.device}-data", None)
-    agent = Agent(settings, incarnation, control, throttle.link(data), throttle)
+
+    def make_trainer(shard: Shard, phases: PhaseLog) -> Hooked:
+        hooked = made.trainers[settings.device] = Hooked(shard, phases)
+        return hooked
+
+    agent = Agent(settings, incarnation, control, throttle.link(data), throttle, make_trainer)
     made.agents[settings.device] = agent
-    hooked = made.trainers[settings.device] = Hooked(agent._trainer)
-    agent._trainer = hooked  # type: ignore[assignment]
     return agent
 
 

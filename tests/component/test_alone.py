@@ -9,10 +9,11 @@ import pytest
 
 from edge_agent.__main__ import settings_from
 from edge_agent.agent import Agent, Settings
+from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.errors import LinkError
 from edgebed.link.memory import MemoryHub, MemoryLink
-from edgebed.wire.messages import PhasesSeen, encode
+from edgebed.wire.messages import Configure, PhasesSeen, encode
 from edgebed.wire.topics import Topics
 from tests.component._fleet import warm_up_once, write_noise_shard
 
@@ -24,9 +25,7 @@ def agent_over(hub: MemoryHub, folder: Path, alone_s: float) -> Agent:
     write_noise_shard(folder / "d0.safetensors", 4)
     settings = Settings("", 0, "", "", "f", "d0", folder / "d0.safetensors", alone_s)
     throttle = SoftwareThrottle()
-    agent = Agent(settings, "i", MemoryLink(hub), throttle.link(MemoryLink(hub)), throttle)
-    agent._heartbeat_s = BEAT_S
-    return agent
+    return Agent(settings, "i", MemoryLink(hub), throttle.link(MemoryLink(hub)), throttle)
 
 
 async def test_an_agent_lives_while_its_heartbeats_are_answered_and_ends_after(tmp_path: Path) -> None:
@@ -37,7 +36,9 @@ async def test_an_agent_lives_while_its_heartbeats_are_answered_and_ends_after(t
     def answer(topic: str, payload: bytes) -> None:
         nonlocal beats
         beats += 1
-        if beats < 60:  # many times what an agent that hears nothing lives
+        if beats == 1:
+            orchestrator.publish(topics.control_to("d0"), encode(Configure(1, 1, BEAT_S)))
+        elif beats < 60:  # many times what an agent that hears nothing lives
             orchestrator.publish(topics.control_to("d0"), encode(PhasesSeen("i", 0)))
         else:
             quiet.set()
@@ -54,20 +55,20 @@ async def test_an_agent_lives_while_its_heartbeats_are_answered_and_ends_after(t
     await orchestrator.close()
 
 
-def test_time_in_which_the_agent_was_stopped_does_not_count(tmp_path: Path) -> None:
-    agent = agent_over(MemoryHub(), tmp_path, 10 * BEAT_S)
-    agent._count_alone(3600.0)
-    agent._count_alone(3600.0)
+def test_time_in_which_the_agent_was_stopped_does_not_count() -> None:
+    silence = Silence(10 * BEAT_S)
+    silence.add(3600.0, BEAT_S)
+    silence.add(3600.0, BEAT_S)
     for _ in range(6):
-        agent._count_alone(BEAT_S)
+        silence.add(BEAT_S, BEAT_S)
     with pytest.raises(LinkError, match="from an orchestrator"):
-        agent._count_alone(BEAT_S)
+        silence.add(BEAT_S, BEAT_S)
 
 
-def test_for_ever_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = agent_over(MemoryHub(), tmp_path, 0.0)
+def test_for_ever_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence = Silence(0.0)
     for _ in range(100_000):
-        agent._count_alone(3600.0)
+        silence.add(3600.0, BEAT_S)
     wanted = ["--broker", "mqtt://h", "--fleet", "f", "--device", "d", "--shard", "s"]
     assert settings_from(wanted).alone_s == 1800
     monkeypatch.setenv("EDGEBED_ALONE_S", "2.5")

@@ -70,11 +70,11 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
         made.controller.attach(made.record, holding)
         await give(made, "first")
         await holding.until(lambda: holding.phases.get("first") == "upload_tail")
-        sending = made.agents["dev-1"]._port._peers[ORCHESTRATOR].sending
-        assert len(sending) == 2
+        sender = made.agents["dev-1"].endpoint
+        assert sender.under_way(ORCHESTRATOR) == 2
         made.endpoint.control("dev-1", Cancel("first", "the round is over"))
         await holding.until(lambda: holding.phases.get("") == "waiting")
-        assert not sending
+        assert not sender.under_way(ORCHESTRATOR)
         holding.gate.set()
         await give(made, "second")
         await holding.until(lambda: any(isinstance(header, Update) for header in holding.arrived))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docker.models.containers import Container
+from docker.models.containers import Container, ContainerCollection
+from docker.models.networks import NetworkCollection
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
@@ -36,6 +37,7 @@ from tests.component._faults import (
     short_calibration,
     small_fleet,
     waits_for_threads,
+    watch_end,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
@@ -154,7 +156,7 @@ def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeyp
             fast = Limits(limits.cpus, limits.uplink_bit_s * 8, limits.downlink_bit_s * 8, limits.memory_mib)
             shape(shaper, container, fast)
         if device == "d2":
-            run(unshape_command(links._host_end(pid)))
+            run(unshape_command(links.host_end(pid)))
 
     def update_without_quota(container: Any, **limits: Any) -> Any:
         if container.labels[DEVICE] == "d1":
@@ -169,27 +171,28 @@ def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeyp
     assert_each_fault_is_named(faults)
 
 
-@pytest.mark.parametrize("step", ["_make_network", "_start_one"])
+@pytest.mark.parametrize(("collection", "step"), [(NetworkCollection, "create"), (ContainerCollection, "run")])
 async def test_a_start_that_is_interrupted_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collection: type[Any], step: str
 ) -> None:
     began, go = threading.Event(), threading.Event()
-    real = getattr(DockerFleet, step)
+    real = getattr(collection, step)
 
-    def slowly(*args: Any) -> Any:
+    def slowly(*args: Any, **settings: Any) -> Any:
         began.set()
         assert go.wait(30)
-        return real(*args)
+        return real(*args, **settings)
 
-    monkeypatch.setattr(DockerFleet, step, slowly)
-    fleet_id = f"finterrupt{step[1]}"
+    monkeypatch.setattr(collection, step, slowly)
+    fleet_id = f"finterrupt{step[0]}"
     fleet = DockerFleet(small_fleet(tmp_path, 0.3, 0.2), fleet_id)
     start = asyncio.create_task(_prepare_and_start(fleet, tmp_path))
     assert await asyncio.to_thread(began.wait, 60)
     start.cancel()
     await asyncio.wait([start])
+    ending = watch_end(monkeypatch)
     close = asyncio.create_task(fleet.close())
-    assert await waits_for_threads(close, fleet._making)
+    assert await waits_for_threads(close, ending)
     go.set()
     await close
     await asyncio.get_running_loop().shutdown_default_executor()

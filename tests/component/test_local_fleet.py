@@ -36,6 +36,7 @@ from tests.component._faults import (
     short_calibration,
     small_fleet,
     waits_for_threads,
+    watch_end,
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
@@ -242,16 +243,16 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
         presence = controller.membership.devices["d0"].presence
         assert presence is not None
         assert presence.host["pid"] == str(pid_of(controller, "d0"))  # what the records name
-        shard = fleet._forks["d0"].shard
+        shard = fleet.forks["d0"].shard
         status = os.stat(shard)
         assert (status.st_mode & 0o777, str(status.st_uid)) == (0o400, d0["Uid"].split()[0])
 
         victim = pid_of(controller, "d0")
         quota = str(Cgroup.of_process(victim).paths["cpu"] / "cgroup.procs")
-        files = [quota, "/etc/shadow", str(fleet._log("d0")), shard, f"/proc/{victim}/environ"]
+        files = [quota, "/etc/shadow", fleet.forks["d0"].log, shard, f"/proc/{victim}/environ"]
         whole = await asyncio.to_thread(attack, victim, files)
         assert [line for line in whole if line.endswith("refused")] == []  # the attacks work, for who may
-        place = msgspec.structs.replace(fleet._forks["d1"], log=str(tmp_path / "probe.log"))
+        place = msgspec.structs.replace(fleet.forks["d1"], log=str(tmp_path / "probe.log"))
         held = await asyncio.to_thread(attack, victim, files, place)
         good = ["read its own shard: done", "load a module: done"]
         assert [line for line in held if line.endswith("done")] == [f"read {quota} done", *good]  # /sys is read-only
@@ -293,8 +294,9 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkey
     assert await asyncio.to_thread(began.wait, 20)
     start.cancel()
     await asyncio.wait([start])
+    ending = watch_end(monkeypatch)
     close = asyncio.create_task(fleet.close())
-    assert await waits_for_threads(close, fleet._making)
+    assert await waits_for_threads(close, ending)
     go.set()
     await close
     await asyncio.get_running_loop().shutdown_default_executor()

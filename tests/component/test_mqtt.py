@@ -8,9 +8,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable
 
-import paho.mqtt.client as paho
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
 
 from edgebed.errors import LinkError
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
@@ -53,10 +51,13 @@ class Side:
             self.control,
             self.data,
             deliver=self.deliver,
-            on_control=lambda peer, message: self.heard.append(message),
+            on_control=lambda peer, message: self.hear(message),
             on_progress=self.count,
             **options,
         )
+
+    def hear(self, message: Control) -> None:
+        self.heard.append(message)
 
     def count(self, peer: str, transfer: str) -> None:
         self.progress += 1
@@ -118,12 +119,13 @@ async def test_control_is_not_stuck_behind_data(broker: Broker) -> None:
 
     async with pair(broker, window=32) as (orchestrator, device):
 
-        def answer(peer: str, message: Control) -> None:
+        def answer(message: Control) -> None:
+            assert isinstance(message, Ping)
             device.data.publish("behind", b"")
             device.endpoint.control(ORCHESTRATOR, Pong("dev", message.seq, 0, 0))
 
-        device.endpoint._on_control = answer
-        orchestrator.endpoint._on_control = lambda peer, message: order.append("control")
+        device.hear = answer  # type: ignore[method-assign]
+        orchestrator.hear = lambda message: order.append("control")  # type: ignore[method-assign]
         orchestrator.data.subscribe("behind", lambda topic, payload: order.append("data"))
         sending = asyncio.create_task(device.endpoint.send(ORCHESTRATOR, UPLOAD, bytes(200 << 20)))
         await until(lambda: orchestrator.progress >= 2)
@@ -179,17 +181,48 @@ async def test_foreign_noise_and_hostile_bytes_change_nothing(broker: Broker) ->
 
 async def test_retained_state_and_last_will(broker: Broker) -> None:
     topic, seen = TOPICS.state("dev"), list[bytes]()
-    device = MqttLink(address_of(broker), "dev", will=(topic, b"gone", True))
-    await device.open()
-    device.publish(topic, b"here", retain=True)
     watcher = MqttLink(address_of(broker), "watcher")
-    watcher.subscribe(TOPICS.state("+"), lambda topic, payload: seen.append(payload))
-    await watcher.open()
-    await until(lambda: seen[-1:] == [b"here"])
-    assert device._connection is not None
-    device._connection.abort()  # as if the process were killed
-    await until(lambda: seen[-1] == b"gone")
+    async with relayed(address_of(broker)) as (address, cut):
+        device = MqttLink(address, "dev", will=(topic, b"gone", True))
+        await device.open()
+        device.publish(topic, b"here", retain=True)
+        watcher.subscribe(TOPICS.state("+"), lambda topic, payload: seen.append(payload))
+        await watcher.open()
+        await until(lambda: seen[-1:] == [b"here"])
+        cut()
+        await until(lambda: seen[-1] == b"gone")
+        await device.close()
     await watcher.close()
+
+
+@contextlib.asynccontextmanager
+async def relayed(broker: Address) -> AsyncIterator[tuple[Address, Callable[[], None]]]:
+    """An address that leads to the broker until the second of the two is called, which ends the connection without a
+    word to the broker, as the end of a process does."""
+    sockets = list[asyncio.StreamWriter]()
+    server: asyncio.Server
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection(broker.host, broker.port)
+        sockets.extend([writer, outer])
+        await asyncio.gather(pump(reader, outer), pump(inner, writer))
+
+    def cut() -> None:
+        server.close()
+        for socket in sockets:
+            socket.transport.abort()
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    try:
+        host, port = server.sockets[0].getsockname()
+        yield Address(host, port, broker.username, broker.password), cut
+    finally:
+        cut()
 
 
 async def test_callbacks_run_after_each_reconnect_and_subscriptions_hold(broker: Broker) -> None:
@@ -299,6 +332,23 @@ def test_a_message_that_arrives_in_one_piece_never_waits() -> None:
     assert pacer.pause_s(300, 0, 10.0) == 0.0
 
 
-def test_paho_tells_what_a_packet_lacks() -> None:
+async def test_a_paced_link_knows_what_a_packet_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pacing reads an attribute that paho does not promise: a version without it must not pass unseen."""
-    assert paho.Client(CallbackAPIVersion.VERSION2)._in_packet["to_process"] == 0  # type: ignore[attr-defined]
+    lacking, pause_s = list[int](), Pacer.pause_s
+
+    def noted(pacer: Pacer, arrived: int, missing: int, now_s: float) -> float:
+        lacking.append(missing)
+        return pause_s(pacer, arrived, missing, now_s)
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(b"\x20\x02\x00\x00")  # connected
+        writer.write(b"\x30\xe8\x07\x00\x01x" + bytes(500))  # of a message of 1000 bytes, its topic among them
+        await reader.read()
+
+    monkeypatch.setattr(Pacer, "pause_s", noted)
+    async with await asyncio.start_server(broker, "127.0.0.1", 0) as server:
+        link = MqttLink(Address(*server.sockets[0].getsockname()), "x", keepalive_s=0, paced=True)
+        await link.open()
+        await until(lambda: 1000 - 3 - 500 in lacking)
+        await link.close()

@@ -155,7 +155,7 @@ async def test_a_leaf_that_sends_what_no_exit_can_send_is_named(tmp_path: Path, 
         work = asyncio.create_task(router.run())
         await made.expect(Served, lambda record: record.hops[0].node == "leaf-1")
         header = Upload("leaf-1", "serve/leaf-1", 10**6, 1)
-        sending = asyncio.create_task(made.agents["leaf-1"]._port.send(ORCHESTRATOR, header, body))
+        sending = asyncio.create_task(made.agents["leaf-1"].endpoint.send(ORCHESTRATOR, header, body))
         await work
         await asyncio.gather(sending, return_exceptions=True)
         (out,) = made.of(DeviceOut)

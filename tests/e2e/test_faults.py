@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from edgebed.link.endpoint import ReceivedTransfer
+from edgebed.wire.messages import Upload
 from orchestrator.experiment import Experiment
 from orchestrator.records.types import (
     DeviceJoined,
@@ -31,7 +33,7 @@ from orchestrator.records.types import (
     TaskSent,
     UploadReceived,
 )
-from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver import QUEUED_UPLOADS, RoundDriver
 from orchestrator.training.server import ServerTrainer
 from tests.component._faults import pid_of
 from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up
@@ -138,8 +140,7 @@ async def test_a_link_cut_while_uploads_queue_costs_one_round(
     fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server half is slow, so that the device's uploads wait on both sides when its link goes down."""
-    slow_server_half(monkeypatch, "dev-3", 0.4)
-    full = watch_slots(monkeypatch, "dev-3")
+    full = slow_server_half(monkeypatch, "dev-3", 0.4)
     async with fleet.run(short(rounds=100), tmp_path) as run:
         async with asyncio.timeout(30):
             await full.wait()
@@ -150,28 +151,27 @@ async def test_a_link_cut_while_uploads_queue_costs_one_round(
         await back_in_a_round(run, "dev-3", out)
 
 
-def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: float) -> None:
-    """Every step of the device's server half takes so much longer."""
-    submit = ServerTrainer.submit
+def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: float) -> asyncio.Event:
+    """Every step of the device's server half takes so much longer. The event is set when an upload of the device waits
+    because those before it, as many as may, still wait for the server half."""
+    full, used, submit, deliver = asyncio.Event(), list[int](), ServerTrainer.submit, RoundDriver.deliver
 
     async def slowed(self: ServerTrainer, who: str, batch: int, tensors: Any) -> Any:
-        if who == device:
-            await asyncio.sleep(seconds)
-        return await submit(self, who, batch, tensors)
+        if who != device:
+            return await submit(self, who, batch, tensors)
+        await asyncio.sleep(seconds)
+        result = await submit(self, who, batch, tensors)
+        used.append(batch)
+        return result
+
+    async def watched(self: RoundDriver, inbound: ReceivedTransfer) -> None:
+        waiting = inbound.header.batch - len(used) if isinstance(inbound.header, Upload) else 0
+        if inbound.peer == device and waiting >= QUEUED_UPLOADS:
+            full.set()
+        await deliver(self, inbound)
 
     monkeypatch.setattr(ServerTrainer, "submit", slowed)
-
-
-def watch_slots(monkeypatch: pytest.MonkeyPatch, device: str) -> asyncio.Event:
-    """Set when an upload of the device waits because those before it still wait for the server half."""
-    full, take = asyncio.Event(), RoundDriver._take_slot
-
-    async def watched(self: RoundDriver, work: Any) -> None:
-        if work.slots.locked() and work.task.id.split("/")[-2] == device:
-            full.set()
-        await take(self, work)
-
-    monkeypatch.setattr(RoundDriver, "_take_slot", watched)
+    monkeypatch.setattr(RoundDriver, "deliver", watched)
     return full
 
 

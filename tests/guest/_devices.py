@@ -14,7 +14,7 @@ import pytest
 from edgebed.datasets.shard import write_idle_shard
 from orchestrator.fleet import netns
 from orchestrator.fleet.base import Access, Held
-from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
+from orchestrator.fleet.cgroups import MOUNT, PARENT
 from orchestrator.fleet.containers import DockerFleet
 from orchestrator.fleet.engine import DEVICE, FLEET, connect
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
@@ -43,11 +43,12 @@ async def start_docker(fleet: DockerFleet, folder: Path, *names: str) -> None:
 
 
 @contextlib.contextmanager
-def asleep_in(wire: netns.Wire, cgroup: Cgroup) -> Iterator[int]:
-    """A process that sleeps in a local device's network and cgroup until it is killed there; its id."""
-    with subprocess.Popen(["nsenter", f"--net={wire.path}", "sleep", "100000"]) as sleeper:
-        for file in cgroup.procs_files():
-            Path(file).write_text(str(sleeper.pid))
+def asleep_in(fleet_id: str) -> Iterator[int]:
+    """A process that sleeps in the network and cgroup of a local fleet's one device until it is killed there; its
+    id."""
+    (namespace,) = [name for name in netns.existing() if fleet_id in name]
+    with subprocess.Popen(["ip", "netns", "exec", namespace, "sleep", "100000"]) as sleeper:
+        (MOUNT / PARENT / f"{fleet_id}-0" / "cgroup.procs").write_text(str(sleeper.pid))
         yield sleeper.pid
 
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from docker.models.containers import ContainerCollection
 
 from edgebed.errors import LimitError
 from orchestrator.fleet import containers, links
 from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.containers import DockerFleet
-from orchestrator.fleet.engine import connect
+from orchestrator.fleet.engine import DEVICE, connect
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import Limits
@@ -50,11 +51,15 @@ FAR = Limits(0.1234, 20_000_000, 10_000_000, 300, latency_ms=30)
 @pytest.fixture(scope="module", autouse=True)
 def asleep() -> Any:
     """Containers of this module do nothing."""
-    settings = DockerFleet._settings
+    run = ContainerCollection.run
+
+    def asleep(self: ContainerCollection, image: str, **settings: Any) -> Any:
+        if DEVICE in settings["labels"]:
+            settings |= {"entrypoint": ["sleep"], "command": ["100000"]}
+        return run(self, image, **settings)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            DockerFleet, "_settings", lambda *of: settings(*of) | {"entrypoint": ["sleep"], "command": ["100000"]}
-        )
+        patch.setattr(ContainerCollection, "run", asleep)
         yield
 
 
@@ -81,7 +86,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         if request.param == "local":
             fleet = local = LocalFleet(spec, FLEET_ID, kernel=True)
             await local.prepare()
-            with asleep_in(local._wires["d0"], local._cgroups["d0"]) as pid:
+            with asleep_in(FLEET_ID) as pid:
                 yield Stand(local, pid)
                 await local.close()  # ends the sleeper, too
         else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 import torch
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Contribution
-from edgebed.methods.early_exit import EarlyExit, coefficients, exit_weights
+from edgebed.methods.early_exit import EarlyExit, coefficients, exit_of, exit_weights
 from edgebed.methods.parts.exits import (
     NEVER,
     exit_cuts,
@@ -22,6 +23,7 @@ from edgebed.methods.parts.exits import (
     thresholds,
 )
 from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
 from tests.contract.rounds import CPU, SCHEDULE, small_model, view
 
 approx = pytest.approx
@@ -48,14 +50,19 @@ def trained(before: Weights, node: str, exit: int, cut: int) -> Weights:
     return {n: before[n] + torch.randn(before[n].shape, generator=generator, dtype=torch.float64) for n in names}
 
 
+def with_exit(assignment: Assignment, exit: int) -> Assignment:
+    """The assignment of a node that drew another exit."""
+    return msgspec.structs.replace(assignment, options={"exit": exit})
+
+
 def played(made: EarlyExit, exits: dict[str, int], before: Weights) -> Weights:
     """The merge of a round in which the nodes drew `exits`."""
     views = [view(name, count) for name, count in sorted(SAMPLES.items())]
     plan = made.plan(0, views, SCHEDULE)
     parts = []
     for node, exit in sorted(exits.items()):
-        assignment = made._assign(view(node), SCHEDULE, 0, exit, 1)
-        assert plan.assignments[node].steps > 0
+        assignment = with_exit(plan.assignments[node], exit)
+        assert assignment.steps > 0
         weights = trained(before, node, exit, made.cuts[exit - 1])
         parts.append(Contribution(node, SAMPLES[node], assignment, weights, {}))
     return made.merge(before, parts)
@@ -90,13 +97,18 @@ def test_the_update_is_unbiased_over_the_exits_drawn(weighting: str) -> None:
             assert full[name].abs().max() > 0
 
 
+def exits_drawn(made: EarlyExit, round: int, *nodes: str) -> dict[str, object]:
+    assignments = made.plan(round, [view(node) for node in nodes], SCHEDULE).assignments
+    return {node: assignment.options["exit"] for node, assignment in assignments.items()}
+
+
 def test_the_draw_has_the_probabilities_that_it_claims() -> None:
     made = method(p=0.2)
     count = [0, 0, 0]
     for number in range(4000):
-        count[made._exit("cloud", number, 1) - 1] += 1
+        count[exits_drawn(made, number, "cloud")["cloud"] - 1] += 1
     assert [c / 4000 for c in count] == approx([0.2, 0.2, 0.6], abs=0.03)
-    assert {made._exit("leaf-1", number, 1) for number in range(50)} == {1}
+    assert {exits_drawn(made, number, "leaf-1")["leaf-1"] for number in range(50)} == {1}
 
 
 def test_coefficients_by_hand() -> None:
@@ -125,12 +137,11 @@ def test_a_share_of_the_nodes_is_weighted_by_its_chance() -> None:
     made, before = method(), start()
     views = [view(name, count) for name, count in sorted(SAMPLES.items())]
     drawn = made.draw(5, views, 0.5, 1)
-    made.plan(5, drawn, SCHEDULE)
     (one, *_) = drawn
-    exit = made._exit(one.name, 5, SCHEDULE.seed)
+    assignment = made.plan(5, [one], SCHEDULE).assignments[one.name]
+    exit = exit_of(assignment)
     part = trained(before, one.name, exit, made.cuts[exit - 1])
-    made._planned = {one.name}
-    after = made.merge(before, [Contribution(one.name, one.samples, made._assign(one, SCHEDULE, 5, exit, 1), part, {})])
+    after = made.merge(before, [Contribution(one.name, one.samples, assignment, part, {})])
     able = sum(n for node, n in SAMPLES.items() if made.tree is not None and made.tree.exits[node] == exit)
     name = exit_names(small_model(), made.cuts[exit - 1])[0]
     share = made.weights[exit - 1] * one.samples / able / 0.5

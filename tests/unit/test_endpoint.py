@@ -55,7 +55,7 @@ class Side:
             self.data,
             on_control=lambda peer, message: self.heard.append((peer, message)),
             on_progress=lambda peer, transfer: self.progress.append((peer, transfer)),
-            **{"deliver": self.deliver, "chunk_bytes": 100, **self.options},
+            **{"deliver": lambda inbound: self.deliver(inbound), "chunk_bytes": 100, **self.options},
         )
         self.endpoint.start()
         await self.control.open()
@@ -331,7 +331,7 @@ async def test_messages_in_invented_names_leave_nothing_behind() -> None:
             device.data.publish(TOPICS.data_from(f"x{n}"), pack_mark(Mark("t", "", 1, 1, 0)))
         await until(lambda: orchestrator.endpoint.dropped == 4000)
         await device.endpoint.send(ORCHESTRATOR, UPLOAD, b"fine")
-        assert list(orchestrator.endpoint._peers) == ["dev"]
+        assert orchestrator.endpoint.peers == ["dev"]
         assert [why for _, why in told] == ["is not a device of this fleet"]
         assert orchestrator.heard == []
 
@@ -364,7 +364,7 @@ async def test_credits_of_another_device_do_not_finish_a_transfer() -> None:
     hub = MemoryHub()
     gate, arrived = asyncio.Event(), list[ReceivedTransfer]()
     async with pair(hub) as (orchestrator, device):
-        device.endpoint._deliver = held(gate, arrived)
+        device.deliver = held(gate, arrived)  # type: ignore[method-assign]
         sending = asyncio.create_task(orchestrator.endpoint.send("dev", Reply("t", 0), b"x"))
         await until(lambda: bool(device.progress))
         [(_, transfer)] = device.progress

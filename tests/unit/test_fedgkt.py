@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import find_half
+from edgebed.methods.base import Contribution, ServerHalf, find_half
 from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Optimizer
@@ -152,13 +153,19 @@ async def test_own_extractors_and_logits_come_down_again_and_are_merged_with_nob
 
 async def test_logits_find_their_samples_again_in_another_order_of_batches() -> None:
     """Each round has an order of its own; what comes down is by row of the shard."""
-    made = method()
+    made, used = method(), list[CommonUpper]()
+    halves = made.server_halves
+
+    def kept(*wanted: Any) -> list[ServerHalf]:
+        used.extend(half for half in halves(*wanted) if isinstance(half, CommonUpper))
+        return list(used)
+
+    made.server_halves = kept  # type: ignore[method-assign]
     await play(made, small_model().weights(), {"a": 10}, range(1))
     first, second = (made.plan(number, [view("a")], SCHEDULE).assignments["a"] for number in (0, 1))
     assert first.seed != second.seed
-    assert made._half is not None
     rows = shuffled(10, first.seed, 0)
-    by_batch = torch.cat([made._half.logits["a"][number] for number in range(3)])
+    by_batch = torch.cat([used[0].logits["a"][number] for number in range(3)])
     task = made.task_weights(small_model().weights(), second)
     assert torch.equal(task[LOGITS][rows], by_batch)
     assert task[KNOWN].all()
@@ -168,7 +175,10 @@ async def test_with_a_few_batches_of_an_epoch_logits_are_known_of_their_samples_
     made = method()
     schedule = msgspec.structs.replace(SCHEDULE, max_batches=1)
     assignment = made.plan(0, [view("a")], schedule).assignments["a"]
-    made._remember(assignment, {0: torch.ones(4, 4)})
+    (half,) = made.server_halves(small_model().weights(), {"a": assignment}, CPU)
+    half.step(server_uploads("a"))
+    lower = small_model().weights()
+    made.merge(lower, [Contribution("a", 10, assignment, lower, half.weights())])
     rows = shuffled(10, assignment.seed, 0)[:4]
     assert sorted(made.known["a"].nonzero().flatten().tolist()) == sorted(rows.tolist())
 

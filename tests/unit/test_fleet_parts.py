@@ -59,12 +59,19 @@ def test_another_boot_is_dead_on_this_machine_only(tmp_path: Path, monkeypatch: 
     assert not ownership.is_dead(msgspec.structs.replace(earlier, machine="another machine"))
 
 
+def stand_in_proc(folder: Path, monkeypatch: pytest.MonkeyPatch, boot: str, namespace: str) -> None:
+    """A /proc without processes, of this boot, as seen from this PID namespace."""
+    (folder / "sys/kernel/random").mkdir(parents=True)
+    (folder / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+    (folder / "self/ns").mkdir(parents=True)
+    (folder / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
+    monkeypatch.setattr(ownership, "PROC", folder)
+
+
 def test_an_owner_in_another_pid_namespace_is_dead_when_nobody_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "_pid_namespace", lambda: ownership.INITIAL_NAMESPACE)
-    monkeypatch.setattr(ownership, "_boot", lambda: "b")
-    monkeypatch.setattr(ownership, "PROC", tmp_path)
+    stand_in_proc(tmp_path, monkeypatch, "b", ownership.INITIAL_NAMESPACE)
     monkeypatch.setattr(ownership.os, "geteuid", lambda: 0)
     inside = ownership.Owner("m", "b", "7", 1, 1)
     for pid, namespace in ((1, ownership.INITIAL_NAMESPACE), (9, "7")):
@@ -82,9 +89,7 @@ def test_a_process_that_proc_hides_is_not_dead(tmp_path: Path, monkeypatch: pyte
         raise PermissionError
 
     me = ownership.this_process()
-    monkeypatch.setattr(ownership, "_pid_namespace", lambda: me.pid_namespace)
-    monkeypatch.setattr(ownership, "_boot", lambda: me.boot)
-    monkeypatch.setattr(ownership, "PROC", tmp_path)
+    stand_in_proc(tmp_path, monkeypatch, me.boot, me.pid_namespace)
     assert ownership.is_dead(me)
     monkeypatch.setattr(ownership.os, "kill", refuse)  # another user's, and /proc is mounted with hidepid
     assert not ownership.is_dead(me)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -88,9 +89,14 @@ def test_a_thread_that_cannot_run_is_a_host_that_stands_still() -> None:
     assert lost.serious
 
 
+class CpuTimes(NamedTuple):
+    user: float
+    steal: float
+
+
 def test_what_a_hypervisor_takes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(10.0, 100.0), (10.2, 102.0)])
-    monkeypatch.setattr(host, "_cpu_times", lambda: next(times))
+    times = iter([CpuTimes(user=90.0, steal=10.0), CpuTimes(user=91.8, steal=10.2)])
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda: next(times))
     with host.HostWatch() as watch:
         pass
     assert watch.lost().stolen == pytest.approx(0.1)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.fleet import leftovers, ownership
+from edgebed.errors import FleetError
+from orchestrator.fleet import engine, leftovers, ownership
 from orchestrator.fleet.ownership import OwnedFolder
 
 PIPES: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -31,8 +32,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(ownership.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(leftovers, "STATE", tmp_path / "run")
-    monkeypatch.setattr(leftovers, "_of_engine", list)
+    monkeypatch.setattr(engine, "connect", no_engine)
     return tmp_path
+
+
+def no_engine(timeout_s: float = 0.0) -> None:
+    raise FleetError("no Docker engine answers")
 
 
 def names(found: list[leftovers.Leftover]) -> list[tuple[str, str]]:
@@ -78,7 +83,7 @@ def test_an_owner_that_forks_lives_for_as_long_as_one_of_the_two(place: Path) ->
     folder = place / "edgebed-data-forked"
     folder.mkdir()
     lock = ownership.hold(folder)
-    copy = os.dup(lock._file)
+    copy = os.dup(lock.fileno())
     lock.close()
     assert not ownership.is_abandoned(folder)
     os.close(copy)

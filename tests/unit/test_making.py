@@ -13,7 +13,7 @@ import docker.errors
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import containers, image
+from orchestrator.fleet import containers, image, leftovers, links
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
@@ -122,7 +122,19 @@ class Engine:
 
     def __init__(self, said: str) -> None:
         self.said, self.started, self.removed = said, list[dict[str, Any]](), list[str]()
-        self.containers = self
+        self.containers = self.networks = self
+
+    def info(self) -> dict[str, str]:
+        return {}
+
+    def list(self) -> list[Any]:
+        return []
+
+    def create(self, name: str, **settings: Any) -> Any:
+        return SimpleNamespace(name=name)
+
+    def events(self, **filters: Any) -> Iterator[Any]:
+        return iter(())
 
     def run(self, image: str, **settings: Any) -> Any:
         if "sysctls" in settings and self.said:
@@ -138,33 +150,34 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine("")
     monkeypatch.setattr(containers, "connect", lambda: made)
+    monkeypatch.setattr(containers, "ensure_image", lambda *options: "image")
+    monkeypatch.setattr(leftovers, "collect", list)
     return made
 
 
-def start(engine: Engine) -> None:
-    fleet = containers.DockerFleet(SPEC, "f1")
-    fleet._access, fleet._shards = {"d": Access("10.0.0.1", 1883, "u", "p")}, {"d": Path("/s")}
-    fleet._networks = {"d": SimpleNamespace(name="n")}
-    fleet._start_one("d")
+async def start() -> None:
+    fleet = containers.DockerFleet(SPEC, "f1", shaper=links.HostShaper())
+    await fleet.prepare()
+    await fleet.start({"d": Access("10.0.0.1", 1883, "u", "p")}, {"d": Path("/s")})
 
 
-def test_ipv6_is_switched_off_where_there_is_one(engine: Engine) -> None:
-    start(engine)
+async def test_ipv6_is_switched_off_where_there_is_one(engine: Engine) -> None:
+    await start()
     assert engine.started[0]["sysctls"] == {"net.ipv6.conf.all.disable_ipv6": "1"}
 
 
-def test_a_kernel_without_ipv6_starts_containers_too(engine: Engine) -> None:
+async def test_a_kernel_without_ipv6_starts_containers_too(engine: Engine) -> None:
     engine.said = "open /proc/sys/net/ipv6/conf/all/disable_ipv6: no such file or directory"
-    start(engine)
+    await start()
     assert engine.removed == ["edgebed-f1-d"]
     assert "sysctls" not in engine.started[0]
     assert engine.started[0]["cap_drop"] == ["ALL"]
 
 
-def test_other_refusals_of_the_engine_are_told(engine: Engine) -> None:
+async def test_other_refusals_of_the_engine_are_told(engine: Engine) -> None:
     engine.said = "no space left on device"
     with pytest.raises(FleetError, match="no space left"):
-        start(engine)
+        await start()
     assert engine.started == []
 
 

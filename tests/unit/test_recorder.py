@@ -186,15 +186,27 @@ class Full:
         return getattr(self._file, name)
 
 
-def fill(recorder: Recorder, room: int) -> None:
-    recorder._file = Full(recorder._file, room)  # type: ignore[assignment]
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[Full]:
+    """Files that were opened to append to, with much room until a test takes it away."""
+    opened, really = list[Full](), Path.open
+
+    def open_(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        file: Any = really(path, mode, *args, **options)
+        if mode != "ab":
+            return file
+        opened.append(Full(file, 1 << 30))
+        return opened[-1]
+
+    monkeypatch.setattr(Path, "open", open_)
+    return opened
 
 
-def test_on_a_full_disk_whole_lines_stay_and_the_last_record_is_tried(tmp_path: Path) -> None:
+def test_on_a_full_disk_whole_lines_stay_and_the_last_record_is_tried(tmp_path: Path, disk: list[Full]) -> None:
     path = tmp_path / "r.jsonl"
     recorder = Recorder(path)
     recorder.record(RECORDS[0])
-    fill(recorder, 90)
+    disk[0].room = 90
     long = t.Fault(1, "weak", "x" * 200)
     recorder.record(long)
     assert recorder.failure is not None
@@ -206,12 +218,12 @@ def test_on_a_full_disk_whole_lines_stay_and_the_last_record_is_tried(tmp_path: 
     assert read(path) == [RECORDS[0], t.RunFinished(3, "error: full")]
 
 
-async def test_a_record_that_cannot_be_kept_ends_the_run_once_and_as_itself(tmp_path: Path) -> None:
+async def test_a_record_that_cannot_be_kept_ends_the_run_once_and_as_itself(tmp_path: Path, disk: list[Full]) -> None:
     recorder = Recorder(tmp_path / "r.jsonl")
     cleaned = []
 
     async def run() -> str:
-        asyncio.get_running_loop().call_soon(fill, recorder, 0)
+        disk[0].room = 0
         asyncio.get_running_loop().call_soon(recorder.record, RECORDS[0])  # as a callback of some link does
         try:
             await asyncio.Event().wait()

@@ -258,11 +258,11 @@ def test_without_room_for_the_report_the_summary_is_written_and_that_is_said(
     run, said = tmp_path / "run", list[str]()
     keep(run, Synthetic().records)
 
-    def full(folder: Path, facts: object) -> None:
-        (folder / "trace.part").write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "trace.part"))
+    def full(path: Path, facts: object) -> None:
+        path.with_suffix(".part").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.with_suffix(".part")))
 
-    monkeypatch.setattr(report, "_write_report", full)
+    monkeypatch.setattr(report, "TraceFile", full)
     report.write_what_fits(run, said.append)
     assert json.loads((run / "summary.json").read_bytes())["rounds"] > 0
     assert not list(run.glob("*.part"))

@@ -17,7 +17,7 @@ from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device
-from orchestrator.simulation.fitting import STRETCH, Seen, _line, _link, _profile, _server_factors, fit
+from orchestrator.simulation.fitting import STRETCH, Seen, fit, line_through, link_fit, profile_costs, server_factors
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from tests.component._fleet import model
 from tests.unit.test_simulation import assignment
@@ -130,14 +130,14 @@ def test_a_method_plans_with_the_profiled_cuts_only_where_all_are_known() -> Non
 
 
 def test_a_line_has_no_negative_part() -> None:
-    assert _line([]) == SizeLaw(0.0, 0.0)
-    assert _line([(1000.0, 1.0), (3000.0, 2.0)]) == SizeLaw(pytest.approx(0.5), pytest.approx(0.0005))
-    assert _line([(1000.0, 2.0), (3000.0, 1.0)]).byte_s == 0.0
-    assert _line([(5000.0, 1.0)]) == SizeLaw(1.0, 0.0)
+    assert line_through([]) == SizeLaw(0.0, 0.0)
+    assert line_through([(1000.0, 1.0), (3000.0, 2.0)]) == SizeLaw(pytest.approx(0.5), pytest.approx(0.0005))
+    assert line_through([(1000.0, 2.0), (3000.0, 1.0)]).byte_s == 0.0
+    assert line_through([(5000.0, 1.0)]) == SizeLaw(1.0, 0.0)
 
 
 def test_a_link_is_never_faster_than_its_wire() -> None:
-    quick = _link([(125_000, 0.9, RATE)])
+    quick = link_fit([(125_000, 0.9, RATE)])
     assert (quick.latency_s, quick.stretch) == (0.0, STRETCH)
 
 
@@ -159,7 +159,7 @@ def test_uploads_replies_and_narrow_models_have_their_own_cost() -> None:
         work(assignment=split, uploads=10, replies=10, other_cpu_s=0.035, decode_cpu_s=0.012),
         work(assignment=msgspec.structs.replace(WORK, keep={"md1": (0,)}), decode_cpu_s=0.022),
     ]
-    made = _profile(tasks, NarrowReference())
+    made = profile_costs(tasks, NarrowReference())
     assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.005), pytest.approx(0.001))
     assert made.reply_cpu_s == pytest.approx(0.002 + 0.001)  # heard and decoded
     assert (made.decode_cpu_s, made.narrow_cpu_s) == (pytest.approx(0.002), pytest.approx(0.020))
@@ -197,6 +197,6 @@ def test_a_groups_step_has_a_factor_of_its_own() -> None:
         t.ServerStep(3 * SECOND, 3 * SECOND + 3 * step, 0, ("a", "b"), 1),
         t.RoundFinished(5 * SECOND, 0, 3.0, ("a", "b"), "all done"),
     ]
-    factors, group = _server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
+    factors, group = server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
     assert factors == {"cut 2": pytest.approx(2.0)}  # 20 ms where the reference takes 10
     assert group == pytest.approx(30 / 40)

@@ -28,7 +28,7 @@ from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.simulation.batched import BatchedTrainer, Row, kind_of
-from orchestrator.simulation.context import _accelerator
+from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, Pipe
@@ -465,7 +465,7 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
 
 
 def test_an_accelerator_that_is_not_there_is_refused() -> None:
-    assert _accelerator("cpu") == torch.device("cpu")
+    assert accelerator_named("cpu") == torch.device("cpu")
     for name, why in (("cudaa", r"did you mean 'cuda'\?"), ("mps", "no accelerator")):
         with pytest.raises(UsageError, match=why):
-            _accelerator(name)
+            accelerator_named(name)

@@ -144,15 +144,14 @@ class Transfers(RuleBasedStateMachine):
 
     @invariant()
     def the_sender_keeps_to_its_window(self) -> None:
-        assert sum(out.next - out.acked for out in self.world.outbox._all.values()) <= WINDOW
+        assert self.world.outbox.on_the_way <= WINDOW
 
     @invariant()
     def the_receiver_keeps_little(self) -> None:
-        inbox = self.world.inbox
-        bodies = [len(partial.body) for partial in inbox._partials.values()]
-        assert sum(bodies[1:]) <= MAX_BYTES + WINDOW * SIZE
-        assert len(bodies) <= PARTIALS
-        assert len(inbox._finished) <= FINISHED
+        held = self.world.inbox.held
+        assert sum(held[1:]) <= MAX_BYTES + WINDOW * SIZE
+        assert len(held) <= PARTIALS
+        assert self.world.inbox.remembered <= FINISHED
 
     @invariant()
     def nothing_is_delivered_twice_or_in_disorder(self) -> None:
@@ -167,7 +166,7 @@ class Transfers(RuleBasedStateMachine):
         end = CALM_S + 8 * self.delayed_s + max(self.world.now, *(channel.free_at for channel in self.all_channels()))
         while len(self.world.outbox) and self.world.now < end:
             self.world.step()
-        assert list(self.world.outbox._all) == []
+        assert not len(self.world.outbox)
         ended = [*self.world.done, *self.given_up]
         assert sorted(ended) == sorted(self.added)
         delivered = {name for name, _ in self.world.delivered}
