@@ -17,11 +17,14 @@ from edgebed.errors import UsageError
 from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 
-GAP_S = 0.04
-"""Seconds. A busy thread that stops for longer was throttled; in shorter pauses other programs run."""
+GAP = 0.4
+"""As a share of the quota's period. A busy thread that stops for longer was throttled; in shorter pauses other programs
+run."""
 
-EDGE_WAIT_S = 0.35
-"""Seconds: three and a half quota periods. A thread that is not throttled in that time is not limited by a quota."""
+LONGEST_GAP_S = 0.04
+
+EDGE_WAIT = 3.5
+"""Periods of the quota. A thread that is not throttled in that time is not limited by a quota."""
 
 Work = Callable[[], None]
 
@@ -70,7 +73,7 @@ def _cpu(probe: Probe, device: str, throttle: SoftwareThrottle, make: Callable[[
     for thread in others:
         thread.start()
     try:
-        wall_s, cpu_s, rate = _measure(make(), probe.seconds, throttle)
+        wall_s, cpu_s, rate = _measure(make(), probe.seconds, probe.period_s, throttle)
     finally:
         stop.set()
         for thread in others:
@@ -85,28 +88,29 @@ def _until(stop: threading.Event, work: Work, throttle: SoftwareThrottle) -> Non
         throttle.pace()
 
 
-def _measure(work: Work, seconds: float, throttle: SoftwareThrottle) -> tuple[float, float, float]:
+def _measure(work: Work, seconds: float, period_s: float, throttle: SoftwareThrottle) -> tuple[float, float, float]:
     """Wall and CPU seconds of the process over whole quota periods, and units of work per CPU second of this thread."""
     work()  # the first call sets things up and is not measured
-    _spin_to_edge(throttle)
+    _spin_to_edge(period_s, throttle)
     wall, cpu, own, units = time.monotonic(), time.process_time(), time.thread_time(), 0
     while time.monotonic() - wall < seconds:
         work()
         throttle.pace()
         units += 1
     rate = units / max(time.thread_time() - own, 1e-9)
-    _spin_to_edge(throttle)
+    _spin_to_edge(period_s, throttle)
     return time.monotonic() - wall, time.process_time() - cpu, rate
 
 
-def _spin_to_edge(throttle: SoftwareThrottle) -> None:
-    """Keep busy until a quota period begins, or for EDGE_WAIT_S if there is no quota."""
+def _spin_to_edge(period_s: float, throttle: SoftwareThrottle) -> None:
+    """Keep busy until a quota period begins, or for EDGE_WAIT periods if there is no quota."""
+    gap_s = min(LONGEST_GAP_S, GAP * period_s)
     start = last = time.monotonic()
-    while last - start < EDGE_WAIT_S:
+    while last - start < EDGE_WAIT * period_s:
         link_probe.unit_of_work()
         throttle.pace()
         now = time.monotonic()
-        if now - last > GAP_S:
+        if now - last > gap_s:
             return
         last = now
 

@@ -134,7 +134,8 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, upload, download, reference.
 
-    `host` and `port` name the probe server of a link probe; `size` is bytes over all connections.
+    `host` and `port` name the probe server of a link probe; `size` is bytes over all connections; `period_s` is the
+    period of the device's CPU quota.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     size: int = 0
     connections: int = 1
     threads: int = 1
+    period_s: float = 0.1
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):

@@ -19,7 +19,7 @@ from orchestrator.calibration import verdicts
 from orchestrator.calibration.probe_server import ProbeServer
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Fleet, Held
-from orchestrator.fleet.host import Disturbance, HostWatch, usable_cores
+from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
 
@@ -102,7 +102,7 @@ class Bench:
 
     def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: ProbeServer) -> None:
         self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer
-        self._cores = usable_cores()
+        self._cores, self._tick_s = usable_cores(), tick_s() or verdicts.TICK_S
 
     async def item(self, item: Item) -> list[Calibrated]:
         """All rows of one item. A row that failed and was measured again appears once for each try."""
@@ -144,15 +144,17 @@ class Bench:
 
     async def _cpu(self, item: Item, device: str) -> list[Calibrated]:
         limits = self._limits[device]
+        seconds = verdicts.window_s(item, limits, self._tick_s)
         probe = Probe(
             id=uuid.uuid4().hex,
             kind=item.kind,
-            seconds=item.seconds,
+            seconds=seconds,
             threads=verdicts.threads_for(limits, self._cores),
+            period_s=limits.period_us / 1e6,
         )
         alone = not item.together
         before = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
-        result = await self._probe(device, probe, item.seconds)
+        result = await self._probe(device, probe, seconds)
         after = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
         context = await self._context(device)
         rows = [verdicts.judge_cpu(context, item, result)]
@@ -200,4 +202,4 @@ class Bench:
 
     async def _context(self, device: str) -> Context:
         held: Held = await self._fleet.held(device)
-        return Context(device, self._limits[device], held, self._cores, time.monotonic_ns())
+        return Context(device, self._limits[device], held, self._cores, time.monotonic_ns(), self._tick_s)

@@ -70,6 +70,8 @@ class Held(msgspec.Struct, frozen=True):
     uplink_latency_ms: float = 0.0
     downlink_latency_ms: float = 0.0
     read_back: bool = True
+    period_us: int | None = None  # of the quota
+    burst_us: int | None = None  # of the quota; None: the kernel keeps no unused quota
 
 
 class Fleet(Protocol):

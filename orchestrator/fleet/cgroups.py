@@ -13,7 +13,7 @@ from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import write
 from orchestrator.fleet.throttle import (
     CGROUP_FILES,
-    SWAP_FILES,
+    OPTIONAL_FILES,
     Group,
     Values,
     cgroup_values,
@@ -124,7 +124,7 @@ class Cgroup:
     def _write(self, values: Values) -> None:
         for controller, name, value in values:
             path = self.paths[controller] / name
-            if name not in SWAP_FILES or path.exists():
+            if name not in OPTIONAL_FILES or path.exists():
                 write(path, value)
 
     def read(self) -> Group:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from edgebed.errors import CapacityError
-from orchestrator.fleet.profile import LEAST_CPUS, FleetSpec, Limits, dilation_of
-from orchestrator.fleet.throttle import quota_us
+from orchestrator.fleet.cpu_quota import LEAST_CPUS
+from orchestrator.fleet.profile import FleetSpec, Limits, dilation_of
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -266,4 +266,4 @@ def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
 def _would_round(limits: Limits, facts: Facts) -> bool:
     """Whether systemd manages the quota and would round it, because it is not a multiple of 0.01 CPU."""
     lack = _engine(facts, "docker").lack
-    return lack == ROUNDS and quota_us(limits.cpus) % 1000 != 0
+    return lack == ROUNDS and round(limits.cpus * 1e6) % 10_000 != 0

@@ -20,14 +20,14 @@ from edgebed.errors import FleetError, LimitError
 from orchestrator.fleet import leftovers, links, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
+from orchestrator.fleet.cpu_quota import CpuQuota, parse_quota
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
-from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
-from orchestrator.fleet.throttle import PERIOD_US, Group, confirm, held_by_kernel, parse_docker_stats, quota_us
+from orchestrator.fleet.throttle import Group, confirm, held_by_kernel, parse_docker_stats, quota_us
 
 SHARD = "/shard.safetensors"
 MOST_PROCESSES = 1024
@@ -239,7 +239,7 @@ class DockerFleet:
         memory = limits.memory_mib * 2**20
         try:
             container.update(
-                cpu_period=PERIOD_US, cpu_quota=quota_us(limits.cpus), mem_limit=memory, memswap_limit=memory
+                cpu_period=limits.period_us, cpu_quota=quota_us(limits), mem_limit=memory, memswap_limit=memory
             )
         except docker.errors.APIError as error:
             raise LimitError(
@@ -289,8 +289,15 @@ def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:
     group = parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False))
     if files := shaper.quota(container):
         dump = "; ".join(f"{name}: {text}" for name, text in files.items())
-        return msgspec.structs.replace(group, cpus=quota_cpus(files), dump=dump), "docker inspect and the helper"
+        return msgspec.structs.replace(group, quota=_quota_in(files), dump=dump), "docker inspect and the helper"
     return group, "docker inspect"
+
+
+def _quota_in(files: Mapping[str, str]) -> CpuQuota | None:
+    try:
+        return parse_quota(files)
+    except (KeyError, ValueError) as error:
+        raise LimitError(f"the helper cannot read the quota: {error!r}", hint="enable the cpu controller") from None
 
 
 def _pid(container: Any) -> int:

@@ -14,8 +14,8 @@ import msgspec
 import psutil
 
 from orchestrator.fleet.cgroups import MOUNT
+from orchestrator.fleet.cpu_quota import QUOTA_FILES, parse_quota
 
-QUOTA_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
@@ -63,15 +63,31 @@ def cpu_folder(membership: str, unified: bool) -> str:
 
 
 def quota_cpus(files: Mapping[str, str]) -> float | None:
-    """CPUs from the contents of `cpu.max` (version 2) or of the two `cpu.cfs_*` files (version 1). None: no limit."""
+    """CPUs from the contents of QUOTA_FILES. None: no limit, or the files are not understood."""
     try:
-        if "cpu.max" in files:
-            quota, period = files["cpu.max"].split()
-        else:
-            quota, period = files["cpu.cfs_quota_us"].strip(), files["cpu.cfs_period_us"].strip()
-        return None if quota in ("max", "-1") else int(quota) / int(period)
-    except (KeyError, ValueError, ZeroDivisionError):
+        quota = parse_quota(files)
+    except (KeyError, ValueError):
         return None
+    return quota.cpus if quota else None
+
+
+COARSE_CLOCK = 6
+"""CLOCK_MONOTONIC_COARSE of Linux: its resolution is one tick."""
+
+
+def tick_s() -> float | None:
+    """Seconds of one tick of this kernel's accounting, 1 / CONFIG_HZ; None where it does not tell. A thread that has
+    used up its quota is stopped at the next tick."""
+    try:
+        return time.clock_getres(COARSE_CLOCK)
+    except OSError:
+        return None
+
+
+def kernel_hz() -> int | None:
+    """Ticks per second; None where the kernel does not tell."""
+    tick = tick_s()
+    return round(1 / tick) if tick else None
 
 
 # ---- pauses of the host ----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from edgebed.errors import EdgebedError, FleetError, LimitError
 from orchestrator.fleet import leftovers, links, netns
 from orchestrator.fleet.cgroups import version_of
 from orchestrator.fleet.checkup import Engine, Facts
-from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.host import kernel_hz, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import missing_tools, run, which
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import ifb_commands
 
-COARSE_CLOCK = 6  # CLOCK_MONOTONIC_COARSE of Linux: its resolution is one tick
 TRIAL = Limits(cpus=0.1, uplink_bit_s=10_000_000, downlink_bit_s=20_000_000, memory_mib=64)
 DELAY_MS = 10.0
 OPTIONS = {"tbf": "CONFIG_NET_SCH_TBF", "netem": "CONFIG_NET_SCH_NETEM", "ifb": "CONFIG_IFB"}
@@ -39,7 +37,7 @@ def gather(runs: Path) -> Facts:
     found = try_links() if tried else look_up(_kernel_config())
     return Facts(
         kernel=f"{platform.system()} {platform.release()}",
-        hz=_hz(),
+        hz=kernel_hz(),
         root=root,
         systemd=Path("/run/systemd/system").is_dir(),
         cgroup=_cgroup_version(),
@@ -66,13 +64,6 @@ def _text(path: str) -> str:
     with contextlib.suppress(OSError):
         return Path(path).read_text().strip()
     return ""
-
-
-def _hz() -> int | None:
-    try:
-        return round(1 / time.clock_getres(COARSE_CLOCK))
-    except (OSError, AttributeError, ZeroDivisionError):
-        return None
 
 
 def _cgroup_version() -> int | None:

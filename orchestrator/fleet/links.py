@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgebed.errors import LimitError
+from orchestrator.fleet.cpu_quota import QUOTA_FILES
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import in_netns, missing_tools, run
 from orchestrator.fleet.throttle import Shaped, ifb_commands, parse_qdisc, shape_commands, show_command
@@ -18,7 +19,7 @@ DEVICE_END = "eth0"
 IFB = "ifb-down"
 QUOTA_SCRIPT = """
 find /host-cgroups -maxdepth 8 -type d -name '*{id}*' | while read -r folder; do
-  cd "$folder" && for name in cpu.max cpu.cfs_quota_us cpu.cfs_period_us; do
+  cd "$folder" && for name in {files}; do
     [ ! -e $name ] || echo "$name $(cat $name)"
   done
 done
@@ -100,7 +101,9 @@ class HelperShaper:
         import docker.errors
 
         try:
-            return parse_files(self._run(container, QUOTA_SCRIPT.format(id=container.id), volumes=SEEN))
+            return parse_files(
+                self._run(container, QUOTA_SCRIPT.format(id=container.id, files=" ".join(QUOTA_FILES)), volumes=SEEN)
+            )
         except (docker.errors.APIError, LimitError):  # this engine does not show its cgroups
             return {}
 

@@ -16,31 +16,34 @@ from edgebed.wire.topics import check_name
 from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, load_yaml
+from orchestrator.fleet.cpu_quota import LEAST_CPUS, PERIOD_US, period_for
 
 SHIPPED = shipped("profiles") / "devices"
 MOST_DEVICES = 1000
-
-LEAST_CPUS = 0.01
-"""CPUs. The kernel refuses a CFS quota below 1 ms in every 100 ms."""
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second."""
+    """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
+    as a quota of CPU time in every `period_us`."""
 
     cpus: float
     uplink_bit_s: int
     downlink_bit_s: int
     memory_mib: int
     latency_ms: float = 0.0
+    period_us: int = PERIOD_US
 
     def dilated(self, dilation: float) -> Limits:
-        """The same device with every quota and rate divided by `dilation`; memory and latency stay."""
+        """The same device with every quota and rate divided by `dilation`, and the period for that quota; memory and
+        latency stay."""
+        cpus = self.cpus / dilation
         return msgspec.structs.replace(
             self,
-            cpus=self.cpus / dilation,
+            cpus=cpus,
+            period_us=period_for(cpus),
             uplink_bit_s=round(self.uplink_bit_s / dilation),
             downlink_bit_s=round(self.downlink_bit_s / dilation),
         )

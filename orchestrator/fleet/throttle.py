@@ -13,10 +13,8 @@ import msgspec
 
 from edgebed.errors import LimitError
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.profile import LEAST_CPUS, Limits
-
-PERIOD_US = 100_000
-"""CFS period. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times with 20 ms."""
+from orchestrator.fleet.cpu_quota import LEAST_CPUS, LEAST_QUOTA_US, PERIOD_US, CpuQuota, parse_quota
+from orchestrator.fleet.profile import Limits
 
 FRAME = 1540
 """Bytes of one full Ethernet frame and a little more. tbf drops packets that are larger than its burst."""
@@ -106,19 +104,22 @@ def parse_qdisc(output: str) -> Shaped:
 # ---- CPU and memory --------------------------------------------------------------------------------------------------
 
 
-def quota_us(cpus: float) -> int:
-    """CFS quota in microseconds per PERIOD_US. Raises LimitError if the kernel would refuse it."""
-    quota = round(cpus * PERIOD_US)
-    if quota < 1000:
-        raise LimitError(f"the kernel refuses a quota of {cpus:g} CPUs", hint=f"use at least {LEAST_CPUS:g}")
+def quota_us(limits: Limits) -> int:
+    """CPU microseconds in every period. Raises LimitError if the kernel would refuse them."""
+    quota = round(limits.cpus * limits.period_us)
+    if quota < LEAST_QUOTA_US:
+        raise LimitError(
+            f"the kernel refuses a quota of {limits.cpus:g} CPUs in periods of {limits.period_us / 1000:g} ms",
+            hint=f"use at least {LEAST_CPUS:g} CPUs, and a period in which that is {LEAST_QUOTA_US} us",
+        )
     return quota
 
 
 Values = list[tuple[str, str, str]]
 """Rows of controller, file and value, in the order in which they must be written."""
 
-SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-"""Files that exist only if the kernel accounts for swap."""
+OPTIONAL_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max", "cpu.max.burst", "cpu.cfs_burst_us")
+"""Files that exist only if the kernel accounts for swap, or keeps unused quota."""
 
 
 def cgroup_values(limits: Limits, version: int) -> Values:
@@ -126,16 +127,19 @@ def cgroup_values(limits: Limits, version: int) -> Values:
 
     Uses quotas, not shares: shares only matter while others compete, so they serve as priority (`priority_values`).
     Forbids swap: a device that needs too much memory must fail, not become slow without a reason that anybody sees.
+    Keeps no unused quota (burst): it would make work after a rest faster still.
     """
-    quota, memory = quota_us(limits.cpus), str(limits.memory_mib * 2**20)
+    quota, memory = quota_us(limits), str(limits.memory_mib * 2**20)
     if version == 2:
         return [
-            ("cpu", "cpu.max", f"{quota} {PERIOD_US}"),
+            ("cpu", "cpu.max.burst", "0"),
+            ("cpu", "cpu.max", f"{quota} {limits.period_us}"),
             ("memory", "memory.max", memory),
             ("memory", "memory.swap.max", "0"),
         ]
     return [
-        ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
+        ("cpu", "cpu.cfs_burst_us", "0"),
+        ("cpu", "cpu.cfs_period_us", str(limits.period_us)),
         ("cpu", "cpu.cfs_quota_us", str(quota)),
         ("memory", "memory.memsw.limit_in_bytes", "-1"),  # the kernel refuses a value below the next one
         ("memory", "memory.limit_in_bytes", memory),
@@ -160,11 +164,11 @@ def no_limits(version: int) -> Values:
 
 CGROUP_FILES: dict[int, dict[str, tuple[str, ...]]] = {
     1: {
-        "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"),
+        "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.stat"),
         "cpuacct": ("cpuacct.usage",),
         "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     },
-    2: {"cpu": ("cpu.max", "cpu.stat"), "memory": ("memory.max", "memory.current")},
+    2: {"cpu": ("cpu.max", "cpu.max.burst", "cpu.stat"), "memory": ("memory.max", "memory.current")},
 }
 """The files that `parse_cgroup` reads, by version and controller."""
 
@@ -172,7 +176,7 @@ CGROUP_FILES: dict[int, dict[str, tuple[str, ...]]] = {
 class Group(msgspec.Struct, frozen=True):
     """A cgroup's limits and use. None: no limit."""
 
-    cpus: float | None
+    quota: CpuQuota | None
     memory_mib: int | None
     cpu_s: float
     throttled_s: float
@@ -186,14 +190,12 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
     try:
         stat = {k: int(v) for k, v in (line.split() for line in files["cpu.stat"].splitlines())}
         if version == 2:
-            quota, period = files["cpu.max"].split()
             limit, used = files["memory.max"].strip(), int(files["memory.current"])
             cpu_s, throttled_s = stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6
         else:
-            quota, period = files["cpu.cfs_quota_us"].strip(), files["cpu.cfs_period_us"]
             limit, used = files["memory.limit_in_bytes"].strip(), int(files["memory.usage_in_bytes"])
             cpu_s, throttled_s = int(files["cpuacct.usage"]) / 1e9, stat.get("throttled_time", 0) / 1e9
-        cpus = None if quota in ("max", "-1") else int(quota) / int(period)
+        quota = parse_quota(files)
         # Version 1 expresses "no limit" as a huge number of bytes.
         memory = None if limit == "max" or int(limit) >= 2**60 else int(limit) // 2**20
     except (KeyError, ValueError) as error:
@@ -201,7 +203,7 @@ def parse_cgroup(files: Mapping[str, str], version: int) -> Group:
             f"the cgroup's files cannot be read: {error!r}", hint="enable the cpu and memory controllers"
         ) from None
     dump = "; ".join(f"{name}: {' '.join(text.split())}" for name, text in sorted(files.items()))
-    return Group(cpus, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20, dump)
+    return Group(quota, memory, cpu_s, throttled_s, stat.get("nr_throttled", 0), used / 2**20, dump)
 
 
 def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any]) -> Group:
@@ -210,7 +212,7 @@ def parse_docker_stats(host_config: Mapping[str, Any], stats: Mapping[str, Any])
     throttling = cpu.get("throttling_data", {})
     quota, period = host_config.get("CpuQuota") or 0, host_config.get("CpuPeriod") or PERIOD_US
     return Group(
-        cpus=quota / period if quota > 0 else None,
+        quota=CpuQuota(quota, period) if quota > 0 else None,
         memory_mib=(host_config.get("Memory") or 0) // 2**20 or None,
         cpu_s=cpu.get("cpu_usage", {}).get("total_usage", 0) / 1e9,
         throttled_s=throttling.get("throttled_time", 0) / 1e9,
@@ -247,8 +249,11 @@ def _rounded(wanted: Limits, held: Held) -> bool:
 def mismatches(wanted: Limits, held: Held) -> list[str]:
     """The limits that differ by more than 1 % when read back, in words. Empty if all hold, or if nothing can be read
     back."""
+    periods = [("period of the CPU quota", wanted.period_us, held.period_us, "us")] if held.period_us else []
     pairs: list[tuple[str, float, float | None, str]] = [
         ("CPU quota", wanted.cpus, held.cpus, "CPUs"),
+        *periods,
+        ("burst of the CPU quota", 0, held.burst_us or 0, "us"),
         ("uplink", wanted.uplink_bit_s, held.uplink_bit_s, "bit/s"),
         ("downlink", wanted.downlink_bit_s, held.downlink_bit_s, "bit/s"),
         ("memory", wanted.memory_mib, held.memory_mib, "MiB"),
@@ -283,7 +288,7 @@ def held_by_kernel(
     return Held(
         device=device,
         requested=requested,
-        cpus=group.cpus,
+        cpus=group.quota.cpus if group.quota else None,
         uplink_bit_s=up.rate_bit_s,
         downlink_bit_s=down.rate_bit_s,
         memory_mib=group.memory_mib,
@@ -303,4 +308,6 @@ def held_by_kernel(
         },
         uplink_latency_ms=up.latency_ms,
         downlink_latency_ms=down.latency_ms,
+        period_us=group.quota.period_us if group.quota else None,
+        burst_us=group.quota.burst_us if group.quota else None,
     )

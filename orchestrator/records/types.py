@@ -58,6 +58,8 @@ class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
     held_downlink_bit_s: int | None
     details: dict[str, str] = {}
     latency_ms: float = 0.0  # in each direction
+    period_us: int = 100_000  # of the CPU quota
+    held_period_us: int | None = None
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):

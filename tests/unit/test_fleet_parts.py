@@ -19,6 +19,7 @@ from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.wire import fork_protocol
 from orchestrator.fleet import cgroups, links, netns, ownership
 from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.cpu_quota import CpuQuota
 from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.fleet.subnets import free_subnets, parse_routes
@@ -151,10 +152,10 @@ def test_version_two_on_a_copy_of_its_files(tmp_path: Path) -> None:
     assert (folder / "memory.swap.max").read_text() == "0"
     (folder / "cpu.stat").write_text("usage_usec 5\n")
     (folder / "memory.current").write_text("0")
-    assert group.read().cpus == 0.25
+    assert group.read().quota == CpuQuota(25_000, 100_000)
     assert group.read().memory_mib == 64
     group.lift()
-    assert group.read().cpus is None
+    assert group.read().quota is None
     assert (folder / "memory.swap.max").read_text() == "max"
     assert group.procs_files() == [str(folder / "cgroup.procs")]
 

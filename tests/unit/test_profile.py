@@ -179,7 +179,7 @@ def test_other_settings_are_refused(setting: str) -> None:
 
 def test_a_quota_below_the_kernels_least_is_refused() -> None:
     with pytest.raises(CapacityError, match="smallest CPU quota"):
-        dilation_of(fleet(30, 0.1), "auto", 2)
+        dilation_of(fleet(300, 0.1), "auto", 2)
 
 
 def test_a_reserve_that_leaves_nothing_is_refused() -> None:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from edgebed.errors import LimitError
 from orchestrator.fleet import throttle
 from orchestrator.fleet.base import Held
+from orchestrator.fleet.cpu_quota import CpuQuota
 from orchestrator.fleet.profile import Limits
 
 LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)
 V1 = {
     "cpu.cfs_quota_us": "20000\n",
     "cpu.cfs_period_us": "100000\n",
+    "cpu.cfs_burst_us": "0\n",
     "cpu.stat": "nr_periods 40\nnr_throttled 7\nthrottled_time 2500000000\nnr_bursts 0\nburst_time 0\n",
     "cpuacct.usage": "3000000000\n",
     "memory.limit_in_bytes": f"{512 * 2**20}\n",
@@ -26,6 +28,7 @@ V1 = {
 }
 V2 = {
     "cpu.max": "20000 100000\n",
+    "cpu.max.burst": "0\n",
     "cpu.stat": "usage_usec 3000000\nuser_usec 1\nnr_periods 40\nnr_throttled 7\nthrottled_usec 2500000\n",
     "memory.max": f"{512 * 2**20}\n",
     "memory.current": f"{100 * 2**20}\n",
@@ -100,9 +103,27 @@ def test_version_one_takes_every_write_whatever_was_there_before(sizes: list[int
 
 
 def test_a_quota_the_kernel_cannot_hold_is_refused() -> None:
-    assert throttle.quota_us(0.01) == 1000
+    assert throttle.quota_us(msgspec.structs.replace(LIMITS, cpus=0.01)) == 1000
     with pytest.raises(LimitError):
-        throttle.quota_us(0.009)
+        throttle.quota_us(msgspec.structs.replace(LIMITS, cpus=0.009))
+    with pytest.raises(LimitError):
+        throttle.quota_us(msgspec.structs.replace(LIMITS, cpus=0.0009, period_us=1_000_000))
+
+
+@given(st.floats(0.001, 1024))
+def test_the_period_is_100_ms_or_as_long_as_the_least_quota_needs(cpus: float) -> None:
+    limits = Limits(cpus=2 * cpus, uplink_bit_s=8, downlink_bit_s=8, memory_mib=64).dilated(2)
+    assert limits.period_us == 100_000 or (cpus < 0.01 and 100_000 < limits.period_us <= 1_000_000)
+    assert throttle.quota_us(limits) / limits.period_us == pytest.approx(cpus, rel=throttle.TOLERANCE)
+
+
+def test_a_period_or_a_burst_that_did_not_take_is_named() -> None:
+    held = msgspec.structs.replace(HELD, period_us=50_000, burst_us=1000)
+    assert throttle.mismatches(LIMITS, held) == [
+        "period of the CPU quota is 50000, wanted 100000 us",
+        "burst of the CPU quota is 1000, wanted 0 us",
+    ]
+    assert throttle.mismatches(LIMITS, msgspec.structs.replace(HELD, period_us=100_000, burst_us=0)) == []
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(0.1, 1), (1.0, 1), (1.9, 1), (2.0, 2), (4.5, 4)])
@@ -113,19 +134,21 @@ def test_threads_are_whole_cpus(cpus: float, threads: int) -> None:
 @pytest.mark.parametrize(("files", "version"), [(V1, 1), (V2, 2)])
 def test_both_cgroup_versions_read_alike(files: dict[str, str], version: int) -> None:
     group = throttle.parse_cgroup(files, version)
-    assert msgspec.structs.replace(group, dump="") == throttle.Group(0.2, 512, 3.0, 2.5, 7, 100.0)
+    assert msgspec.structs.replace(group, dump="") == throttle.Group(
+        CpuQuota(20_000, 100_000, 0), 512, 3.0, 2.5, 7, 100.0
+    )
     assert all(name in group.dump for name in files)
 
 
 def test_no_limit_reads_as_none() -> None:
     unlimited = {"cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "9223372036854771712"}
     group = throttle.parse_cgroup(V1 | unlimited, 1)
-    assert (group.cpus, group.memory_mib) == (None, None)
+    assert (group.quota, group.memory_mib) == (None, None)
     group = throttle.parse_cgroup(V2 | {"cpu.max": "max 100000", "memory.max": "max"}, 2)
-    assert (group.cpus, group.memory_mib) == (None, None)
+    assert (group.quota, group.memory_mib) == (None, None)
 
 
-@pytest.mark.parametrize("name", sorted(V1))
+@pytest.mark.parametrize("name", sorted(V1.keys() - {"cpu.cfs_burst_us"}))
 def test_a_missing_cgroup_file_is_an_error_not_a_zero(name: str) -> None:
     with pytest.raises(LimitError):
         throttle.parse_cgroup({k: v for k, v in V1.items() if k != name}, 1)
@@ -215,8 +238,10 @@ def test_docker_without_a_readable_kernel() -> None:
         },
         "memory_stats": {"usage": 100 * 2**20},
     }
-    assert throttle.parse_docker_stats(config, stats) == throttle.Group(0.2, 512, 3.0, 2.5, 7, 100.0)
-    assert throttle.parse_docker_stats({"CpuQuota": -1}, {}).cpus is None
+    assert throttle.parse_docker_stats(config, stats) == throttle.Group(
+        CpuQuota(20_000, 100_000), 512, 3.0, 2.5, 7, 100.0
+    )
+    assert throttle.parse_docker_stats({"CpuQuota": -1}, {}).quota is None
 
 
 @pytest.mark.parametrize(
@@ -236,7 +261,7 @@ def test_a_quota_that_systemd_has_rounded_is_refused_with_the_hint(
 ) -> None:
     wanted = msgspec.structs.replace(LIMITS, cpus=cpus)
     group = throttle.parse_cgroup(V2 | {"cpu.max": in_force}, 2)
-    held = msgspec.structs.replace(HELD, cpus=group.cpus)
+    held = msgspec.structs.replace(HELD, cpus=group.quota.cpus if group.quota else None)
     if rounded is None:
         assert throttle.confirm(wanted, held) is held
         return

@@ -118,6 +118,23 @@ def test_the_full_plan_has_every_combination() -> None:
     }
 
 
+def test_window_and_tolerance_follow_the_tick_where_the_quota_is_small() -> None:
+    item = j.Item("busy", True, seconds=2.0)
+    windows = [j.window_s(item, Limits(cpus, 10**7, 10**7, 64), tick_s=0.004) for cpus in (0.1, 0.02, 0.002)]
+    assert windows == [2.0, pytest.approx(4.0), 20.0]
+    assert j.cpu_tolerance(2.0 * 0.1, tick_s=0.001) == 0.05
+    assert j.cpu_tolerance(4.0 * 0.02, tick_s=0.004) == pytest.approx(0.075)
+    assert j.cpu_tolerance(20.0 * 0.002, tick_s=0.004) == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(("cpu_s", "passed"), [(0.0055, True), (0.0075, False)])
+def test_a_small_quota_is_judged_by_that_tolerance(cpu_s: float, passed: bool) -> None:
+    limits = msgspec.structs.replace(LIMITS, cpus=0.002)
+    where = msgspec.structs.replace(context(), limits=limits, tick_s=0.001)
+    row = j.judge_cpu(where, j.Item("busy", True, seconds=2.0), ProbeResult("d", "1", wall_s=2.5, cpu_s=cpu_s))
+    assert row.passed is passed
+
+
 def test_the_short_plan_stays_under_ten_seconds_even_dilated() -> None:
     dilated = [Limits(4, 10**8, 10**8, 1).dilated(5), Limits(0.1, 10**7, 10**7, 1).dilated(5)]
     assert j.estimate_s(j.short_plan(), dilated) < 8

@@ -128,6 +128,8 @@ class RunFleet(ABC):
             held_downlink_bit_s=held.downlink_bit_s if held else None,
             details=held.details if held else {},
             latency_ms=limits.latency_ms,
+            period_us=limits.period_us,
+            held_period_us=held.period_us if held else None,
         )
 
     # ---- profiles ----
