@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.telemetry import ThreadCpu, Throttling, resident_mib
+from edge_agent.telemetry import RunDelay, ThreadCpu, Throttling, resident_mib
 from edge_agent.training import Trainer
 from edge_agent.upload_queue import UploadQueue
 from edgebed.device.core import Body, Cancelled, Result
@@ -54,7 +54,7 @@ class TaskRun:
         self.metrics = TaskMetrics(inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
         self._body: Body = inbound.body
         self._cancelled = threading.Event()
-        self._throttled_ns = tools.throttling.read()[0]
+        self._throttled_ns, self._delay = tools.throttling.read()[0], RunDelay()
         self._replies = ReplyBox(self._cancelled)
         slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
         self.uploads = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, self.metrics, slots, hold)
@@ -107,7 +107,7 @@ class TaskRun:
         assert self.result is not None
         counters = self._tools.throttling
         throttled_s = (counters.read()[0] - self._throttled_ns) / 1e9 if counters.visible else None
-        return self.metrics.report(self.result, throttled_s, resident_mib())
+        return self.metrics.report(self.result, throttled_s, resident_mib(), self._delay.seconds())
 
 
 class ReplyBox:

@@ -1,4 +1,4 @@
-"""What an agent measures of itself: host facts, CPU time, throttling and memory."""
+"""What an agent measures of itself: host facts, CPU time, throttling, delay and memory."""
 
 from __future__ import annotations
 
@@ -79,6 +79,47 @@ def _cpu_stat(root: Path) -> Path | None:
                 if b"nr_throttled" in _content(group / "cpu.stat"):
                     return group / "cpu.stat"
     return None
+
+
+class RunDelay:
+    """How long the threads of this process were ready to run and did not, since the object was made. Time in which the
+    quota stopped them is part of it.
+
+    Reads /proc/self/task/*/schedstat: CPU ns, ns of delay, runs. Threads that have ended are left out.
+    """
+
+    def __init__(self, tasks: str = "/proc/self/task") -> None:
+        self._tasks = tasks
+        self._before = self._by_thread()
+
+    def seconds(self) -> float | None:
+        """None where the kernel does not tell (CONFIG_SCHED_INFO)."""
+        now = self._by_thread()
+        if not now:
+            return None
+        return sum(ns - self._before.get(thread, 0) for thread, ns in now.items()) / 1e9
+
+    def _by_thread(self) -> dict[str, int]:
+        try:
+            threads = os.listdir(self._tasks)
+        except OSError:
+            return {}
+        read = {thread: _schedstat(f"{self._tasks}/{thread}/schedstat").split() for thread in threads}
+        return {thread: int(fields[1]) for thread, fields in read.items() if len(fields) > 1}
+
+
+def _schedstat(path: str) -> bytes:
+    """With as few calls as possible: it is read for every thread at the start and the end of every task."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 128)
+    except OSError:  # the thread has ended
+        return b""
+    finally:
+        os.close(file)
 
 
 def _content(path: Path) -> bytes:

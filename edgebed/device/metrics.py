@@ -16,12 +16,19 @@ class TaskMetrics:
         self.blocked_s = self.reply_s = self.upload_s = 0.0
         self.upload_bytes = 0
 
-    def report(self, result: Result, throttled_s: float | None = None, memory_mib: float = 0.0) -> Report:
+    def report(
+        self,
+        result: Result,
+        throttled_s: float | None = None,
+        memory_mib: float = 0.0,
+        delayed_s: float | None = None,
+    ) -> Report:
         """Call it when every upload has been acknowledged, so that bytes and seconds of the link belong together.
 
         Args:
             throttled_s: seconds for which the quota stopped the device; None where it cannot be read.
             memory_mib: resident memory; 0 where it cannot be read.
+            delayed_s: seconds for which its threads were ready and did not run; None where it cannot be read.
         """
         return Report(
             samples=result.samples,
@@ -40,4 +47,5 @@ class TaskMetrics:
             notes=result.notes,
             encode_cpu_s=self.encode_cpu_s,
             memory_mib=memory_mib,
+            delayed_s=delayed_s,
         )

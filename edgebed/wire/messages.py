@@ -328,6 +328,7 @@ class Report(msgspec.Struct, frozen=True):
     notes: dict[str, float] = {}  # what the device half has to tell the method, e.g. the mask it chose (FedPMT)
     encode_cpu_s: float = 0.0  # CPU time of the training thread in that
     memory_mib: float = 0.0  # resident in memory at the end of the task; 0 where that cannot be seen
+    delayed_s: float | None = None  # its threads were ready to run and did not, stops by the quota included
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):

@@ -85,6 +85,7 @@ class RoundFacts(msgspec.Struct):
     done: dict[str, t.DeviceDone] = {}
     out: dict[str, t.DeviceOut] = {}
     own: list[t.OrchestratorPhase] = []
+    host: t.HostRound | None = None
 
     @property
     def number(self) -> int:
@@ -246,7 +247,7 @@ _BY_DEVICE: dict[type, str] = {
 }
 _LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
 _LISTS: dict[type, str] = {t.ServerStep: "steps", t.OrchestratorPhase: "own"}
-_SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated"}
+_SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated", t.HostRound: "host"}
 """Where a round keeps its records, by their kind."""
 _OF_ROUND = {*_BY_DEVICE, *_LISTS_BY_DEVICE, *_LISTS, *_SINGLE} - {t.DeviceOut}
 

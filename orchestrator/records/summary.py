@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
@@ -101,7 +102,7 @@ class Summing:
 
     def __init__(self, run: RunFacts) -> None:
         self._head = _head(run)
-        self._axis, self._whatif = _Axis(run), WhatIf(run)
+        self._axis, self._whatif, self._hosts = _Axis(run), WhatIf(run), hosts_of_rounds(run)
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for session in run.sessions for name in session.devices))
         self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
@@ -116,6 +117,7 @@ class Summing:
         )
         self._left_out: dict[str, int] = {}
         self._extra: list[dict[str, float]] = []
+        self._load: list[dict[str, float]] = []
         self._faults = sum(len(session.events) for session in run.sessions)
         self._throttled = {device: _throttled_share(run, device) for device in self._devices}
 
@@ -171,11 +173,14 @@ class Summing:
             if facts.cut_off
             else max((d.residual for d in timeline.devices.values()), default=0),
         }
-        for name, value in row.items():
+        host = self._hosts.get(facts.number, HostOfRound())
+        for name, value in (row | _host_row(host)).items():
             self._rows[name].append(value)
+        self._load.append(host.load)
         self._extra.append({} if evaluated is None else evaluated.extra)
 
     def _add_assignments(self, facts: RoundFacts) -> None:
+        lost = self._hosts.get(facts.number, HostOfRound()).lost_s
         for device in self._devices:
             assignment, done = facts.started.assignments.get(device), facts.done.get(device)
             predicted = facts.started.predicted_s.get(device)
@@ -183,6 +188,7 @@ class Summing:
                 "cut": assignment.stages if assignment is not None else None,
                 "predicted_s": None if predicted is None else predicted / facts.dilation,
                 "actual_s": None if done is None else done.seconds / facts.dilation,
+                "not_got_s": _divided_one(lost.get(device), facts.dilation),
             }
             for name, value in values.items():
                 self._by_device[name][device].append(value)
@@ -210,7 +216,9 @@ class Summing:
             "devices_left_out": self._left_out,
             "events": self._faults,
             **rows,
-            "extra": self._extras(),
+            "extra": _columns(self._extra),
+            "load": _columns(self._load),
+            "disturbed_rounds": _count(rows["disturbed"]),
             "what_if": self._whatif.result(),
             "idle_share": {device: self._idle(device) for device in self._devices},
             "throttled_share": self._throttled,
@@ -226,16 +234,12 @@ class Summing:
         if any(a > b for a, b in pairwise(ends)):
             order = sorted(range(len(ends)), key=lambda index: ends[index])
             of_devices = [values for by_device in self._by_device.values() for values in by_device.values()]
-            for values in (*self._rows.values(), *of_devices, self._extra):
+            for values in (*self._rows.values(), *of_devices, self._extra, self._load):
                 values[:] = [values[index] for index in order]
 
     def _time_to_target(self) -> float | None:
         pairs = zip(self._rows["elapsed_s"], self._rows["accuracy"], strict=True)
         return next((at for at, accuracy in pairs if accuracy is not None and accuracy >= self._target), None)
-
-    def _extras(self) -> dict[str, list[float | None]]:
-        names = dict.fromkeys(name for extra in self._extra for name in extra)
-        return {name: [extra.get(name) for extra in self._extra] for name in names}
 
     def _idle(self, device: str) -> float | None:
         """Share of the time in rounds in which the device was present and idle; None: it was never present."""
@@ -261,11 +265,36 @@ ROWS = (
     "waited_for",
     "waited_s",
     "timeline_residual",
+    "disturbed",
+    "host_speed",
+    "stolen_share",
+    "others_share",
 )
 """Lists with one entry per finished round, in the order in which rounds ended."""
 
-PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s")
+PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s", "not_got_s")
 """By device, lists with one entry per finished round; null where the device had no assignment, or did not finish it."""
+
+
+def _host_row(host: HostOfRound) -> dict[str, Any]:
+    return {
+        "disturbed": host.causes,
+        "host_speed": host.speed,
+        "stolen_share": host.stolen_share,
+        "others_share": host.others_share,
+    }
+
+
+def _count(disturbed: list[list[str] | None]) -> int | None:
+    """Rounds that the host disturbed; None where it was not measured in any."""
+    known = [causes for causes in disturbed if causes is not None]
+    return sum(bool(causes) for causes in known) if known else None
+
+
+def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
+    """Lists by name, with an entry per row; None where a row lacks the name."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -295,6 +324,10 @@ def _throttled_share(run: RunFacts, device: str) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _divided_one(seconds: float | None, dilation: float) -> float | None:
+    return None if seconds is None else seconds / dilation
 
 
 def _divided(seconds: dict[str, float], dilation: float) -> dict[str, float]:
@@ -329,7 +362,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
             summary: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            if "what_if" in summary:  # else an older version wrote it, which knew less
+            if "disturbed" in summary:  # else an older version wrote it, which knew less
                 return summary
     except (OSError, msgspec.DecodeError):
         pass  # none yet, or a torn one: the records say the same

@@ -238,6 +238,21 @@ class RoundFinished(msgspec.Struct, frozen=True, tag="round_finished"):
     why: str  # all done | enough | deadline | void
 
 
+class HostRound(msgspec.Struct, frozen=True, tag="host_round"):
+    """What the host did from the start of a round to its end. Seconds are CPU seconds of all cores together."""
+
+    at_ns: int
+    start_ns: int
+    round: int
+    cores: float  # that this process and its children may use
+    busy_s: float  # of all programs
+    stolen_s: float  # given to others by the hypervisor; 0 where it does not tell
+    devices_s: float | None = None  # of all Edgebed devices on this host; None: they are in no cgroup of ours
+    load_s: dict[str, float] = {}  # by process of the run: orchestrator, its event loop, broker, …
+    loop_ms: float | None = None  # CPU time of one reference loop, median; None: none ran in this round
+    loops: int = 0  # reference loops in this round
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     at_ns: int
     round: int
@@ -324,6 +339,7 @@ Record = (
     | DeviceLeft
     | OrchestratorPhase
     | RoundFinished
+    | HostRound
     | Evaluated
     | FinalTest
     | Served

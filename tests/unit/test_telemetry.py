@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.telemetry import RECENT_NS, Throttling, parse_cpu_stat, resident_mib
+from edge_agent.telemetry import RECENT_NS, RunDelay, Throttling, parse_cpu_stat, resident_mib
 
 V1 = b"nr_periods 9\nnr_throttled 4\nthrottled_time 7000\n"
 V2 = b"usage_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 7\n"
@@ -65,3 +65,27 @@ def test_counters_read_a_moment_ago_are_not_read_again(tmp_path: Path, monkeypat
     assert counters.recent() == (7000, 4)
     now += RECENT_NS + 1
     assert counters.recent() == (9000, 4)
+
+
+def test_the_delay_of_threads_counts_from_the_start(tmp_path: Path) -> None:
+    def thread(number: int, delay_ns: int) -> None:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        (tmp_path / str(number) / "schedstat").write_text(f"77 {delay_ns} 5\n")
+
+    thread(1, 1_000_000_000)
+    thread(2, 500)
+    delay = RunDelay(str(tmp_path))
+    thread(1, 1_250_000_000)
+    thread(3, 1_000_000)
+    (tmp_path / "2" / "schedstat").unlink()
+    assert delay.seconds() == pytest.approx(0.251)
+
+
+def test_no_delay_is_told_where_the_kernel_keeps_none(tmp_path: Path) -> None:
+    assert RunDelay(str(tmp_path / "none")).seconds() is None
+
+
+def test_the_kernel_counts_the_delay_of_this_process() -> None:
+    delay = RunDelay().seconds()
+    assert delay is not None
+    assert delay >= 0

@@ -1,0 +1,176 @@
+"""Which rounds the host disturbed, and by what: CPU that devices did not get, steal, rivals, a slow host, an overloaded
+orchestrator or broker. Pure.
+
+**CPU not got** by a device in a round: its quota × wall time of its own work − CPU time used in it. It counts only as
+far as its threads waited in the run queue for longer than the quota stopped them. Either figure alone misleads: a
+device that waits for data uses less than its quota, and threads of one device wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+import msgspec
+
+from edgebed.device.phases import OWN_WORK
+from orchestrator.records.limits_in_force import Limits
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.types import HostRound
+
+NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
+"""A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. The
+second is one period of a quota: a stop is credited when it ends, so one period may be counted in the wrong task."""
+
+STOLEN_SHARE = 0.05
+"""Of the CPU time of all cores. The calibration uses the same limit."""
+
+FULL_SHARE, OTHERS_SHARE = 0.95, 0.05
+"""Other programs disturb a round where they use this share of the cores while the host is full. Before that they use
+CPU time that nobody else wanted. Devices have priority over them; orchestrator, trainer and broker do not."""
+
+SLOW_SHARE = 0.1
+"""The reference loop took this share longer than in the median round of the run."""
+
+BUSY_SHARE = 0.9
+"""Of one core, for what has only one thread: the orchestrator's event loop and the broker."""
+
+ONE_THREAD = {"event loop": "orchestrator", "broker": "broker"}
+"""Processes and threads whose load is limited to one core, and the cause that they are when they reach it."""
+
+
+class Disturbance(msgspec.Struct, frozen=True):
+    """One cause: `steal`, `rival`, `slow_host`, `orchestrator` or `broker`. `why` has the figures, for people."""
+
+    cause: str
+    why: str
+
+
+class HostOfRound(msgspec.Struct, frozen=True):
+    """What the host did in one round. None: it was not measured (older records, a simulation).
+
+    Attributes:
+        disturbed: by what; empty if it was not.
+        lost_s: wall seconds by which each device was later because it did not get its CPU; None: it does not tell.
+        speed: of the reference loop, as a multiple of its median over the rounds of the run.
+        stolen_share, others_share: of the CPU time of all cores.
+        load: CPU seconds per second, by process of the run.
+    """
+
+    disturbed: tuple[Disturbance, ...] | None = None
+    lost_s: dict[str, float | None] = {}
+    speed: float | None = None
+    stolen_share: float | None = None
+    others_share: float | None = None
+    load: dict[str, float] = {}
+
+    @property
+    def causes(self) -> list[str] | None:
+        return None if self.disturbed is None else [each.cause for each in self.disturbed]
+
+
+class Work(msgspec.Struct):
+    """What a task needed of its device: seconds of its own work on the wall, and of CPU time."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def not_got_s(cpus: float, work: Work, delayed_s: float, throttled_s: float) -> float:
+    """CPU seconds that a device did not get although its quota of `cpus` allowed them.
+
+    Args:
+        delayed_s: its threads were ready to run and did not; stops by the quota are part of it.
+        throttled_s: the quota stopped them.
+    """
+    return max(0.0, min(cpus * work.wall_s - work.cpu_s, delayed_s - throttled_s))
+
+
+def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
+    """What the host did in every round that counts, by number."""
+    rounds = run.rounds()
+    loops = [facts.host.loop_ms for _, facts in rounds if facts.host is not None and facts.host.loop_ms]
+    usual_ms = median(loops) if loops else None
+    works = {id(session): works_of(session) for session in run.sessions}
+    limits = {id(session): Limits(session) for session in run.sessions}
+    return {
+        facts.number: _host_of(facts, works[id(session)], limits[id(session)], usual_ms) for session, facts in rounds
+    }
+
+
+def works_of(session: Session) -> dict[str, Work]:
+    """The work of every task of a session, from the phases that devices reported."""
+    works: dict[str, Work] = {}
+    for device in session.devices.values():
+        for _, phase in device.phases:
+            if phase.name in OWN_WORK and phase.task:
+                work = works.setdefault(phase.task, Work())
+                work.wall_s += (phase.end_ns - phase.start_ns) / 1e9
+                work.cpu_s += phase.cpu_ns / 1e9
+    return works
+
+
+def _host_of(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, usual_ms: float | None) -> HostOfRound:
+    lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
+    at_work = {device: works[update.task].wall_s for device, update in facts.updates.items() if update.task in works}
+    host = facts.host
+    if host is None:
+        return HostOfRound(lost_s=lost)
+    capacity_s = host.cores * (host.at_ns - host.start_ns) / 1e9
+    shares = _shares(host, capacity_s)
+    load = {name: used * host.cores / capacity_s if capacity_s else 0.0 for name, used in host.load_s.items()}
+    speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
+    found = [*_rival(lost, at_work, *shares[:2]), *_steal(shares[2]), *_slow(speed), *_overloaded(load)]
+    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load)
+
+
+def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:
+    update, in_force = facts.updates[device], limits.at(device, facts.start_ns)
+    work, report = works.get(update.task), update.report
+    if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
+        return None
+    return not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
+
+
+def _shares(host: HostRound, capacity_s: float) -> tuple[float, float | None, float]:
+    """Shares of the CPU time of all cores: used by anybody, by programs that are not ours (None: not known), stolen."""
+    if capacity_s <= 0:
+        return 0.0, None, 0.0
+    ours = None if host.devices_s is None else host.devices_s + sum(_processes(host.load_s))
+    others = None if ours is None else max(0.0, host.busy_s - ours) / capacity_s
+    return (host.busy_s + host.stolen_s) / capacity_s, others, host.stolen_s / capacity_s
+
+
+def _processes(load_s: Mapping[str, float]) -> Iterable[float]:
+    """Without the event loop, which is a thread of the orchestrator."""
+    return (seconds for name, seconds in load_s.items() if name != "event loop")
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def _rival(
+    lost: Mapping[str, float | None], at_work: Mapping[str, float], used: float, others: float | None
+) -> Iterable[Disturbance]:
+    shares = {d: s / at_work[d] for d, s in lost.items() if s is not None and s > NOT_GOT_S and at_work.get(d)}
+    worst = max(shares, key=lambda device: shares[device], default="")
+    if worst and shares[worst] > NOT_GOT_SHARE:
+        yield Disturbance("rival", f"{worst} did not get {shares[worst]:.0%} of its CPU")
+    elif others is not None and others > OTHERS_SHARE and used > FULL_SHARE:
+        yield Disturbance("rival", f"other programs used {others:.0%} of the cores, and none were free")
+
+
+def _steal(stolen: float) -> Iterable[Disturbance]:
+    if stolen > STOLEN_SHARE:
+        yield Disturbance("steal", f"the hypervisor took {stolen:.0%} of the CPU time")
+
+
+def _slow(speed: float | None) -> Iterable[Disturbance]:
+    if speed is not None and 1 / speed - 1 > SLOW_SHARE:
+        yield Disturbance("slow_host", f"a CPU second did {1 - speed:.0%} less work than usual")
+
+
+def _overloaded(load: Mapping[str, float]) -> Iterable[Disturbance]:
+    for name, cause in ONE_THREAD.items():
+        if load.get(name, 0.0) > BUSY_SHARE:
+            yield Disturbance(cause, f"the {name} was busy for {min(1.0, load[name]):.0%} of the time")
