@@ -22,7 +22,6 @@ from orchestrator.analysis.time_axis import Rounds
 from orchestrator.records import types as t
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts
-from orchestrator.records.summary import download_bytes
 from orchestrator.records.timeline import timelines
 
 Summary = Mapping[str, Any]
@@ -175,7 +174,7 @@ def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: Limits) 
         None if predicted is None else predicted / facts.dilation,
         *_done(facts, device),
         *_reported(facts, device),
-        *_bytes(facts, device),
+        *facts.moved(device),
     )
 
 
@@ -211,14 +210,6 @@ def _reported(facts: RoundFacts, device: str) -> Row:
     report = update.report
     compute_s, compute_cpu_s = report.compute_s / facts.dilation, report.compute_cpu_s / facts.dilation
     return (compute_s, compute_cpu_s, report.samples, report.batches, report.loss, report.memory_mib or None)
-
-
-def _bytes(facts: RoundFacts, device: str) -> tuple[int, int]:
-    """Bytes up (features and the update) and down (the task and replies)."""
-    update = facts.updates.get(device)
-    up = sum(upload.bytes for upload in facts.uploads.get(device, ())) + (update.bytes if update is not None else 0)
-    down = sum(reply.bytes for reply in facts.replies.get(device, ()))
-    return up, down + (download_bytes(facts, device) if device in facts.delivered else 0)
 
 
 def uploads_table(run: RunFacts) -> pd.DataFrame:

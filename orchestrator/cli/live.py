@@ -6,6 +6,7 @@ It takes in records as they are written, and is drawn a few times a second, so t
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ class LiveWatch(session.Watch):
 
     def __init__(self, console: Console) -> None:
         super().__init__(lambda line: console.print(escape(line), highlight=False, soft_wrap=True))
-        self._state, self._rounds, self._simulated = RunState(), 0, False
+        self._rounds, self._simulated = 0, False
+        self._followed: tuple[RunState, deque[t.Record]] = RunState(), deque()  # and the records since the last drawing
         self._live = Live(console=console, refresh_per_second=PER_SECOND, transient=True, get_renderable=self._view)
 
     def __enter__(self) -> LiveWatch:
@@ -134,15 +136,18 @@ class LiveWatch(session.Watch):
         self._live.stop()
 
     def _view(self) -> RenderableType:
-        return view(self._state, self._rounds, time.monotonic_ns()) if self._state.sessions else Text("")
+        """Called by the thread that draws: reading the records costs the run nothing."""
+        state, new = self._followed
+        reduce(state, [(0, new.popleft()) for _ in range(len(new))])
+        return view(state, self._rounds, time.monotonic_ns()) if state.sessions else Text("")
 
     def run(self, method: str, folder: Path, rounds: int) -> None:
         super().run(method, folder, rounds)
-        self._state, self._rounds = RunState(), rounds
+        self._followed, self._rounds = (RunState(), deque()), rounds
 
     def record(self, record: Any) -> None:
         super().record(record)
         if isinstance(record, t.RunStarted):
             self._simulated = record.enforcement == "simulated"
         if not self._simulated:  # else its times are not those of the clock that the view is drawn by
-            reduce(self._state, [(0, record)])
+            self._followed[1].append(record)

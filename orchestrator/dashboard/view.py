@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.records.reducer import OWN_WORK
+from edgebed.device.phases import OWN_WORK
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 
 UNSETTLED = 128

@@ -1,54 +1,71 @@
-"""Records -> state of a run, record by record, in any number of portions. Pure.
+"""The state of a run that goes on: its records go into the index, and what pages show is made from that. Pure.
 
-The live page and the terminal follow a run with this. `run_index.sort` keeps every fact of a whole file for report,
-trace and comparison. Both keep sessions and clocks in the same structs, and take stragglers and their causes from
-`orchestrator.records.stragglers`.
+Live page and terminal follow a run with `reduce`, in any number of portions. The index is that of
+`orchestrator.records.run_index`, which report, trace and comparison read too. Once a round is settled, `settling` drops
+its transfers, server steps and phases from the index: what stays is one row, with the straggler that the summary gives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from itertools import islice
 
-from orchestrator.records import formatting
+from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
-from orchestrator.records.run_index import Session
-from orchestrator.records.run_state import DeviceState, OpenDevice, OpenRound, RoundRow, RunEvent, RunState
-from orchestrator.records.settling import close, settle
+from orchestrator.records.events import Event, events
+from orchestrator.records.run_index import RoundFacts, Session, close
+from orchestrator.records.run_state import DeviceState, IndexedRound, RoundRow, RunEvent, RunState
+from orchestrator.records.settling import settle
 
-MEMORY_S = 10.0
-"""CPU and throttling are averages over about so many seconds (not divided) that a device reported."""
-
-PATIENCE = 64
-"""A round is settled after so many others, whatever phases of it are missing."""
-
-OWN_WORK = ("decode", "compute", "encode")
+MEMORY_NS = 10e9
+"""CPU and throttling are averages over about so many nanoseconds (not divided) that a device reported."""
 
 
 def reduce(state: RunState, lines: Iterable[tuple[int, t.Record]]) -> None:
     """Take in records with their offsets in the file, in the order of the file."""
     state.rev += 1
     for offset, record in lines:
-        step = STEPS.get(type(record))
-        if step is not None and (state.sessions or isinstance(record, t.RunStarted)):
-            step(state, record, offset)
-    settle(state)
+        if isinstance(record, t.RunStarted):
+            _begin_session(state, record)
+        elif state.sessions:
+            state.run.add(record, offset)
+    if state.sessions:
+        _refresh(state, over=False)
 
 
-# ---- the run ----
+def _refresh(state: RunState, over: bool) -> None:
+    """Bring rows, devices and events up to date with the index."""
+    session = state.session
+    close(session)
+    for device in state.devices.values():
+        _take_phases(state, device)
+    _take_limits(state, session)
+    for number in sorted(session.changed & session.rounds.keys()):
+        _take_round(state, session.rounds[number])
+    session.changed.clear()
+    _take_events(state, session)
+    settle(state, over)
 
 
-def _run_started(state: RunState, record: t.RunStarted, offset: int) -> None:
+# ---- sessions ----
+
+
+def _begin_session(state: RunState, record: t.RunStarted) -> None:
     again = bool(state.sessions)
-    state.sessions.append(Session(record))
-    state.last_ns, state.open, state.tasks, state.stale, state.calibration = record.at_ns, {}, {}, set(), []
-    state.begin_ns, state.lanes = 0, False
+    if again:
+        _refresh(state, over=True)
+        state.session.rounds.clear()
+    state.run.add(record)
     _remove_rows(state, record.resumed_from)
+    state.first_row, state.rounds, state.told = len(state.rows), {}, False
+    state.begin_ns, state.lanes = 0, False
+    for device in state.devices.values():
+        device.taken, device.round = 0, -1
     for info in record.devices:
         _device(state, info)
     if again:
-        _event(state, record.at_ns, "resumed", "", f"goes on from round {record.resumed_from + 1}")
+        _tell(state, Event(record.at_ns, "resumed", "", f"goes on from round {record.resumed_from + 1}"))
 
 
 def _remove_rows(state: RunState, first: int) -> None:
@@ -76,315 +93,163 @@ def _device(state: RunState, info: t.DeviceInfo) -> None:
         old.profile, old.cpus, old.uplink_bit_s, old.downlink_bit_s, old.memory_mib, old.samples = info.profile, *limits
 
 
-def _run_finished(state: RunState, record: t.RunFinished, offset: int) -> None:
-    state.session.finished = record
-    _event(state, record.at_ns, "ended", "", record.why)
+# ---- rounds ----
 
 
-def _calibrated(state: RunState, record: t.Calibrated, offset: int) -> None:
-    state.calibration.append(record)
+def _take_round(state: RunState, facts: RoundFacts) -> None:
+    """Bring a row up to date, and the devices that the round drew."""
+    if facts.number not in state.rounds:
+        _begin_round(state, facts)
+    indexed = state.rounds[facts.number]
+    row = state.rows[indexed.row]
+    before = (row.seconds, row.accuracy, row.left_out)
+    row.left_out = len(facts.out)
+    if facts.finished is not None:
+        row.seconds, row.merged = facts.finished.seconds / facts.dilation, len(facts.finished.merged)
+        state.elapsed_s = max(state.elapsed_s, row.axis_s + row.seconds)
+    if facts.evaluated is not None:
+        row.accuracy = facts.evaluated.accuracy
+        row.loss = facts.evaluated.loss if math.isfinite(facts.evaluated.loss) else None
+    if before != (row.seconds, row.accuracy, row.left_out):
+        row.rev = state.rev
+    for name in facts.started.devices:
+        device = state.devices.get(name)
+        if device is not None:
+            _count_bytes(state, device, facts, indexed)
+            if not indexed.settled:
+                _take_progress(state, device, facts, indexed.row)
+
+
+def _begin_round(state: RunState, facts: RoundFacts) -> None:
+    if not state.begin_ns:
+        state.begin_ns, state.before_s = facts.start_ns, state.elapsed_s
+    state.lanes = state.lanes or bool(facts.lane)
+    start_s = state.wall(facts.start_ns) if state.lanes else state.elapsed_s
+    drawn = set(facts.started.devices)
+    state.rounds[facts.number] = IndexedRound(len(state.rows))
+    row = RoundRow(facts.number, facts.offset, len(state.sessions) - 1, facts.start_ns, start_s, len(drawn))
+    row.rev = state.rev
+    state.rows.append(row)
+    for name, device in state.devices.items():
+        assignment, predicted = facts.started.assignments.get(name), facts.started.predicted_s.get(name)
+        device.cuts.append(assignment.stages if assignment is not None else None)
+        device.predicted_s.append(None if predicted is None else predicted / facts.dilation)
+        device.actual_s.append(None)
+        if name in drawn:
+            device.round = facts.number
+            device.before_s, device.took_s = device.took_s or device.before_s, None
+        elif not facts.lane:  # in another lane it may be at work
+            device.activity, device.since_ns, device.round_bytes, device.took_s = "not drawn", 0, 0, None
+
+
+def _count_bytes(state: RunState, device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:
+    up, down = indexed.moved.get(device.name, (0, 0))
+    indexed.moved[device.name] = new_up, new_down = facts.moved(device.name)
+    device.bytes_up += new_up - up
+    device.bytes_down += new_down - down
+    state.bytes_up += new_up - up
+    state.bytes_down += new_down - down
+
+
+def _take_progress(state: RunState, device: DeviceState, facts: RoundFacts, row: int) -> None:
+    """How far a device has come in a round. A round before its current one says nothing of what it does now."""
+    sent, done = facts.sent.get(device.name), facts.done.get(device.name)
+    if done is not None:
+        device.actual_s[row] = done.seconds / facts.dilation
+    _take_link_use(device, facts)
+    if device.round == facts.number and (state.lanes or facts.number == state.rows[-1].number):
+        device.activity = _activity(facts, device.name)
+        device.since_ns = sent.at_ns if sent is not None else 0
+        device.round_bytes = sum(facts.moved(device.name))
+        device.took_s = device.actual_s[row]
+
+
+def _activity(facts: RoundFacts, name: str) -> str:
+    if name in facts.done:
+        return "done"
+    if name in facts.out:
+        return "left out"
+    if name in facts.updates:
+        return "server half"
+    if name in facts.delivered:
+        return "working"
+    return "receiving" if name in facts.sent else "waiting"
+
+
+def _take_link_use(device: DeviceState, facts: RoundFacts) -> None:
+    """Shares of the links' limits while the task came and while uploads went."""
+    sent, delivered = facts.sent.get(device.name), facts.delivered.get(device.name)
+    update = facts.updates.get(device.name)
+    if sent is not None and delivered is not None and delivered.at_ns > sent.at_ns and device.downlink_bit_s:
+        received = delivered.bytes * 8e9 / (delivered.at_ns - sent.at_ns) * facts.dilation
+        device.downlink_share = received / device.downlink_bit_s
+    if update is None:
+        return
+    report = update.report
+    size, took = report.upload_bytes, report.upload_s
+    if not size or not took:
+        size, took = update.bytes, (update.at_ns - update.first_ns) / 1e9
+    if took > 0 and device.uplink_bit_s:
+        device.uplink_share = size / took * 8 * facts.dilation / device.uplink_bit_s
+    device.memory_used_mib = report.memory_mib or device.memory_used_mib
 
 
 # ---- devices ----
 
 
-def _joined(state: RunState, record: t.DeviceJoined, offset: int) -> None:
-    state.session.add_presence(record)
-    if record.again and record.at_ns >= state.session.started.at_ns:
-        _event(state, record.at_ns, "joined", record.device, "came back")
-
-
-def _left(state: RunState, record: t.DeviceLeft, offset: int) -> None:
-    state.session.add_presence(record)
-    if record.at_ns >= state.session.started.at_ns:
-        _event(state, record.at_ns, "left", record.device, record.why)
-
-
-def _clock(state: RunState, record: t.ClockOffset, offset: int) -> None:
-    state.session.add_clock(record)
-
-
-def _fault(state: RunState, record: t.Fault, offset: int) -> None:
-    _event(state, record.at_ns, "fault", record.device, record.what)
-
-
-def _limits(state: RunState, record: t.LimitsSet, offset: int) -> None:
-    device = state.devices.get(record.device)
-    if device is None:
-        return
-    factor, old = state.dilation, device.profile
-    device.profile = record.profile
-    device.cpus = record.cpus * factor
-    device.uplink_bit_s, device.downlink_bit_s = record.uplink_bit_s * factor, record.downlink_bit_s * factor
-    device.held = None if record.held_cpus is None else True
-    if record.at_ns < state.session.started.at_ns or (record.why != "reprofile" and old == record.profile):
-        return
-    up, down = formatting.rate(device.uplink_bit_s), formatting.rate(device.downlink_bit_s)
-    limits = f"{formatting.number(device.cpus)} CPU, {up} up, {down} down"
-    text = f"profile {old} → {record.profile}: {limits}"
-    device.reprofiled = _event(state, record.at_ns, "profile", record.device, text).round
-
-
-def _phases(state: RunState, record: t.DevicePhases, offset: int) -> None:
-    device = state.devices.get(record.device)
-    if device is None or not record.phases:
-        return
-    state.last_ns = record.at_ns
-    clock = state.session.device(record.device).clocks.get(record.incarnation)
-    span = cpu = work = stopped = 0
-    task, opened, number = "", None, -1
-    spent = device.phase_ns
-    for phase in record.phases:
-        name, length = phase.name, phase.end_ns - phase.start_ns
-        span += length
-        cpu += phase.cpu_ns
-        spent[name] = spent.get(name, 0) + length
-        if name in OWN_WORK:
-            work += length
-            stopped += phase.throttled_ns
-        if phase.task != task:
-            task = phase.task
-            number, opened = _device_of(state, task)
-        if opened is not None:
-            _count(opened, name, length, clock.to_orchestrator(phase.end_ns) if clock and name in ENDS else 0)
-            if name == "upload_tail":
-                state.stale.add(number)
-    device.phase = record.phases[-1].name
-    device.stopped_ns += stopped
-    if span and device.cpus:
-        quota = device.cpus / state.dilation
-        device.cpu_share = _average(device.cpu_share, cpu / span / quota, span / 1e9)
-    if work:
-        device.throttled_share = _average(device.throttled_share, min(1.0, stopped / work), work / 1e9)
-
-
-ENDS = ("download", "upload_tail")
-"""Phases whose end is needed on the orchestrator's clock."""
-
-
-def _count(opened: OpenDevice, name: str, length: int, end_ns: int) -> None:
-    costs = opened.costs
-    if name in OWN_WORK:
-        costs.cpu += length
-    elif name == "blocked":
-        costs.uplink += length
-    elif name == "upload_tail":
-        costs.uplink, opened.tail_end_ns = costs.uplink + length, end_ns
-    elif name == "download":
-        opened.download_end_ns = end_ns
-    elif name == "reply_wait":
-        costs.reply_wait += length
-
-
-def _average(old: float | None, new: float, seconds: float) -> float:
-    keep = 0.0 if old is None else math.exp(-seconds / MEMORY_S)
-    return (old or 0.0) * keep + new * (1 - keep)
-
-
-def _device_of(state: RunState, task: str) -> tuple[int, OpenDevice | None]:
-    number, device = state.tasks.get(task, (-1, ""))
-    opened = state.open.get(number)
-    return number, opened.devices.get(device) if opened is not None else None
-
-
-# ---- rounds ----
-
-
-def _round_started(state: RunState, record: t.RoundStarted, offset: int) -> None:
-    state.last_ns = record.at_ns
-    if not state.begin_ns:
-        state.begin_ns, state.before_s = record.at_ns, state.elapsed_s
-    state.lanes = state.lanes or bool(record.lane)
-    start_s = state.wall(record.at_ns) if state.lanes else state.elapsed_s
-    row = RoundRow(record.round, offset, len(state.sessions) - 1, record.at_ns, start_s, len(record.devices))
-    row.rev = state.rev
-    state.open[record.round] = OpenRound(len(state.rows), devices={name: OpenDevice() for name in record.devices})
-    state.rows.append(row)
-    drawn = set(record.devices)
-    for name, device in state.devices.items():
-        assignment, predicted = record.assignments.get(name), record.predicted_s.get(name)
-        device.cuts.append(assignment.stages if assignment is not None else None)
-        device.predicted_s.append(None if predicted is None else predicted / state.dilation)
-        device.actual_s.append(None)
-        if name in drawn:
-            device.activity, device.since_ns, device.round_bytes = "waiting", 0, 0
-            device.before_s, device.took_s = device.took_s or device.before_s, None
-        elif not record.lane:  # in another lane it may be at work
-            device.activity, device.since_ns, device.round_bytes, device.took_s = "not drawn", 0, 0, None
-
-
-def _own_phase(state: RunState, record: t.OrchestratorPhase, offset: int) -> None:
-    state.last_ns = record.end_ns
-    if record.name == "plan" and record.round in state.open:
-        state.open[record.round].plan_end_ns = record.end_ns
-
-
-def _task_sent(state: RunState, record: t.TaskSent, offset: int) -> None:
-    state.last_ns = record.at_ns
-    state.tasks[record.task] = (record.round, record.device)
-    opened, device = _both(state, record)
-    if opened is not None and device is not None:
-        opened.sent_ns = device.since_ns = record.at_ns
-        _set_activity(state, record, "receiving")
-
-
-def _task_delivered(state: RunState, record: t.TaskDelivered, offset: int) -> None:
-    state.last_ns = record.at_ns
-    _add_bytes(state, record.device, 0, record.bytes)
-    opened, device = _both(state, record)
-    if opened is None or device is None:
-        return
-    _set_activity(state, record, "working")
-    opened.download_end_ns = opened.download_end_ns or record.at_ns  # simulated devices report no download
-    if record.at_ns > opened.sent_ns > 0 and device.downlink_bit_s:
-        received = record.bytes * 8e9 / (record.at_ns - opened.sent_ns) * state.dilation
-        device.downlink_share = received / device.downlink_bit_s
-
-
-def _upload(state: RunState, record: t.UploadReceived, offset: int) -> None:
-    state.last_ns = record.at_ns
-    _add_bytes(state, record.device, record.bytes, 0)
-    opened = _opened(state, record)
-    if opened is not None:
-        opened.costs.replies_up += record.at_ns - record.first_ns
-
-
-def _reply(state: RunState, record: t.ReplyDelivered, offset: int) -> None:
-    _add_bytes(state, record.device, 0, record.bytes)
-    opened = _opened(state, record)
-    if opened is not None:
-        opened.costs.replies_down += record.at_ns - record.first_ns
-
-
-def _update(state: RunState, record: t.UpdateReceived, offset: int) -> None:
-    state.last_ns = record.at_ns
-    _add_bytes(state, record.device, record.bytes, 0)
-    opened, device = _both(state, record)
-    if device is None:
-        return
-    if opened is not None:
-        _set_activity(state, record, "server half")
-    report = record.report
-    sent, took = report.upload_bytes, report.upload_s
-    if not sent or not took:
-        sent, took = record.bytes, (record.at_ns - record.first_ns) / 1e9
-    if took > 0 and device.uplink_bit_s:
-        device.uplink_share = sent / took * 8 * state.dilation / device.uplink_bit_s
-    device.memory_used_mib = report.memory_mib or device.memory_used_mib
-
-
-def _add_bytes(state: RunState, name: str, up: int, down: int) -> None:
-    device = state.devices.get(name)
-    if up:
-        state.bytes_up += up
+def _take_limits(state: RunState, session: Session) -> None:
+    """The limits that were set last hold. Of older ones only the last is kept, to know a change of the profile by."""
+    factor = session.started.dilation
+    for row in session.limits:
+        device = state.devices.get(row.device)
         if device is not None:
-            device.bytes_up += up
-            device.round_bytes += up
-    if down:
-        state.bytes_down += down
-        if device is not None:
-            device.bytes_down += down
-            device.round_bytes += down
+            device.profile, device.cpus = row.profile, row.cpus * factor
+            device.uplink_bit_s, device.downlink_bit_s = row.uplink_bit_s * factor, row.downlink_bit_s * factor
+            device.held = None if row.held_cpus is None else True
 
 
-def _done(state: RunState, record: t.DeviceDone, offset: int) -> None:
-    state.last_ns = record.at_ns
-    opened, device = _both(state, record)
-    if opened is None or device is None:
+def _take_phases(state: RunState, device: DeviceState) -> None:
+    """Count the phases that have come in since."""
+    reported = state.session.device(device.name).phases
+    if len(reported) == device.taken:
         return
-    opened.done_ns, opened.seconds, opened.costs.held = record.at_ns, record.seconds, round(record.held_s * 1e9)
-    device.actual_s[state.open[record.round].row] = record.seconds / state.dilation
-    if _set_activity(state, record, "done"):
-        device.took_s = record.seconds / state.dilation
-    state.stale.add(record.round)
-
-
-def _out(state: RunState, record: t.DeviceOut, offset: int) -> None:
-    text = f"left out of round {record.round + 1} ({record.how}): {record.why}"
-    _event(state, record.at_ns, "out", record.device, text)
-    opened, device = _both(state, record)
-    if opened is not None and device is not None:
-        _set_activity(state, record, "left out")
-        row = state.rows[state.open[record.round].row]
-        row.left_out, row.rev = row.left_out + 1, state.rev
-
-
-def _round_finished(state: RunState, record: t.RoundFinished, offset: int) -> None:
-    state.last_ns = record.at_ns
-    opened = state.open.get(record.round)
-    if opened is None:
-        return
-    row = state.rows[opened.row]
-    row.seconds, row.merged, row.rev = record.seconds / state.dilation, len(record.merged), state.rev
-    state.elapsed_s = max(state.elapsed_s, row.axis_s + row.seconds)
-    opened.finished = True
-    state.stale.add(record.round)
-    if len(state.open) > PATIENCE:
-        settle(state)
-        if len(state.open) > PATIENCE:
-            close(state, min(state.open))
-
-
-def _evaluated(state: RunState, record: t.Evaluated, offset: int) -> None:
-    state.last_ns = record.at_ns
-    row = next((row for row in reversed(state.rows[-PATIENCE:]) if row.number == record.round), None)
-    if row is not None:
-        loss = record.loss
-        row.accuracy, row.loss, row.rev = record.accuracy, loss if math.isfinite(loss) else None, state.rev
-
-
-def _opened(state: RunState, record: Any) -> OpenDevice | None:
-    """The device of a record in the record's round, where that is open."""
-    opened = state.open.get(record.round)
-    return opened.devices.get(record.device) if opened is not None else None
-
-
-def _both(state: RunState, record: Any) -> tuple[OpenDevice | None, DeviceState | None]:
-    """The same, and the device itself."""
-    return _opened(state, record), state.devices.get(record.device)
-
-
-def _set_activity(state: RunState, record: Any, activity: str) -> bool:
-    """What a device does now; a record of a round before the current one says nothing of that."""
-    now = state.lanes or record.round == state.rows[-1].number
-    if now:
-        state.devices[record.device].activity = activity
-    return now
+    spent, recent = device.phase_ns, device.recent
+    for _, phase in islice(reported, device.taken, None):
+        length = phase.end_ns - phase.start_ns
+        spent[phase.name] = spent.get(phase.name, 0) + length
+        keep = math.exp(-length / MEMORY_NS)
+        recent.cpu, recent.whole = recent.cpu * keep + phase.cpu_ns, recent.whole * keep + length
+        if phase.name in OWN_WORK:
+            device.stopped_ns += phase.throttled_ns
+            recent.stopped, recent.work = recent.stopped * keep + phase.throttled_ns, recent.work * keep + length
+    device.taken, device.phase = len(reported), reported[-1][1].name
+    if recent.whole and device.cpus:
+        device.cpu_share = recent.cpu / recent.whole / (device.cpus / state.dilation)
+    if recent.work:
+        device.throttled_share = min(1.0, recent.stopped / recent.work)
 
 
 # ---- events ----
 
 
-def _event(state: RunState, at_ns: int, kind: str, device: str, text: str) -> RunEvent:
-    row = state.current
+def _take_events(state: RunState, session: Session) -> None:
+    """Tell what has happened since, in the order of time. State from before the run is no event."""
+    for event in events(session):
+        if event.at_ns >= session.started.at_ns:
+            _tell(state, event)
+    session.events.clear()
+    session.limits = list({row.device: row for row in session.limits}.values())
+    if session.finished is not None and not state.told:
+        state.told = True
+        _tell(state, Event(session.finished.at_ns, "ended", "", session.finished.why))
+
+
+def _tell(state: RunState, event: Event) -> None:
+    row = state.row_at(event.at_ns)
     number = 0 if row is None else row.number
-    if row is not None and row.seconds is not None and kind == "profile":
-        number += 1  # put on between two rounds, for the one to come
-    event = RunEvent(state.axis(at_ns), number, kind, device, text)
-    state.events.append(event)
-    return event
-
-
-STEPS: dict[type, Callable[[RunState, Any, int], None]] = {
-    t.RunStarted: _run_started,
-    t.RunFinished: _run_finished,
-    t.Calibrated: _calibrated,
-    t.DeviceJoined: _joined,
-    t.DeviceLeft: _left,
-    t.Fault: _fault,
-    t.LimitsSet: _limits,
-    t.ClockOffset: _clock,
-    t.DevicePhases: _phases,
-    t.RoundStarted: _round_started,
-    t.OrchestratorPhase: _own_phase,
-    t.TaskSent: _task_sent,
-    t.TaskDelivered: _task_delivered,
-    t.UploadReceived: _upload,
-    t.ReplyDelivered: _reply,
-    t.UpdateReceived: _update,
-    t.DeviceDone: _done,
-    t.DeviceOut: _out,
-    t.RoundFinished: _round_finished,
-    t.Evaluated: _evaluated,
-}
-"""Records that are not here (server steps, costs of cuts) matter only to the Gantt of one round."""
+    if event.kind == "profile":
+        if row is not None and row.seconds is not None:
+            number += 1  # put on between two rounds, for the one to come
+        if event.device in state.devices:
+            state.devices[event.device].reprofiled = number
+    state.events.append(RunEvent(state.axis(event.at_ns), number, event.kind, event.device, event.text))

@@ -1,8 +1,11 @@
-"""The records of a run by session, round and device, with every fact kept. Pure.
+"""The index of a run: its records by session, round and device. Pure.
+
+`RunFacts.add` takes records one by one. It is the only code that tells record kinds apart to find out what they say
+about sessions, rounds, devices and clocks. `sort` indexes a whole file. `orchestrator.records.reducer` indexes a run
+that goes on, and drops the facts of rounds that are settled.
 
 A *session* lasts from the start or a resume of a run to its end. Each has a monotonic clock of its own, so times of two
-sessions are never subtracted. `orchestrator.records.reducer` keeps a small state for runs that are still going on; it
-uses the sessions and clocks of this module.
+sessions are never subtracted.
 """
 
 from __future__ import annotations
@@ -49,6 +52,15 @@ class DeviceFacts(msgspec.Struct):
     placed: tuple[tuple[int, ...], object] | None = None  # kept by `clock_alignment.place`, with what it was made from
 
     @property
+    def reported_ns(self) -> int:
+        """End of the last phase that it reported, on the orchestrator's clock; 0 where that is not known."""
+        if not self.phases:
+            return 0
+        incarnation, phase = self.phases[-1]
+        clock = self.clocks.get(incarnation)
+        return 0 if clock is None else clock.to_orchestrator(phase.end_ns)
+
+    @property
     def present(self) -> bool:
         """Whether it has joined and not left since."""
         return bool(self.presence and self.presence[-1][1])
@@ -67,6 +79,7 @@ class RoundFacts(msgspec.Struct):
         end_ns: start of the next round of its lane, or the end of the run.
         cut_off: the orchestrator was killed before that; the last reports of the devices are missing too.
         ends: in a session with lanes, the devices of this lane with the end of their windows; None: all have the same.
+        offset: where its first record begins in the file, in bytes; 0 where that is not known.
     """
 
     started: t.RoundStarted
@@ -86,6 +99,7 @@ class RoundFacts(msgspec.Struct):
     out: dict[str, t.DeviceOut] = {}
     own: list[t.OrchestratorPhase] = []
     host: t.HostRound | None = None
+    offset: int = 0
 
     @property
     def number(self) -> int:
@@ -103,9 +117,28 @@ class RoundFacts(msgspec.Struct):
         """End of the device's window in this round; None where the device belongs to another lane."""
         return self.end_ns if self.ends is None else self.ends.get(device)
 
+    def download_bytes(self, device: str) -> int:
+        """Bytes of the device's task, once delivered: of its frames, or of its body where frames were not counted."""
+        sent, delivered = self.sent.get(device), self.delivered.get(device)
+        if delivered is None:
+            return 0
+        return delivered.bytes or (sent.bytes if sent is not None else 0)
+
+    def moved(self, device: str) -> tuple[int, int]:
+        """Bytes from a device, and to it."""
+        update = self.updates.get(device)
+        up = sum([upload.bytes for upload in self.uploads.get(device, ())]) + (update.bytes if update else 0)
+        down = sum([reply.bytes for reply in self.replies.get(device, ())]) + self.download_bytes(device)
+        return up, down
+
 
 class Session(msgspec.Struct):
-    """From the start or a resume of a run to its end. Rounds by number; devices by name, those of the fleet first."""
+    """From the start or a resume of a run to its end. Rounds by number; devices by name, those of the fleet first.
+
+    Attributes:
+        events: what was not planned, in the order of the records.
+        changed: numbers of the rounds that records were added to; for readers of a run that goes on, who clear it.
+    """
 
     started: t.RunStarted
     rounds: dict[int, RoundFacts] = {}
@@ -113,7 +146,8 @@ class Session(msgspec.Struct):
     limits: list[t.LimitsSet] = []
     calibration: list[t.Calibrated] = []
     cuts: list[t.CutProfiled] = []
-    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []  # what a report tells
+    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []
+    changed: set[int] = set()
     tested: t.FinalTest | None = None
     finished: t.RunFinished | None = None
     end_ns: int = 0
@@ -123,17 +157,6 @@ class Session(msgspec.Struct):
             self.devices[name] = DeviceFacts(name)
         return self.devices[name]
 
-    def add_presence(self, record: t.DeviceJoined | t.DeviceLeft) -> None:
-        """A device joined or left."""
-        joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
-        self.device(record.device).presence.append((record.at_ns, joined))
-
-    def add_clock(self, record: t.ClockOffset) -> None:
-        """Offsets belong to the incarnation that joined last: a board that rebooted has another clock."""
-        device = self.device(record.device)
-        clock = device.clocks.setdefault(device.incarnation, Clock())
-        clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
-
     @property
     def begin_ns(self) -> int:
         """When its first round began, or the session where there was none."""
@@ -141,9 +164,31 @@ class Session(msgspec.Struct):
 
 
 class RunFacts(msgspec.Struct):
-    """A whole run."""
+    """A run, as far as its records were added."""
 
-    sessions: list[Session]
+    sessions: list[Session] = []
+
+    def add(self, record: t.Record, offset: int = 0) -> None:
+        """Add the next record. `offset`: where it begins in the file, in bytes. Windows of rounds are not known before
+        `close` was called."""
+        kind = type(record)
+        if isinstance(record, t.RunStarted):
+            self.sessions.append(Session(record))
+            for info in record.devices:
+                self.sessions[-1].device(info.name)
+        elif not self.sessions:
+            raise UsageError(
+                f"the records begin with {kind.__name__} and not with RunStarted",
+                hint="records.jsonl has lost its first lines: take the run again",
+            )
+        elif kind in _OF_ROUND:
+            _add_to_round(self.sessions[-1], record)
+        else:
+            _add(self.sessions[-1], record, offset)
+        session = self.sessions[-1]
+        at: int = record.end_ns if kind in _LISTS else record.at_ns  # type: ignore[union-attr]
+        if at > session.end_ns:
+            session.end_ns = at
 
     @property
     def started(self) -> t.RunStarted:
@@ -182,35 +227,19 @@ class RunFacts(msgspec.Struct):
 
 
 def sort(records: Iterable[t.Record]) -> RunFacts:
-    """Sort the records of one run. Raises UsageError where it does not say how it began."""
-    sessions: list[Session] = []
+    """The index of all records of one run. Raises UsageError where they do not say how it began."""
+    run = RunFacts()
     for record in records:
-        if isinstance(record, t.RunStarted):
-            sessions.append(Session(record))
-            for info in record.devices:
-                sessions[-1].device(info.name)
-        elif not sessions:
-            raise UsageError(
-                f"the records begin with {type(record).__name__} and not with RunStarted",
-                hint="records.jsonl has lost its first lines: take the run again",
-            )
-        elif type(record) in _OF_ROUND:
-            _add_to_round(sessions[-1].rounds, record)
-        else:
-            _add(sessions[-1], record)
-        session = sessions[-1]
-        at = record.end_ns if type(record) in _LISTS else record.at_ns  # type: ignore[union-attr]
-        if at > session.end_ns:
-            session.end_ns = at
-    if not sessions:
+        run.add(record)
+    if not run.sessions:
         raise UsageError("there are no records", hint="the run ended before it began: see its output")
-    for session in sessions:
-        _close(session)
-    return RunFacts(sessions)
+    for session in run.sessions:
+        close(session)
+    return run
 
 
-def _close(session: Session) -> None:
-    """Every round lasts until the next one of its lane starts."""
+def close(session: Session) -> None:
+    """Set the windows of all rounds: each lasts until the next one of its lane starts. May be called again."""
     rounds = sorted(session.rounds.values(), key=lambda facts: facts.start_ns)
     end = session.finished.at_ns if session.finished is not None else session.end_ns
     following: dict[str, int] = {}
@@ -252,18 +281,14 @@ _SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated
 _OF_ROUND = {*_BY_DEVICE, *_LISTS_BY_DEVICE, *_LISTS, *_SINGLE} - {t.DeviceOut}
 
 
-def _add(session: Session, record: t.Record) -> None:
+def _add(session: Session, record: t.Record, offset: int) -> None:
     match record:
         case t.DevicePhases(_, name, incarnation, phases):
             session.device(name).phases += [(incarnation, phase) for phase in phases]
         case t.ClockOffset():
-            session.add_clock(record)
+            _add_clock(session.device(record.device), record)
         case t.DeviceJoined() | t.DeviceLeft():
-            session.add_presence(record)
-            # Records from before the start say how the fleet was: state, but no event of this run.
-            expected = isinstance(record, t.DeviceJoined) and not record.again
-            if not expected and record.at_ns >= session.started.at_ns:
-                session.events.append(record)
+            _add_presence(session, record)
         case t.LimitsSet():
             session.limits.append(record)
         case t.Calibrated():
@@ -277,19 +302,37 @@ def _add(session: Session, record: t.Record) -> None:
         case t.RunFinished():
             session.finished = record
         case t.RoundStarted():
-            session.rounds[record.round] = RoundFacts(record, session.started.dilation)
+            session.rounds[record.round] = RoundFacts(record, session.started.dilation, offset=offset)
+            session.changed.add(record.round)
         case t.DeviceOut():
             session.events.append(record)
-            _add_to_round(session.rounds, record)
+            _add_to_round(session, record)
         case _:
-            _add_to_round(session.rounds, record)
+            pass  # requests of a serving run: `orchestrator.records.serving_summary` reads them
 
 
-def _add_to_round(rounds: dict[int, RoundFacts], record: t.Record) -> None:
+def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:
+    """Offsets belong to the incarnation that joined last: a board that rebooted has another clock."""
+    clock = device.clocks.setdefault(device.incarnation, Clock())
+    clock.add(record.at_ns, record.offset_ns, record.uncertainty_ns)
+
+
+def _add_presence(session: Session, record: t.DeviceJoined | t.DeviceLeft) -> None:
+    """A device joined or left. Records from before the start say how the fleet was: state, but no event of this run."""
+    joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
+    session.device(record.device).presence.append((record.at_ns, joined))
+    expected = isinstance(record, t.DeviceJoined) and not record.again
+    if not expected and record.at_ns >= session.started.at_ns:
+        session.events.append(record)
+
+
+def _add_to_round(session: Session, record: t.Record) -> None:
     """Keep what belongs to a round that was started; nothing else."""
-    facts = rounds.get(getattr(record, "round", -1))
+    number = getattr(record, "round", -1)
+    facts = session.rounds.get(number)
     if facts is None:
         return
+    session.changed.add(number)
     kind: type = type(record)
     device: str = getattr(record, "device", "")
     if kind in _BY_DEVICE:
@@ -298,5 +341,5 @@ def _add_to_round(rounds: dict[int, RoundFacts], record: t.Record) -> None:
         getattr(facts, _LISTS_BY_DEVICE[kind]).setdefault(device, []).append(record)
     elif kind in _LISTS:
         getattr(facts, _LISTS[kind]).append(record)
-    elif kind in _SINGLE:
+    else:
         setattr(facts, _SINGLE[kind], record)

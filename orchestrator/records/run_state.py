@@ -1,10 +1,10 @@
-"""What is known of a run while its records come in: the state that `orchestrator.records.reducer` keeps. Pure.
+"""What is shown of a run while its records come in: the state that `orchestrator.records.reducer` keeps. Pure.
 
-The state is small enough to be kept in a file beside the records: a round that is over is one row; of a device there is
-what holds now, and its history as columns (one entry per round). Times `*_ns` are the orchestrator's clock; all others
-are seconds divided by the dilation. The time axis is that of `summary.json`: the sum of the rounds, without evaluations
-and checkpoints; where rounds overlap it is the wall clock. Rounds are numbered as in the records, from 0; people read
-numbers from 1.
+The state is small enough to be kept in a file beside the records: a round that is settled is one row; of a device there
+is what holds now, and its history as columns (one entry per round). The index holds the rounds that are not settled.
+Times `*_ns` are the orchestrator's clock; all others are seconds divided by the dilation. The time axis is that of
+`summary.json`: the sum of the rounds, without evaluations and checkpoints; where rounds overlap it is the wall clock.
+Rounds are numbered as in the records, from 0; people read numbers from 1.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.records import types as t
-from orchestrator.records.run_index import Session
-from orchestrator.records.stragglers import Costs
+from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 6
+VERSION = 7
 """Of the structs below. A state of another version is made again from the records."""
 
 
@@ -48,24 +47,27 @@ class RoundRow(msgspec.Struct, array_like=True):
     rev: int = 0
 
 
-class OpenDevice(msgspec.Struct):
-    """One device in a round that is not settled yet. `seconds`: when it was done, not divided."""
+class IndexedRound(msgspec.Struct):
+    """A round that the index still has.
 
-    sent_ns: int = 0
-    done_ns: int = 0
-    download_end_ns: int = 0
-    tail_end_ns: int = 0
-    seconds: float | None = None
-    costs: Costs = msgspec.field(default_factory=Costs)
-
-
-class OpenRound(msgspec.Struct):
-    """A round of which more may be reported: it goes on, or phases of it are missing. `row`: index of its RoundRow."""
+    Attributes:
+        row: index of its RoundRow.
+        settled: whether its straggler is known for good; the index has dropped its transfers and steps then.
+        moved: bytes up and down by device, of its records that the index has; they are part of the sums of the state.
+    """
 
     row: int
-    plan_end_ns: int = 0
-    finished: bool = False
-    devices: dict[str, OpenDevice] = {}
+    settled: bool = False
+    moved: dict[str, tuple[int, int]] = {}
+
+
+class RecentUse(msgspec.Struct):
+    """CPU time, all time, time in which the quota stopped it, and own work, in nanoseconds; older ones weigh less."""
+
+    cpu: float = 0.0
+    whole: float = 0.0
+    stopped: float = 0.0
+    work: float = 0.0
 
 
 class DeviceState(msgspec.Struct):
@@ -75,12 +77,13 @@ class DeviceState(msgspec.Struct):
         cpus, uplink_bit_s, downlink_bit_s: as its profile says, before dilation.
         held: whether its limits were read back; None: not yet, or nothing to read (software).
         reprofiled: the round in which its profile last changed.
-        phase: the last phase that it reported.
+        phase: the last phase that it reported. `taken`: how many of the index's phases are counted here.
+        round: the last one that drew it.
         activity: what it does in its round: waiting, receiving, working, server half, done, left out, not drawn.
         since_ns: when its task was handed to the link; 0 before.
         round_bytes: both ways, in its round.
         took_s: length of its round, once done; `before_s`: of the one before.
-        cpu_share, throttled_share: of its quota and of its own work, over the last seconds that it reported.
+        cpu_share, throttled_share: of its quota and of its own work, over the last seconds that it reported: `recent`.
         uplink_share, downlink_share: of the limit, while it sent or received.
         cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
         phase_ns: by name, as reported, not divided.
@@ -97,6 +100,8 @@ class DeviceState(msgspec.Struct):
     held: bool | None = None
     reprofiled: int | None = None
     phase: str = ""
+    taken: int = 0
+    round: int = -1
     activity: str = ""
     since_ns: int = 0
     round_bytes: int = 0
@@ -104,6 +109,7 @@ class DeviceState(msgspec.Struct):
     before_s: float = 0.0
     cpu_share: float | None = None
     throttled_share: float | None = None
+    recent: RecentUse = msgspec.field(default_factory=RecentUse)
     uplink_share: float | None = None
     downlink_share: float | None = None
     memory_used_mib: float | None = None
@@ -133,33 +139,40 @@ class RunState(msgspec.Struct):
         rev: grows with every call of the reducer.
         epoch: grows when rows were removed, because a resumed run does rounds again.
         elapsed_s: end of the time axis.
-        calibration: of the last session.
-        open: rounds that are not settled, by number.
-        tasks: of the open rounds: round and device by task.
-        stale: open rounds whose straggler must be worked out again.
-        last_ns: time of the last record.
+        run: the index. Of sessions that are over it has who was there, clocks and calibration; of the session that goes
+            on also its last rounds.
+        first_row: index of the session's first row.
+        rounds: those of the index, by number.
         begin_ns, before_s: when the session's first round began, and where that is on the time axis.
         lanes: whether rounds of this session overlap (an asynchronous method).
+        told: whether the end of the session is among the events.
     """
 
     version: int = VERSION
     rev: int = 0
     epoch: int = 0
     elapsed_s: float = 0.0
-    sessions: list[Session] = []
+    run: RunFacts = msgspec.field(default_factory=RunFacts)
     rows: list[RoundRow] = []
     devices: dict[str, DeviceState] = {}
     events: list[RunEvent] = []
-    calibration: list[t.Calibrated] = []
-    open: dict[int, OpenRound] = {}
-    tasks: dict[str, tuple[int, str]] = {}
-    stale: set[int] = set()
+    first_row: int = 0
+    rounds: dict[int, IndexedRound] = {}
     bytes_up: int = 0
     bytes_down: int = 0
-    last_ns: int = 0
     begin_ns: int = 0
     before_s: float = 0.0
     lanes: bool = False
+    told: bool = False
+
+    @property
+    def sessions(self) -> list[Session]:
+        return self.run.sessions
+
+    @property
+    def calibration(self) -> list[t.Calibrated]:
+        """Of the last session."""
+        return self.session.calibration
 
     @property
     def session(self) -> Session:
@@ -198,11 +211,17 @@ class RunState(msgspec.Struct):
 
     # ---- the time axis ----
 
+    def row_at(self, at_ns: int) -> RoundRow | None:
+        """The session's last round that had begun at that moment."""
+        rows = (self.rows[i] for i in range(len(self.rows) - 1, self.first_row - 1, -1))
+        return next((row for row in rows if row.start_ns <= at_ns), None)
+
     def axis(self, at_ns: int) -> float:
         """Where a moment of this session is on the time axis: what is between two rounds is at the end of the first."""
-        row = self.current
-        if row is None or row.session != len(self.sessions) - 1:
-            return self.elapsed_s
+        row = self.row_at(at_ns)
+        if row is None:
+            before = self.rows[self.first_row - 1] if self.first_row else None
+            return before.axis_s + (before.seconds or 0.0) if before is not None else 0.0
         if self.lanes:
             return self.wall(at_ns)
         since = max(0.0, (at_ns - row.start_ns) / 1e9 / self.dilation)

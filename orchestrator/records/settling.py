@@ -1,48 +1,102 @@
-"""Works out the stragglers of rounds as their phases come in, and closes rounds of which all is known. Pure."""
+"""Works out the straggler of a round once all its phases are known, then drops its facts from the index. Pure."""
 
 from __future__ import annotations
 
-from orchestrator.records.run_state import OpenDevice, OpenRound, RunState
-from orchestrator.records.stragglers import CAUSES, Costs, judge
+import msgspec
+
+from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
+from orchestrator.records.run_state import IndexedRound, RunState
+from orchestrator.records.stragglers import CAUSES, Straggler, judge, straggler
+from orchestrator.records.timeline import timelines
+
+PATIENCE = 64
+"""A round is settled after so many others, whatever phases of it are missing. As many settled rounds stay in the index,
+without their transfers and steps: their accuracy may come late."""
 
 
-def settle(state: RunState) -> None:
-    """Work out the stragglers of rounds of which something new is known; close those of which all is."""
-    for number in sorted(state.stale):
-        opened = state.open.get(number)
-        if opened is None:
-            continue
-        done = {name: device for name, device in opened.devices.items() if device.seconds is not None}
-        complete = all(device.tail_end_ns for device in done.values())
-        if opened.finished:
-            _straggler(state, opened, done)
-            if complete:
-                close(state, number)
-    state.stale.clear()
+def settle(state: RunState, over: bool) -> None:
+    """Work out stragglers of rounds that have ended; drop the facts of those that are settled.
+
+    Args:
+        over: nothing more will come of this session.
+    """
+    session = state.session
+    open = [facts for number, facts in session.rounds.items() if not state.rounds[number].settled]
+    ended = [facts for facts in open if facts.finished is not None]
+    complete, late = [], []
+    for facts in ended:
+        (complete if _is_complete(session, facts) else late).append(facts)
+    given_up = late if over else late[:-PATIENCE]
+    wanted = complete + (late if session.finished is not None else given_up)
+    _stragglers(state, wanted, late)
+    abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
+    if dropped := complete + given_up + abandoned:
+        for facts in dropped:
+            _drop(session, facts, state.rounds[facts.number])
+        _forget(state)
 
 
-def _straggler(state: RunState, opened: OpenRound, done: dict[str, OpenDevice]) -> None:
-    row = state.rows[opened.row]
-    row.rev = state.rev
-    if len(done) < 2 or state.session.started.method == "serve":
+def _is_complete(session: Session, facts: RoundFacts) -> bool:
+    """Whether all devices that got done have reported what they did until then. Nothing comes from one that left."""
+    devices = ((session.devices.get(name), done.at_ns) for name, done in facts.done.items())
+    return all(device is None or not device.present or device.reported_ns >= at for device, at in devices)
+
+
+def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts]) -> None:
+    """From the timeline where phases are known; of late rounds the device and the gap, without a cause."""
+    session = state.session
+    if session.started.method == "serve":
         return
-    seconds = {name: device.seconds or 0.0 for name, device in done.items()}
-    reported = {name: device for name, device in done.items() if device.tail_end_ns}
-    found = judge(seconds, {name: _costs(device, opened.plan_end_ns) for name, device in reported.items()})
-    row.straggler, row.gap_s, row.why = found.device, found.gap_s / state.dilation, found.why
-    row.behind_s = tuple(found.behind_s[cause] / state.dilation for cause in CAUSES) if found.behind_s else ()
+    for facts in late:
+        if len(facts.done) >= 2:
+            seconds = {device: done.seconds for device, done in facts.done.items()}
+            _put(state, facts, judge(seconds, {}))
+    if wanted:
+        for timeline in timelines(RunFacts([session]), {facts.number for facts in wanted}):
+            _put(state, timeline.facts, straggler(timeline))
 
 
-def _costs(device: OpenDevice, plan_end_ns: int) -> Costs:
-    """With what the ends of the download and of the upload tail tell: the waits before and after them."""
-    costs = device.costs
-    if device.download_end_ns:
-        costs.downlink = max(0, device.download_end_ns - plan_end_ns)
-    costs.server = max(0, device.done_ns - device.tail_end_ns)
-    return costs
+def _put(state: RunState, facts: RoundFacts, found: Straggler | None) -> None:
+    if found is None:
+        return
+    row, dilation = state.rows[state.rounds[facts.number].row], facts.dilation
+    behind = tuple(found.behind_s[cause] / dilation for cause in CAUSES) if found.behind_s else ()
+    new = (found.device, found.gap_s / dilation, found.why, behind)
+    if new != (row.straggler, row.gap_s, row.why, row.behind_s):
+        row.straggler, row.gap_s, row.why, row.behind_s = new
+        row.rev = state.rev
 
 
-def close(state: RunState, number: int) -> None:
-    opened = state.open.pop(number)
-    for task in [task for task, (of, name) in state.tasks.items() if of == number and name in opened.devices]:
-        del state.tasks[task]
+def _drop(session: Session, facts: RoundFacts, indexed: IndexedRound) -> None:
+    """Keep who took part and how the round ended."""
+    for part in (facts.sent, facts.delivered, facts.uploads, facts.replies, facts.updates, facts.steps, facts.own):
+        part.clear()
+    facts.started = msgspec.structs.replace(facts.started, assignments={}, predicted_s={}, notes={})
+    indexed.settled, indexed.moved = True, {}
+
+
+def _forget(state: RunState) -> None:
+    """Forget old rounds, and phases from before the first round that is open."""
+    session = state.session
+    settled = [number for number, indexed in state.rounds.items() if indexed.settled]
+    for number in settled[:-PATIENCE]:
+        del state.rounds[number], session.rounds[number]
+    open = [session.rounds[number] for number, indexed in state.rounds.items() if not indexed.settled]
+    since = min((facts.start_ns for facts in open), default=session.end_ns)
+    for name, device in session.devices.items():
+        device.placed = None
+        count = _ended_before(device, since)
+        del device.phases[:count]
+        if name in state.devices:
+            state.devices[name].taken -= count
+
+
+def _ended_before(device: DeviceFacts, at_ns: int) -> int:
+    """Number of leading phases that ended before a moment, without the last phase."""
+    count = 0
+    for incarnation, phase in device.phases[:-1]:
+        clock = device.clocks.get(incarnation)
+        if clock is not None and clock.to_orchestrator(phase.end_ns) > at_ns:
+            break
+        count += 1
+    return count

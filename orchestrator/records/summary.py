@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.device.phases import OWN_WORK
 from edgebed.errors import UsageError
 from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
 from orchestrator.records.limits_in_force import Limits
@@ -30,9 +31,6 @@ from orchestrator.records.whatif import WhatIf
 
 NOT_COUNTED = ("offline", "unreported")
 """Time that is neither idle nor busy."""
-
-OWN_WORK = ("decode", "compute", "encode")
-"""Phases in which a device needs its CPU."""
 
 
 def summarise(records: Iterable[Record]) -> dict[str, Any]:
@@ -144,7 +142,7 @@ class Summing:
         for device, replies in facts.replies.items():
             down[device] += sum([reply.bytes for reply in replies])
         for device in facts.delivered:
-            down[device] += download_bytes(facts, device)
+            down[device] += facts.download_bytes(device)
         for out in facts.out.values():
             self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
 
@@ -300,12 +298,6 @@ def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
 def percentile(values: list[float], share: float) -> float | None:
     """The smallest value that `share` of all do not exceed (nearest rank); None of nothing."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
-
-
-def download_bytes(facts: RoundFacts, device: str) -> int:
-    """Bytes of a task that was delivered: of its frames, or of its body where frames were not counted."""
-    sent, delivered = facts.sent.get(device), facts.delivered[device]
-    return delivered.bytes or (sent.bytes if sent is not None else 0)
 
 
 def _throttled_share(run: RunFacts, device: str) -> float | None:

@@ -29,6 +29,7 @@ from collections.abc import Container, Iterator
 
 import msgspec
 
+from edgebed.device.phases import OWN_WORK
 from orchestrator.records.clock_alignment import FOREVER, Placed, place
 from orchestrator.records.run_index import RoundFacts, RunFacts
 
@@ -46,10 +47,6 @@ WAITING = (
     "idle",
 )
 """Names in which the device has nothing to do: its idle time."""
-
-
-APART = ("decode", "compute", "encode")
-"""Phases of these names that touch stay apart: an upload is ready at the end of one (`whatif`)."""
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -261,6 +258,7 @@ class _Naming:
         if end <= start:
             return
         self.sums[name] = self.sums.get(name, 0) + end - start
-        if self.parts and self.parts[-1][0] == name and self.parts[-1][3] == detail and name not in APART:
+        same = self.parts and self.parts[-1][0] == name and self.parts[-1][3] == detail
+        if same and name not in OWN_WORK:  # those stay apart: an upload is ready at the end of one (`whatif`)
             start = self.parts.pop()[1]
         self.parts.append((name, start, end, detail))

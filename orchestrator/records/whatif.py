@@ -26,12 +26,12 @@ from operator import attrgetter
 
 import msgspec
 
+from edgebed.device.phases import OWN_WORK
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline import RoundTimeline, Segment
 from orchestrator.records.types import ServerStep
 
-OWN_WORK = ("decode", "compute", "encode")
 MAKING = ("compute", "encode")
 """Work that ends with something to upload."""
 

@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from orchestrator.records import vocabulary
+from orchestrator.records.events import events
 from orchestrator.records.formatting import percent
 from orchestrator.records.gantt import device_rows, length_s
 from orchestrator.records.groups import Group
-from orchestrator.records.limits_in_force import changes
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
@@ -149,12 +149,11 @@ def marks(run: RunFacts) -> list[tuple[int, str]]:
     for session in run.sessions:
         starts = sorted((facts.start_ns, facts.number) for facts in session.rounds.values())
         times = [start for start, _ in starts]
-        happened = [(c.at_ns, f"{c.device}: {c.before} → {c.after.profile}", 1) for c in changes(session)]
-        happened += [(e.at_ns, f"{e.device or 'orchestrator'}: {e.__struct_config__.tag}", 0) for e in session.events]
-        for at, what, ahead in happened:
-            index = bisect_right(times, at) - 1 + ahead  # a profile is put on before the round that it is for
-            if starts:
-                found.append((starts[min(max(0, index), len(starts) - 1)][1] + 1, what))
+        for event in events(session) if starts else ():
+            ahead = event.kind == "profile"  # a profile is put on before the round that it is for
+            index = bisect_right(times, event.at_ns) - 1 + ahead
+            number = starts[min(max(0, index), len(starts) - 1)][1] + 1
+            found.append((number, f"{event.device or 'orchestrator'}: {event.text}"))
     return found
 
 

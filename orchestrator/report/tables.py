@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.records import tabulate, vocabulary
+from edgebed.device.phases import OWN_WORK
+from orchestrator.records import events, tabulate, vocabulary
 from orchestrator.records import types as t
 from orchestrator.records.formatting import (
     NONE,
@@ -23,7 +24,7 @@ from orchestrator.records.groups import ProfileRow
 from orchestrator.records.limits_in_force import changes
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.summary import OWN_WORK
+from orchestrator.records.vocabulary import EVENTS
 
 Summary = dict[str, Any]
 
@@ -122,24 +123,11 @@ def throttled_rows(summary: Summary) -> list[list[str]]:
 
 def event_rows(run: RunFacts) -> list[list[str]]:
     """Unplanned events in the order of time; seconds since the orchestrator started, divided by the dilation."""
-    rows = []
-    for session in run.sessions:
-        for event in session.events:
-            at = seconds(_since(session, event.at_ns))
-            rows.append([at, event.device or "orchestrator", *_event(event)])
-    return rows
-
-
-def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> tuple[str, str]:
-    match event:
-        case t.DeviceOut():
-            return f"left out of round {event.round + 1}: {event.how}", event.why
-        case t.DeviceLeft():
-            return "left", event.why
-        case t.DeviceJoined():
-            return "came back", f"incarnation {event.incarnation[:8]}"
-        case t.Fault():
-            return "fault", event.what
+    return [
+        [seconds(_since(session, event.at_ns)), event.device or "orchestrator", EVENTS[event.kind], event.text]
+        for session in run.sessions
+        for event in events.unplanned(session)
+    ]
 
 
 def _since(session: Session, at_ns: int) -> float:
@@ -156,8 +144,7 @@ def change_rows(run: RunFacts) -> list[list[str]]:
             change.device,
             change.before,
             change.after.profile,
-            f"{number(change.after.cpus)} CPUs, {rate(change.after.uplink_bit_s)} up, "
-            f"{rate(change.after.downlink_bit_s)} down",
+            events.limits(change.after, session.started.dilation),
         ]
         for session in run.sessions
         for change in changes(session)

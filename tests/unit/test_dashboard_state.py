@@ -8,13 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgebed.wire.messages import Phase
 from orchestrator import dashboard
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
 from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
+from orchestrator.records.reader import read
 from orchestrator.records.reducer import reduce
+from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.run_state import RunState
+from orchestrator.records.settling import PATIENCE
 from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
 from orchestrator.report.palette import PHASES
@@ -27,6 +31,17 @@ def folded(records: list[t.Record], portion: int = 1 << 30) -> RunState:
     for start in range(0, len(lines), portion):
         reduce(state, lines[start : start + portion])
     return state
+
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+
+def kept_rounds(state: RunState) -> list[RoundFacts]:
+    return list(state.session.rounds.values())
+
+
+def unsettled(state: RunState) -> list[int]:
+    return [number for number, indexed in state.rounds.items() if not indexed.settled]
 
 
 CASES = {
@@ -60,6 +75,16 @@ def test_the_rounds_are_those_of_the_summary(run: Synthetic) -> None:
         assert device.predicted_s == expected["predicted_s"][name]
         assert device.bytes_up == expected["bytes_up"][name]
         assert device.bytes_down == expected["bytes_down"][name]
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*/*/records.jsonl")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("portion", [50, 1 << 30])
+def test_a_recorded_run_has_the_stragglers_of_its_summary(path: Path, portion: int) -> None:
+    records = read(path)
+    expected, state = summarise(records), folded(records, portion)
+    assert [row.straggler or None for row in state.rows] == expected["straggler"]
+    assert [row.why for row in state.rows] == [why or "" for why in expected["straggler_why"]]
+    assert (state.bytes_up, state.bytes_down) == (expected["bytes_up_total"], expected["bytes_down_total"])
 
 
 @pytest.mark.parametrize("run", CASES.values(), ids=CASES)
@@ -98,33 +123,46 @@ def test_phases_reported_rounds_later_still_say_why() -> None:
     assert [row.why for row in state.rows] == [""] * 6
     reduce(state, list(enumerate(late)))
     assert [row.why for row in state.rows] == ["cpu"] * 6
-    assert not state.open
+    assert not unsettled(state)
+
+
+def waiting_for_download(phase: Phase) -> Phase:
+    return msgspec.structs.replace(phase, name="waiting") if phase.name == "download" else phase
 
 
 def test_a_download_that_no_device_reports_is_a_cause_too() -> None:
     """As in a simulated run."""
-    records = [
-        msgspec.structs.replace(r, phases=tuple(p for p in r.phases if p.name != "download"))
-        if isinstance(r, t.DevicePhases)
-        else r
-        for r in CASES["the downlink is slow"].records
-    ]
-    state = folded(records)
+    state = folded(
+        [
+            msgspec.structs.replace(r, phases=tuple(waiting_for_download(p) for p in r.phases))
+            if isinstance(r, t.DevicePhases)
+            else r
+            for r in CASES["the downlink is slow"].records
+        ]
+    )
     assert [row.why for row in state.rows] == ["downlink"] * len(state.rows)
 
 
 def test_a_round_whose_phases_never_come_is_given_up() -> None:
     records = [r for r in Synthetic(rounds=200).records if not isinstance(r, t.DevicePhases)]
     state = folded(records)
-    assert len(state.open) < 70
-    assert len(state.tasks) < 70 * len(FLEET)
+    assert len(unsettled(state)) == PATIENCE
+    assert len(state.session.rounds) == 2 * PATIENCE
 
 
 def test_many_complete_rounds_at_once_are_all_settled() -> None:
     state = folded(Synthetic(rounds=150, accuracy=0.001).records)
     assert [row.why for row in state.rows] == ["cpu"] * 150
-    assert not state.open
-    assert not state.tasks
+    assert not unsettled(state)
+
+
+def test_facts_of_settled_rounds_are_dropped() -> None:
+    state = folded(Synthetic(rounds=150, accuracy=0.001).records, portion=40)
+    assert len(state.session.rounds) == PATIENCE
+    assert not any(facts.uploads or facts.updates or facts.started.assignments for facts in kept_rounds(state))
+    assert all(len(device.phases) == 1 for device in state.session.devices.values())
+    assert not state.session.events
+    assert len(state.session.limits) == len(FLEET)
 
 
 def test_a_resumed_run_counts_rounds_as_done_last() -> None:

@@ -62,7 +62,7 @@ def test_the_page_needs_no_network(page: str) -> None:
 
 def test_the_page_tells_of_limits_calibration_and_losses(page: str) -> None:
     text = body(page)
-    for expected in ("left out of round 2: lost", "signal 9", "came back", "profile-weak", "30 Mbit/s", "cpu busy"):
+    for expected in ("left out of round 2 (lost): ", "signal 9", "came back", "profile-weak", "30 Mbit/s", "cpu busy"):
         assert expected in text
 
 
