@@ -23,7 +23,8 @@ def settle(state: RunState, over: bool) -> None:
     session = state.session
     open = [facts for number, facts in session.rounds.items() if not state.rounds[number].settled]
     ended = [facts for facts in open if facts.finished is not None]
-    complete, late = [], []
+    complete: list[RoundFacts] = []
+    late: list[RoundFacts] = []
     for facts in ended:
         (complete if _is_complete(session, facts) else late).append(facts)
     given_up = late if over else late[:-PATIENCE]
