@@ -142,7 +142,7 @@ def simulate(
     Args:
         experiment, overrides, methods, fleet, runs, on_event: as for `run`.
         devices: so many devices, with the fleet's profiles in turn.
-        cost: the cost model: reference, flops, operations or calibrated; that of the experiment if not given.
+        cost: the cost model: host, reference, flops, operations or calibrated; that of the experiment if not given.
         calibrate_from: real runs that the costs are taken from.
         save_calibration: the file in which that calibration is kept.
         accelerator: where the halves are computed.

@@ -122,7 +122,9 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How `edgebed simulate` runs the experiment (docs/simulator.md).
 
     cost: `reference` (DTFL eq. 5: times of the cuts measured on this host, divided by CPUs; bytes divided by rates),
-        `flops` (S²FL eq. 1), `operations` (FedPMT's counts), or `calibrated` (from the file `calibration`).
+        `flops` (S²FL eq. 1), `operations` (FedPMT's counts), `calibrated` (from the file `calibration`), or `host` (the
+        costs of this host, as `edgebed profile host` measured them). None: `host` where these were measured, else
+        `reference`; with `as_if` always `reference`.
     device_flops, server_flops: operations per second of one CPU and of the server, for `flops` and `operations`. With
         `as_if` and `reference`, the server is faster than a CPU by the ratio of the two.
     as_if: times and bytes of a larger experiment.
@@ -130,7 +132,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dilation: None: the calibration's dilation, or 1.
     """
 
-    cost: Literal["reference", "flops", "operations", "calibrated"] = "reference"
+    cost: Literal["reference", "flops", "operations", "calibrated", "host"] | None = None
     calibration: str | None = None
     device_flops: Annotated[float, msgspec.Meta(gt=0)] = 1e10
     server_flops: Annotated[float, msgspec.Meta(gt=0)] = 5e10

@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from tests.file_times import pytest_addoption, pytest_configure  # noqa: F401  # pytest calls them
 
 torch.set_num_threads(1)
+os.environ["EDGEBED_CACHE"] = str(Path(tempfile.gettempdir()) / "edgebed-tests-without-cache")  # nothing measured here
 # A loaded host may hold up any one example for longer than any deadline.
 hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")

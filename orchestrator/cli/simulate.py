@@ -29,7 +29,9 @@ def command(
         int | None,
         typer.Option(min=1, max=MOST_DEVICES, help="Number of devices; they take the fleet's profiles in turn."),
     ] = None,
-    cost: Annotated[str | None, typer.Option(help="reference, flops, operations or calibrated.")] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="host, reference, flops, operations or calibrated; host where measured.")
+    ] = None,
     calibrate_from: Annotated[
         list[str] | None, typer.Option(help="Fit the costs to this real run (folder or id). Repeatable.")
     ] = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
@@ -15,9 +17,13 @@ from orchestrator.simulation.cpu import Cpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference, server_key, work_key
 
+OF_WEIGHTS = ("merge", "evaluation", "checkpoint")
+"""The orchestrator's work that grows with the model. The costs of a host are scaled by the bytes of the weights."""
+
 
 class CalibratedCosts:
-    """Costs from a calibration file.
+    """Costs from a calibration file. The costs of a host were measured with another model: what grows with the model
+    (building it, merging, evaluation, checkpoints) is scaled by the bytes of its weights.
 
     Args:
         calibration: of the same model and data. Laws that are missing are measured on this host.
@@ -26,8 +32,10 @@ class CalibratedCosts:
 
     def __init__(self, calibration: Calibration, reference: Reference, now_s: Callable[[], float]) -> None:
         self._calibration, self._reference, self._now_s = calibration, reference, now_s
-        self.kind = f"calibrated from {', '.join(calibration.runs)}"
-        self.dilation = calibration.dilation
+        source = f"the costs of host {calibration.host}" if calibration.host else ", ".join(calibration.runs)
+        self.kind = f"calibrated from {source}"
+        self.dilation = 1.0 if calibration.host else calibration.dilation
+        self._size = reference.model_bytes / calibration.model_bytes if calibration.host else 1.0
 
     def check(self, assignment: Assignment) -> None:
         pass
@@ -48,7 +56,8 @@ class CalibratedCosts:
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         costs = self._calibration.of(device.profile)
         narrow = costs.narrow_cpu_s if assignment.keep else 0.0
-        return costs.decode_cpu_s + (costs.build_cpu_s if first else narrow)
+        building = self._size * (costs.build_cpu_s if first else narrow)
+        return costs.decode_cpu_s + size * costs.decode_byte_cpu_s + building
 
     def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
         return self._calibration.of(device.profile).reply_cpu_s
@@ -61,7 +70,10 @@ class CalibratedCosts:
 
     def uplink(self, device: Device) -> LinkCost:
         costs = self._calibration.of(device.profile)
-        return _link(costs.uplink, device.limits.uplink_bit_s, costs.upload_cpu_s, costs.update_cpu_s)
+        link = _link(costs.uplink, device.limits.uplink_bit_s)
+        return msgspec.structs.replace(
+            link, cpu_s=costs.upload_cpu_s, update_cpu_s=costs.update_cpu_s, byte_cpu_s=costs.send_byte_cpu_s
+        )
 
     def downlink(self, device: Device) -> LinkCost:
         return _link(self._calibration.of(device.profile).downlink, device.limits.downlink_bit_s)
@@ -76,8 +88,9 @@ class CalibratedCosts:
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
         if work == "decode":
             return self._calibration.receive.seconds(size)
-        return self._calibration.orchestrator.get(work, 0.0)
+        seconds = self._calibration.orchestrator.get(work, 0.0)
+        return seconds * self._size if work in OF_WEIGHTS else seconds
 
 
-def _link(fit: LinkFit, rate_bit_s: int, cpu_s: float = 0.0, update_cpu_s: float = 0.0) -> LinkCost:
-    return LinkCost(fit.latency_s, fit.stretch * 8 / rate_bit_s, cpu_s=cpu_s, update_cpu_s=update_cpu_s)
+def _link(fit: LinkFit, rate_bit_s: int) -> LinkCost:
+    return LinkCost(fit.latency_s, fit.stretch * 8 / rate_bit_s)

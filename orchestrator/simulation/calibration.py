@@ -42,6 +42,8 @@ class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
     narrow_cpu_s: float  # extra for a task with a part of the network's width, whose model is built anew
     uplink: LinkFit
     downlink: LinkFit
+    send_byte_cpu_s: float = 0.0  # the agent's CPU seconds per byte that it sends, besides those per upload and update
+    decode_byte_cpu_s: float = 0.0  # per byte of a task's body, besides `decode_cpu_s`
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     orchestrator: dict[str, float]  # seconds by kind of the orchestrator's own work
     receive: SizeLaw  # seconds that the orchestrator needs for n received bytes
     cuts: dict[int, CutCost] = {}
+    host: str = ""  # the name of the host, where these are the costs of a host and not of one experiment
+    model_bytes: int = 0  # weights of the whole model with which they were measured
 
     def of(self, profile: str) -> ProfileCosts:
         """A profile's costs; the medians of all profiles if this one was not measured."""
@@ -90,6 +94,8 @@ def _typical(known: list[ProfileCosts]) -> ProfileCosts:
         narrow_cpu_s=median(each.narrow_cpu_s for each in known),
         uplink=_typical_link([each.uplink for each in known]),
         downlink=_typical_link([each.downlink for each in known]),
+        send_byte_cpu_s=median(each.send_byte_cpu_s for each in known),
+        decode_byte_cpu_s=median(each.decode_byte_cpu_s for each in known),
     )
 
 

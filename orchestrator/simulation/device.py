@@ -212,7 +212,7 @@ class SimulatedDevice:
         # Half of an upload's CPU time is charged for its acknowledgement: a device that has used up its quota reads the
         # acknowledgement late.
         send_s, hear_s = (cost.cpu_s / 2, cost.cpu_s / 2) if isinstance(header, Upload) else (cost.update_cpu_s, 0.0)
-        await self._cpu.use(send_s, urgent=True)
+        await self._cpu.use(send_s + size * cost.byte_cpu_s, urgent=True)
         self._receiver.admit(self.name, header, len(body))
         arrival = await self._up.carry(size)
         async with self._delivering:  # one at a time, in the order of sending

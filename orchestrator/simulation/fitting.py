@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 
 import msgspec
+import numpy as np
+from scipy.optimize import nnls
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
@@ -42,20 +44,26 @@ class Seen(msgspec.Struct, frozen=True):
     received: list[tuple[int, float]]  # (bytes, seconds from arrival to use) of transfers that did not wait for others
 
 
-def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
-    """Fit a calibration. Raises UsageError if the runs hold nothing to calibrate from, or are simulations."""
+def fit(runs: Sequence[RunFacts], reference: Reference, *, by_bytes: bool = False) -> Calibration:
+    """Fit a calibration. Raises UsageError if the runs hold nothing to calibrate from, or are simulations.
+
+    Args:
+        by_bytes: the agent's work also depends on the bytes of transfers, so that it is known for other models. This
+            needs runs with uploads and tasks of several sizes.
+    """
     for run in runs:
         if run.enforcement == "simulated":
             raise UsageError(f"{run.started.run} is a simulation", hint="calibrate from runs on a real fleet")
     seen = [work for run in runs for work in _seen(run)]
     if not seen:
         raise UsageError("the runs hold no finished work", hint="calibrate from runs of at least three rounds")
-    profiles = sorted({work.profile for work in seen})
+    names = sorted({work.profile for work in seen})
+    profiles = {name: profile_costs([work for work in seen if work.profile == name], reference) for name in names}
     steps, group = server_factors(runs, reference)
     return Calibration(
         runs=[run.started.run for run in runs],
         dilation=runs[0].dilation,
-        profiles={name: profile_costs([w for w in seen if w.profile == name], reference) for name in profiles},
+        profiles=with_bytes(profiles, seen, reference) if by_bytes else profiles,
         server_factor=steps,
         server_other=median(steps.values()) if steps else 1.0,
         server_group=group,
@@ -65,6 +73,7 @@ def fit(runs: Sequence[RunFacts], reference: Reference) -> Calibration:
         device=dict(reference.device_laws),
         server=dict(reference.server_laws),
         encode=dict(reference.encode_laws),
+        model_bytes=reference.model_bytes,
     )
 
 
@@ -183,6 +192,40 @@ def _up_s(
 
 
 # ---- laws ----
+
+
+def with_bytes(
+    profiles: Mapping[str, ProfileCosts], seen: Sequence[Seen], reference: Reference
+) -> dict[str, ProfileCosts]:
+    """The agent's CPU seconds as sums of parts, none negative, that fit all its tasks best (least squares): per task,
+    per upload, per reply and per byte. They are the same for all profiles, so that few tasks suffice."""
+    settled = [work for work in seen if not work.first] or list(seen)
+    sent = [(1.0, w.uploads, w.replies, w.upload_bytes + w.update_bytes) for w in settled]
+    task, upload, heard, byte = _parts(sent, [_agent_cpu_s(work, reference) for work in settled])
+    whole = [work for work in settled if not work.assignment.keep] or settled
+    decode, decoded, decode_byte = _parts(
+        [(1.0, w.replies, w.sent_bytes) for w in whole], [w.decode_cpu_s for w in whole]
+    )
+    return {
+        name: msgspec.structs.replace(
+            costs,
+            update_cpu_s=task,
+            upload_cpu_s=upload,
+            reply_cpu_s=heard + decoded,
+            send_byte_cpu_s=byte,
+            decode_cpu_s=decode,
+            decode_byte_cpu_s=decode_byte,
+        )
+        for name, costs in profiles.items()
+    }
+
+
+def _parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    """Factors of the columns, none negative, by least squares."""
+    matrix = np.array(rows)
+    most = np.maximum(matrix.max(axis=0), 1e-12)
+    found, _ = nnls(matrix / most, np.maximum(0.0, seconds))
+    return [float(value) for value in found / most]
 
 
 def profile_costs(own: Sequence[Seen], reference: Reference) -> ProfileCosts:

@@ -17,13 +17,14 @@ FRAME_BYTES = 56
 
 class LinkCost(msgspec.Struct, frozen=True):
     """A transfer of n bytes takes `latency_s` + n × `byte_s` seconds, and its acknowledgement `ack_s` back. An upload
-    costs its device `cpu_s` CPU seconds, the update `update_cpu_s`."""
+    costs its device `cpu_s` CPU seconds, the update `update_cpu_s`; both cost `byte_cpu_s` per byte besides."""
 
     latency_s: float
     byte_s: float
     ack_s: float = 0.0
     cpu_s: float = 0.0
     update_cpu_s: float = 0.0
+    byte_cpu_s: float = 0.0
 
 
 class Arrival(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
 from orchestrator.experiment import Simulation
 from orchestrator.rounds.event_loop import now_s
+from orchestrator.simulation import host_costs
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration
 from orchestrator.simulation.costs import CostModel
@@ -24,7 +25,8 @@ def cost_model(
     batch: Batch,
     calibration: Calibration | None,
 ) -> CostModel:
-    """The cost model of a simulation. A given `calibration` takes precedence over the one that the experiment names.
+    """The cost model of a simulation. A given `calibration` takes precedence over what the experiment names; where it
+    names nothing, the costs of this host do, if they were measured.
 
     Raises:
         UsageError: there is no calibration file, or the model cannot count this network.
@@ -33,6 +35,13 @@ def cost_model(
         if wanted.calibration is None:
             raise UsageError("cost: calibrated without a calibration", hint="give --calibrate-from RUN, or name a file")
         calibration = load_calibration((near.parent / wanted.calibration).resolve())
+    if calibration is None and wanted.cost in ("host", None):
+        calibration = host_costs.known()
+        if calibration is None and wanted.cost == "host":
+            raise UsageError(
+                f"cost: host, but the costs of this host are not in {host_costs.host_costs_file()}",
+                hint="measure them with `edgebed profile host` (a minute), or choose another cost",
+            )
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}
         reference = Reference(model, batch, **laws, encode=calibration.encode)

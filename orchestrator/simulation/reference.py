@@ -13,6 +13,7 @@ import torch
 
 from edgebed.methods.base import Batch, ServerHalf, find_half
 from edgebed.methods.parts.local_training import UpperHalf
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import encode_tensors
@@ -105,6 +106,11 @@ class Reference:
         self.server_laws: dict[str, BatchLaw] = dict(server or {})
         self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
         self._anchors = _plain_keys(self.device_laws)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the weights and buffers of the whole model."""
+        return size_bytes(self._model.state_dict())
 
     def device_law(self, assignment: Assignment) -> BatchLaw:
         key = work_key(assignment)

@@ -229,7 +229,7 @@ def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> C
             return FlopCosts(Flops(large), simulation.device_flops, simulation.server_flops)
         case "operations":
             return OperationCosts(Operations(large), simulation.device_flops)
-        case "reference":
+        case "reference" | None:
             key = msgspec.json.encode(wanted, order="sorted")
             if key not in _measured:
                 _measured[key] = Reference(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))

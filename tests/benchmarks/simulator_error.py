@@ -2,7 +2,8 @@
 
 Calibrated on one seed of two methods, held against another seed and methods that it has not seen. Environment:
 SIMULATOR_ROUNDS (6), SIMULATOR_BACKEND (local), SIMULATOR_METHODS (held out, by commas; none: those below),
-SIMULATOR_FOLDER (keeps the runs there, and takes real runs that are there already instead of new ones).
+SIMULATOR_FOLDER (keeps the runs there, and takes real runs that are there already instead of new ones),
+SIMULATOR_COSTS (host: no calibration, but the costs of `edgebed profile host`, which must have been measured).
 """
 
 from __future__ import annotations
@@ -60,19 +61,21 @@ def _runs(folder: Path, seed: int) -> list[tuple[Path, RunFacts]]:
 
 def measure(folder: Path) -> None:
     held_out = tuple(os.environ.get("SIMULATOR_METHODS", ",".join(HELD_OUT)).split(","))
-    taught, others = real(folder, 1, TAUGHT), real(folder, 2, held_out)
+    by_host = os.environ.get("SIMULATOR_COSTS") == "host"
+    taught, others = {} if by_host else real(folder, 1, TAUGHT), real(folder, 2, held_out)
     request = SimulationRequest(
         experiment(2, held_out),
         EXPERIMENT,
         folder / "simulated",
         calibrate_from=tuple(taught.values()),
-        save_calibration=folder / "calibration.yaml",
+        save_calibration=None if by_host else folder / "calibration.yaml",
     )
     simulated = simulate(request, session.Watch(session.quiet))
     for path, name in zip(simulated, held_out, strict=True):
         error = sim_error(sort(read(path / "records.jsonl")), sort(read(others[name] / "records.jsonl")))
         assert error is not None
-        what = f"{name}, {'another seed' if name in TAUGHT else 'method not seen'}"
+        seen = "another seed" if name in taught else "method not seen"
+        what = f"{name}, {'costs of the host' if by_host else seen}"
         note = f"p90 {error.p90:.3f}, in all {error.total_error:+.3f}, same cuts {error.same_cuts:.2f}"
         figure(f"{what}: error of a round, median", error.median, most=LIMIT, note=note)
 

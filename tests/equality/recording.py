@@ -60,7 +60,7 @@ def _files(folder: Path, name: str) -> Path:
 
 def _edgebed(command: Path, runs: Path, *arguments: str) -> str:
     """What the command printed. Raises SystemExit with its message where it failed."""
-    environment = os.environ | ONE_THREAD | {"EDGEBED_RUNS": str(runs)}
+    environment = os.environ | ONE_THREAD | {"EDGEBED_RUNS": str(runs), "EDGEBED_CACHE": str(runs.parent / "cache")}
     done = subprocess.run(
         [str(command), *arguments], env=environment, cwd=runs.parent, capture_output=True, text=True, check=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device
-from orchestrator.simulation.fitting import STRETCH, Seen, fit, line_through, link_fit, profile_costs, server_factors
+from orchestrator.simulation.fitting import STRETCH, Seen, fit, line_through, link_fit, profile_costs, server_factors, with_bytes
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from tests.component._fleet import model
 from tests.unit.test_simulation import assignment
@@ -200,3 +201,42 @@ def test_a_groups_step_has_a_factor_of_its_own() -> None:
     factors, group = server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
     assert factors == {"cut 2": pytest.approx(2.0)}  # 20 ms where the reference takes 10
     assert group == pytest.approx(30 / 40)
+
+
+def test_the_agents_parts_are_found_from_tasks_of_many_sizes() -> None:
+    """2 ms a task, 1 ms an upload, 3 ms a reply, 4 ms an MB sent; 1 ms to decode, 2 ms an MB of the task's body."""
+    split = assignment(batch_size=8)
+    tasks = [
+        work(
+            assignment=split, uploads=ups, replies=replies, upload_bytes=sent, update_bytes=0, sent_bytes=down,
+            other_cpu_s=0.002 + 0.001 * ups + 0.003 * replies + 4e-9 * sent, decode_cpu_s=0.001 + 2e-9 * down,
+        )
+        for ups, replies, sent, down in ((0, 0, 10**6, 10**5), (4, 0, 10**5, 10**6), (4, 4, 10**4, 10**4), (9, 2, 5 * 10**6, 10**6))
+    ]  # fmt: skip
+    free = FreeReference()
+    plain = {"slow": profile_costs(tasks, free)}
+    made = with_bytes(plain, tasks, free)["slow"]
+    assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.002), pytest.approx(0.001))
+    assert made.reply_cpu_s == pytest.approx(0.003)
+    assert (made.send_byte_cpu_s, made.decode_byte_cpu_s) == (pytest.approx(4e-9), pytest.approx(2e-9))
+    assert made.decode_cpu_s == pytest.approx(0.001)
+    assert made.work == plain["slow"].work
+
+
+class FreeReference(NarrowReference):
+    """Encoding costs nothing, and features have no bytes."""
+
+    def upload_bytes(self, assignment: Assignment, batches: Sequence[int]) -> list[int]:
+        return []
+
+
+def test_the_costs_of_a_host_are_scaled_to_the_model_that_is_simulated() -> None:
+    made = fit([real()], reference())
+    of_host = msgspec.structs.replace(made, host="h", model_bytes=made.model_bytes // 2)
+    here, there = costs(made), costs(of_host)
+    assert (here.kind, there.kind) == ("calibrated from r", "calibrated from the costs of host h")
+    assert (here.dilation, there.dilation) == (3.0, 1.0)
+    assert there.orchestrator_s("merge", 0) == pytest.approx(2 * here.orchestrator_s("merge", 0))
+    assert there.orchestrator_s("plan", 0) == here.orchestrator_s("plan", 0)
+    built = here.decode_s(DEVICE, WORK, 0, True) - here.decode_s(DEVICE, WORK, 0, False)
+    assert there.decode_s(DEVICE, WORK, 0, True) - there.decode_s(DEVICE, WORK, 0, False) == pytest.approx(2 * built)
