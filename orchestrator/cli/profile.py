@@ -25,17 +25,18 @@ def register(app: typer.Typer) -> None:
 
 def host(
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 3,
     save: Annotated[
         Path | None, typer.Option(help="Write the costs to this file, instead of the host's folder.")
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Print only the result.")] = False,
 ) -> None:
-    """Run four methods for three rounds on five devices, and keep what this host adds to the reference costs.
+    """Run four methods on five devices for a few rounds, and keep what this host adds to the reference costs.
 
     `edgebed simulate` then uses these costs where an experiment names no others. About a minute."""
     with tempfile.TemporaryDirectory(prefix="edgebed-profile-") as folder:
         with watching(quiet, live=False) as watch:
-            runs = run_to_end(session.run_experiment(host_costs.request(Path(folder), backend), watch))
+            runs = run_to_end(session.run_experiment(host_costs.request(Path(folder), backend, rounds), watch))
         with log.status("fitting costs"):
             costs = host_costs.from_runs(runs)
     if save is not None:

@@ -1,7 +1,7 @@
 """The costs of this host, measured once by a short real run: what `simulate` takes where there is no calibration.
 
-They are a calibration without what belongs to one model: the reference laws and the profiled cuts are measured again for
-the model that is simulated. What stays is how the fleet of this host differs from the reference: the CPU seconds of
+They are a calibration without what belongs to one model: the reference laws and the profiled cuts are measured again
+for the model that is simulated. What stays is how the fleet of this host differs from the reference: the CPU seconds of
 devices and server halves divided by the reference's, the agent's CPU seconds per task, upload, reply and byte, the
 latency of links, and the seconds of the orchestrator's own work.
 """
@@ -29,7 +29,7 @@ from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.reference import Reference
 
 EXPERIMENT = shipped("profiles") / "experiments" / "host-costs.yaml"
-"""Three rounds of methods whose tasks differ in uploads, replies, bytes and width."""
+"""Some rounds of methods whose tasks differ in uploads, replies, bytes and width."""
 
 
 def host_costs_file() -> Path:
@@ -37,9 +37,9 @@ def host_costs_file() -> Path:
     return host_folder() / "host-costs.yaml"
 
 
-def request(runs: Path, backend: str | None) -> Request:
+def request(runs: Path, backend: str | None, rounds: int) -> Request:
     """The run that measures. `runs`: a folder for the runs' folders."""
-    return Request(load(EXPERIMENT), EXPERIMENT, runs, backend=backend)
+    return Request(load(EXPERIMENT, [f"training.rounds={rounds}"]), EXPERIMENT, runs, backend=backend)
 
 
 def from_runs(folders: list[Path]) -> Calibration:

@@ -18,7 +18,16 @@ from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device
-from orchestrator.simulation.fitting import STRETCH, Seen, fit, line_through, link_fit, profile_costs, server_factors, with_bytes
+from orchestrator.simulation.fitting import (
+    STRETCH,
+    Seen,
+    fit,
+    line_through,
+    link_fit,
+    profile_costs,
+    server_factors,
+    with_bytes,
+)
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from tests.component._fleet import model
 from tests.unit.test_simulation import assignment
@@ -211,7 +220,9 @@ def test_the_agents_parts_are_found_from_tasks_of_many_sizes() -> None:
             assignment=split, uploads=ups, replies=replies, upload_bytes=sent, update_bytes=0, sent_bytes=down,
             other_cpu_s=0.002 + 0.001 * ups + 0.003 * replies + 4e-9 * sent, decode_cpu_s=0.001 + 2e-9 * down,
         )
-        for ups, replies, sent, down in ((0, 0, 10**6, 10**5), (4, 0, 10**5, 10**6), (4, 4, 10**4, 10**4), (9, 2, 5 * 10**6, 10**6))
+        for ups, replies, sent, down in (
+            (0, 0, 10**6, 10**5), (4, 0, 10**5, 10**6), (4, 4, 10**4, 10**4), (9, 2, 5 * 10**6, 10**6),
+        )
     ]  # fmt: skip
     free = FreeReference()
     plain = {"slow": profile_costs(tasks, free)}

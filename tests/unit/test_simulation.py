@@ -32,6 +32,7 @@ from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, Pipe
+from orchestrator.simulation.models import cost_model
 from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
@@ -469,3 +470,14 @@ def test_an_accelerator_that_is_not_there_is_refused() -> None:
     for name, why in (("cudaa", r"did you mean 'cuda'\?"), ("mps", "no accelerator")):
         with pytest.raises(UsageError, match=why):
             accelerator_named(name)
+
+
+def test_costs_of_a_host_that_was_not_measured_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path))
+    batch = (torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(UsageError, match="not in") as caught:
+        cost_model(Simulation(cost="host"), tmp_path, model(), batch, None)
+    assert "edgebed profile host" in caught.value.hint
+    assert cost_model(Simulation(), tmp_path, model(), batch, None).kind == "reference"
