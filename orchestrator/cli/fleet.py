@@ -1,4 +1,5 @@
-"""`edgebed fleet up|ps|down`: a throttled fleet without a run, kept by a process in the background."""
+"""`edgebed fleet up|ps|down|ls`: a throttled fleet without a run, kept by a process in the background; all fleets of
+this host."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.fleet import host_cpus
 from orchestrator.fleet.base import Enforcement, Held
+from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceState, State
@@ -27,6 +30,7 @@ def register(app: typer.Typer) -> None:
     group.command("up")(up)
     group.command("ps")(ps)
     group.command("down")(down)
+    group.command("ls")(ls)
     app.add_typer(group, name="fleet")
 
 
@@ -84,6 +88,26 @@ def down(fleet: Fleet) -> None:
     with log.status("ending"):
         daemon.end(_place(spec))
     log.print(f"the fleet {spec.name} is stopped")
+
+
+def ls(as_json: Json = False) -> None:
+    """List every fleet that stands on this host, with or without a run, and the CPUs that are left."""
+    fleets = host_cpus.standing()
+    cores = usable_cores()
+    left = max(0.0, cores - host_cpus.taken_cpus(fleets))
+    if as_json:
+        print_json({"fleets": msgspec.to_builtins(fleets), "cores": cores, "left": left})
+        return
+    table = Table(title="fleets on this host", caption=f"{left:.3g} of {cores:g} cores are left for another one")
+    for name in ("fleet", "id", "backend", "process"):
+        table.add_column(name)
+    for name in ("CPUs in quotas", "reserved"):
+        table.add_column(name, justify="right")
+    for fleet in fleets:
+        process = str(fleet.pid) if fleet.pid else "–"
+        shares = (f"{fleet.cpus:.3g}", f"{fleet.reserve_cpus:g}")
+        table.add_row(fleet.name or "–", fleet.fleet_id, fleet.backend, process, *shares)
+    console.print(table)
 
 
 def _place(spec: FleetSpec) -> daemon.Place:

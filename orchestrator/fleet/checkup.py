@@ -46,6 +46,8 @@ class Facts(msgspec.Struct, frozen=True):
     disk_mib: int  # free where runs are written
     clocksource: str
     leftovers: tuple[str, ...] = ()
+    fleets: tuple[str, ...] = ()  # that stand on this host
+    taken_cpus: float = 0.0  # by them
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -182,6 +184,11 @@ def _broker(facts: Facts, devices: int) -> Check:
 def _resources(facts: Facts) -> Iterator[Check]:
     fewer = f" of {facts.cores_there}" if facts.cores < facts.cores_there else ""
     yield Check("cores", f"{facts.cores:g}{fewer}")
+    left = max(0.0, facts.cores - facts.taken_cpus)
+    yield Check(
+        "other fleets", "; ".join(facts.fleets) or "none", f"they leave {left:.3g} CPUs" if facts.fleets else "",
+        "end them; else a new fleet gets a larger dilation, or is refused" if facts.fleets else "", needed=False,
+    )  # fmt: skip
     little = facts.memory_mib < LITTLE_MEMORY_MIB
     yield Check(
         "memory", f"{facts.memory_mib} MiB available", "too little for orchestrator and agents" if little else "",
@@ -228,7 +235,7 @@ def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
     """Which devices of a fleet this host can hold, and the dilation they would get."""
     lack = hint = ""
     try:
-        dilation: float | None = dilation_of(spec, "auto", facts.cores)
+        dilation: float | None = dilation_of(spec, "auto", facts.cores - facts.taken_cpus)
     except CapacityError as error:
         dilation, lack, hint = None, str(error), error.hint
     devices = [(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices]

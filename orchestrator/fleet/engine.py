@@ -47,6 +47,12 @@ def dead_things(client: Any) -> list[tuple[str, Any]]:
     return [(kind, thing) for kind, thing in made if is_dead(parse_owner(_labels(thing).get(OWNER, "")))]
 
 
+def owners(client: Any) -> dict[str, tuple[str, bool]]:
+    """Id of the fleet of every running container, and whether its owner is certainly dead, by the container's id."""
+    containers = client.containers.list(filters={"label": FLEET}, ignore_removed=True)
+    return {each.id: (_labels(each)[FLEET], is_dead(parse_owner(_labels(each).get(OWNER, "")))) for each in containers}
+
+
 def remove_named(client: Any, kind: str, name: str) -> None:
     """Remove a container or network. Does not raise if it is already gone."""
     with contextlib.suppress(docker.errors.APIError):

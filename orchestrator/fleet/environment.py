@@ -36,16 +36,14 @@ def profiles_at(
     return profiles
 
 
-def dilation_over(
+def fleets_over(
     spec: FleetSpec,
     environment: Environment | None,
     resolve: Callable[[str], ProfileSpec],
     seed: int,
     rounds: int,
-    setting: str | float,
-    cores: float,
-) -> float:
-    """One dilation that fits every fleet that the environment will make of `spec`. Raises like `dilation_of`."""
+) -> list[FleetSpec]:
+    """`spec`, and every fleet that the environment will make of it."""
     fleets = [spec]
     if environment is not None:
         drawn_from = candidates(spec, environment, resolve)
@@ -53,6 +51,11 @@ def dilation_over(
             profiles = profiles_at(spec, drawn_from, environment, seed, round)
             devices = tuple(msgspec.structs.replace(d, profile=profiles[d.name]) for d in spec.devices)
             fleets.append(msgspec.structs.replace(spec, devices=devices))
+    return fleets
+
+
+def dilation_over(fleets: Sequence[FleetSpec], setting: str | float, cores: float) -> float:
+    """One dilation that fits all the fleets, one at a time. Raises like `dilation_of`."""
     factor = max(dilation_of(fleet, setting, cores) for fleet in fleets)
     for fleet in fleets:
         dilation_of(fleet, factor, cores)  # raises if a quota would be smaller than the kernel accepts

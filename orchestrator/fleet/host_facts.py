@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from edgebed.errors import EdgebedError, FleetError, LimitError
-from orchestrator.fleet import leftovers, links, netns
+from orchestrator.fleet import host_cpus, leftovers, links, netns
 from orchestrator.fleet.cgroups import version_of
 from orchestrator.fleet.checkup import Engine, Facts
 from orchestrator.fleet.host import kernel_hz, usable_cores
@@ -32,6 +32,7 @@ OPTIONS = {"tbf": "CONFIG_NET_SCH_TBF", "netem": "CONFIG_NET_SCH_NETEM", "ifb": 
 
 def gather(runs: Path) -> Facts:
     """All facts about this host. `runs` is the folder for run folders."""
+    standing = host_cpus.standing()
     root, tools = os.geteuid() == 0, tuple(missing_tools("ip", "tc", "nsenter"))
     tried = root and not tools
     found = try_links() if tried else look_up(_kernel_config())
@@ -57,6 +58,8 @@ def gather(runs: Path) -> Facts:
         disk_mib=_free_mib(runs),
         clocksource=_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         leftovers=tuple(f"{left.kind} {left.name}" for left in leftovers.find_leftovers()),
+        fleets=tuple(map(str, standing)),
+        taken_cpus=host_cpus.taken_cpus(standing),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import platform
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,10 +25,10 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.environment import dilation_over
-from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.environment import fleets_over
+from orchestrator.fleet.host_cpus import Admitted, admit
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import FleetSpec, dilation_of, fleet_of, load_profile
+from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods
@@ -50,15 +51,22 @@ async def standing_fleet(
     shards: Mapping[str, Path] | None = None,
     heartbeat_s: float = 5.0,
     notify: Notify = quiet,
+    becomes: Sequence[FleetSpec] = (),
 ) -> AsyncIterator[FleetController]:
     """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end.
+
+    Args:
+        becomes: other fleets that this one becomes, because its devices change profiles. The dilation fits them too.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    factor = dilation_of(spec, dilation, usable_cores())
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
+        admitted = await _admit(stack, fleet_id, backend or spec.backend, (spec, *becomes), dilation)
+        factor = admitted.dilation
+        if admitted.others:
+            notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
         fleet = open_backend(spec, backend or spec.backend, fleet_id, notify)
         stack.push_async_callback(fleet.close)
@@ -78,6 +86,21 @@ async def standing_fleet(
             await controller.put_on_limits(name, "start")
         notify(f"limits are on; dilation {factor:.3g}")
         yield controller
+
+
+async def _admit(
+    stack: contextlib.AsyncExitStack, fleet_id: str, backend: str, fleets: Sequence[FleetSpec], dilation: str | float
+) -> Admitted:
+    """As `admit`; `stack` gives the claim back at its end, also if the caller is cancelled meanwhile."""
+    asking = asyncio.create_task(asyncio.to_thread(admit, fleet_id, backend, fleets, dilation))
+
+    async def give_back() -> None:
+        await asyncio.wait([asking])
+        if asking.exception() is None:
+            asking.result().claim.close()
+
+    stack.push_async_callback(give_back)
+    return await asyncio.shield(asking)
 
 
 async def _connect(controller: FleetController, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
@@ -127,7 +150,8 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         async with standing_fleet(
             spec,
             backend=request.backend,
-            dilation=_dilation(experiment, spec),
+            dilation=experiment.dilation,
+            becomes=_becomes(experiment, spec),
             broker_url=request.broker_url,
             shards=prepared.shards,
             heartbeat_s=experiment.training.heartbeat_s,
@@ -137,16 +161,11 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
             return await run_methods(request, controller, prepared, calibration, watch)
 
 
-def _dilation(experiment: Experiment, spec: FleetSpec) -> float:
-    """One factor for all rounds of the experiment, whose devices may change profiles."""
-    return dilation_over(
-        spec,
-        experiment.environment,
-        lambda name: load_profile(name, spec.path),
-        experiment.training.seed,
-        experiment.training.rounds,
-        experiment.dilation,
-        usable_cores(),
+def _becomes(experiment: Experiment, spec: FleetSpec) -> list[FleetSpec]:
+    """Every fleet that the experiment makes of `spec` by changing profiles."""
+    training = experiment.training
+    return fleets_over(
+        spec, experiment.environment, lambda name: load_profile(name, spec.path), training.seed, training.rounds
     )
 
 
