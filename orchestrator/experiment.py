@@ -151,6 +151,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     privacy: PrivacySection = PrivacySection()
     model: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "resnet-tiny"})
     methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # they run in turn on the same fleet
+    interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()
     environment: Environment | None = None
     simulation: Simulation = Simulation()

@@ -126,6 +126,7 @@ class LiveWatch(session.Watch):
         super().__init__(lambda line: console.print(escape(line), highlight=False, soft_wrap=True))
         self._rounds, self._simulated = 0, False
         self._followed: tuple[RunState, deque[t.Record]] = RunState(), deque()  # and the records since the last drawing
+        self._runs: dict[Path, tuple[RunState, deque[t.Record]]] = {}
         self._live = Live(console=console, refresh_per_second=PER_SECOND, transient=True, get_renderable=self._view)
 
     def __enter__(self) -> LiveWatch:
@@ -143,10 +144,12 @@ class LiveWatch(session.Watch):
 
     def run(self, method: str, folder: Path, rounds: int) -> None:
         super().run(method, folder, rounds)
-        self._followed, self._rounds = (RunState(), deque()), rounds
+        self._runs[folder], self._rounds = (RunState(), deque()), rounds
 
-    def record(self, record: Any) -> None:
-        super().record(record)
+    def record(self, folder: Path, record: Any) -> None:
+        """Interleaved runs are shown in turns."""
+        super().record(folder, record)
+        self._followed = self._runs[folder]
         if isinstance(record, t.RunStarted):
             self._simulated = record.enforcement == "simulated"
         if not self._simulated:  # else its times are not those of the clock that the view is drawn by

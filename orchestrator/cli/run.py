@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,13 +142,13 @@ def _line(line: str) -> None:
     log.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def _both(record: Callable[[Record], None], file: TextIO) -> Callable[[Record], None]:
+def _both(record: Callable[[Path, Record], None], file: TextIO) -> Callable[[Path, Record], None]:
     """Calls `record`, and writes a line with the time into the file."""
-    lines = LogLines()
+    lines = defaultdict[Path, LogLines](LogLines)
 
-    def tell(one: Record) -> None:
-        record(one)
-        text = lines.line(one)
+    def tell(folder: Path, one: Record) -> None:
+        record(folder, one)
+        text = lines[folder].line(one)
         if text is not None:
             file.write(f"time={datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n")
 

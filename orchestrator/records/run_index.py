@@ -76,7 +76,7 @@ class RoundFacts(msgspec.Struct):
 
     Attributes:
         dilation: of its session; times are divided by it when they are shown.
-        end_ns: start of the next round of its lane, or the end of the run.
+        end_ns: start of the next round of its lane, or the end of the run. In an interleaved run: the end of its turn.
         cut_off: the orchestrator was killed before that; the last reports of the devices are missing too.
         ends: in a session with lanes, the devices of this lane with the end of their windows; None: all have the same.
         offset: where its first record begins in the file, in bytes; 0 where that is not known.
@@ -89,6 +89,7 @@ class RoundFacts(msgspec.Struct):
     ends: dict[str, int] | None = None
     finished: t.RoundFinished | None = None
     evaluated: t.Evaluated | None = None
+    turn: t.TurnEnded | None = None
     sent: dict[str, t.TaskSent] = {}
     delivered: dict[str, t.TaskDelivered] = {}
     uploads: dict[str, list[t.UploadReceived]] = {}
@@ -239,13 +240,14 @@ def sort(records: Iterable[t.Record]) -> RunFacts:
 
 
 def close(session: Session) -> None:
-    """Set the windows of all rounds: each lasts until the next one of its lane starts. May be called again."""
+    """Set the windows of all rounds: each lasts until the next one of its lane starts, or until other methods get the
+    fleet. May be called again."""
     rounds = sorted(session.rounds.values(), key=lambda facts: facts.start_ns)
     end = session.finished.at_ns if session.finished is not None else session.end_ns
     following: dict[str, int] = {}
     for facts in reversed(rounds):
-        facts.cut_off = facts.lane not in following and session.finished is None
-        facts.end_ns = max(facts.start_ns, following.get(facts.lane, end))
+        facts.cut_off = facts.lane not in following and session.finished is None and facts.turn is None
+        facts.end_ns = max(facts.start_ns, facts.turn.at_ns if facts.turn else following.get(facts.lane, end))
         following[facts.lane] = facts.start_ns
     if set(following) - {""}:
         _divide(rounds)
@@ -276,7 +278,12 @@ _BY_DEVICE: dict[type, str] = {
 }
 _LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
 _LISTS: dict[type, str] = {t.ServerStep: "steps", t.OrchestratorPhase: "own"}
-_SINGLE: dict[type, str] = {t.RoundFinished: "finished", t.Evaluated: "evaluated", t.HostRound: "host"}
+_SINGLE: dict[type, str] = {
+    t.RoundFinished: "finished",
+    t.Evaluated: "evaluated",
+    t.HostRound: "host",
+    t.TurnEnded: "turn",
+}
 """Where a round keeps its records, by their kind."""
 _OF_ROUND = {*_BY_DEVICE, *_LISTS_BY_DEVICE, *_LISTS, *_SINGLE} - {t.DeviceOut}
 

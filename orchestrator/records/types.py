@@ -27,6 +27,8 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     resumed_from: int  # first round of this session
     target_accuracy: float
     host: dict[str, str] = {}
+    series: str = ""  # id that all runs of one experiment share
+    interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
     devices: tuple[DeviceInfo, ...] = ()
     server_slots: int = 0  # server halves that train at once; 0: an older version wrote it
 
@@ -253,6 +255,18 @@ class HostRound(msgspec.Struct, frozen=True, tag="host_round"):
     loops: int = 0  # reference loops in this round
 
 
+class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
+    """In an interleaved experiment: from now until the next round of this run, other methods had the fleet. All methods
+    that played this round on the same standing fleet have the same `block`; `position` of `of` is this one's place in
+    it, from 0."""
+
+    at_ns: int
+    round: int
+    block: str
+    position: int
+    of: int
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     at_ns: int
     round: int
@@ -340,6 +354,7 @@ Record = (
     | OrchestratorPhase
     | RoundFinished
     | HostRound
+    | TurnEnded
     | Evaluated
     | FinalTest
     | Served

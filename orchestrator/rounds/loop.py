@@ -12,23 +12,54 @@ from orchestrator.rounds.void import VoidRounds
 
 
 class Loop(RoundSteps):
-    """All rounds of a run: one after another, or concurrent (`ConcurrentRounds`) where the method has several lanes."""
+    """All rounds of a run: one after another, or concurrent (`ConcurrentRounds`) where the method has several lanes.
+
+    `run` does all of them. Where other runs have the fleet in between: `start`, then `step` until it is `over`, `end`.
+
+    Attributes:
+        progress: what the run has reached.
+        left_out: devices whose work the last round left out.
+    """
+
+    progress: Progress
 
     async def run(self, weights: Weights, progress: Progress) -> str:
         """Run from round `progress.round` on; returns why the run ended. Raises RunError after several void rounds."""
+        self.start(weights, progress)
+        while not self.over:
+            await self.step()
+        return await self.end()
+
+    def start(self, weights: Weights, progress: Progress) -> None:
+        """Begin, or go on, with these weights."""
         progress.lr = progress.lr or self.training.optimizer.lr
-        void = VoidRounds(self.training)
-        while progress.round < self.training.rounds and not self.reached(progress):
-            ready = await self.prepare(progress)
-            lanes = self.method.lanes(ready)
-            if len(lanes) > 1:
-                weights = await ConcurrentRounds(self, weights, progress).run(list(lanes))
-                break
-            ((lane, present),) = lanes.items()
-            weights, result = await self._round(self.begin(lane, present, progress), weights, progress)
-            void.count(result.why == "void", result.missing)
-        await self.final_test(weights, progress)
-        return "target reached" if self.reached(progress) else "rounds done"
+        self._weights, self.progress, self._void = weights, progress, VoidRounds(self.training)
+        self.left_out: tuple[str, ...] = ()
+        self._lanes_ended = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has no round left."""
+        return self._lanes_ended or self.progress.round >= self.training.rounds or self.reached(self.progress)
+
+    async def step(self) -> None:
+        """The next round; all rounds where they are concurrent. Raises RunError after several void rounds."""
+        ready = await self.prepare(self.progress)
+        lanes = self.method.lanes(ready)
+        if len(lanes) > 1:
+            self._weights = await ConcurrentRounds(self, self._weights, self.progress).run(list(lanes))
+            self._lanes_ended = True
+            return
+        ((lane, present),) = lanes.items()
+        begun = self.begin(lane, present, self.progress)
+        self._weights, result = await self._round(begun, self._weights, self.progress)
+        self.left_out = tuple(sorted(result.missing))
+        self._void.count(result.why == "void", result.missing)
+
+    async def end(self) -> str:
+        """The final test, if there is one; returns why the run ended."""
+        await self.final_test(self._weights, self.progress)
+        return "target reached" if self.reached(self.progress) else "rounds done"
 
     async def _round(self, begun: Begun, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
         result = await self.carry_out(begun, weights)

@@ -111,7 +111,8 @@ class EventWatch(Watch):
     def __init__(self) -> None:
         super().__init__(lambda line: self._put(Line(line)))
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
-        self._method, self._stopping = "", False
+        self._methods: dict[Path, str] = {}
+        self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
 
@@ -139,18 +140,19 @@ class EventWatch(Watch):
 
     def run(self, method: str, folder: Path, rounds: int) -> None:
         self.folders.append(folder)
-        self._method = method
+        self._methods[folder] = method
         self._put(RunBegan(method, folder, rounds))
         self.attach()
 
-    def record(self, record: t.Record) -> None:
+    def record(self, folder: Path, record: t.Record) -> None:
+        method = self._methods.get(folder, "")
         match record:
             case t.RoundStarted():
-                self._put(RoundBegan(self._method, record.round + 1, record.devices))
+                self._put(RoundBegan(method, record.round + 1, record.devices))
             case t.DeviceOut():
-                self._put(DeviceLeftOut(self._method, record.round + 1, record.device, record.how, record.why))
+                self._put(DeviceLeftOut(method, record.round + 1, record.device, record.how, record.why))
             case t.RunFinished():
-                self._put(RunEnded(self._method, self.folders[-1], record.why))
+                self._put(RunEnded(method, folder, record.why))
             case _:
                 pass
 
@@ -158,6 +160,8 @@ class EventWatch(Watch):
         duration_s, elapsed_s = seconds / dilation, progress.elapsed_s / dilation
         merged = len(result.contributions)
         self._put(RoundEnded(method, result.round + 1, duration_s, elapsed_s, progress.accuracy, merged))
+        if self._stopping:  # the attached task may have ended: interleaved simulations have one for each round
+            raise asyncio.CancelledError
 
     def _put(self, event: Event) -> None:
         self._queue.put(event)

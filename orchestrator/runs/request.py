@@ -60,8 +60,12 @@ class Watch:
         self.folders.append(folder)
         self.notify(f"run {folder.name}: {method}")
 
-    def record(self, record: Record) -> None:
-        """Called with every record as it is written. The run waits for it, so it must return at once."""
+    def record(self, folder: Path, record: Record) -> None:
+        """Called with every record as it is written. The run waits for it, so it must return at once.
+
+        Args:
+            folder: of the run; interleaved runs write in turns.
+        """
         line = failure_line(record)
         if line is not None:
             self.notify(line)

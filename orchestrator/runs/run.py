@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted
+from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import in_thread, now_ns
@@ -30,9 +31,11 @@ from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
 from orchestrator.runs.request import Watch
+from orchestrator.runs.turns import Turn
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import ServerTrainer
 
+T = TypeVar("T")
 Write = Callable[[Record], None]
 
 
@@ -45,6 +48,7 @@ class RunRequest(msgspec.Struct, frozen=True):
         options: of the method, as the experiment lists them.
         model: has the weights that a new run starts from.
         series: the experiment that the run belongs to; None: it is not written down.
+        interleaved: its rounds alternate with those of other methods.
         begun: the folder of a run to go on with; None: a new run begins.
         plan: the folder of a run whose recorded assignments the devices get, instead of what the method would plan.
     """
@@ -57,6 +61,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     prepared: Prepared
     model: StagedModel
     series: Series | None = None
+    interleaved: bool = False
     begun: Path | None = None
     plan: Path | None = None
 
@@ -108,8 +113,10 @@ class Run:
         self._experiment, self._method, self._fleet = request.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._recorder = Recorder(self.folder.records)
-        self._recorder.subscribe(watch.record)
+        self._recorder.subscribe(partial(watch.record, self.folder.path))
         self._record = platform.recording(self._recorder.record)
+        self._trainers = contextlib.AsyncExitStack()
+        self._open, self._seen_ns = False, 0
 
     def _new_folder(self) -> RunFolder:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -130,29 +137,81 @@ class Run:
     def _resolved(self) -> bytes:
         return resolved(self._experiment, self._request.path, self._request.options, self._fleet.dilation)
 
+    # ---- the run, step by step; a step that fails or is cancelled ends the run before it raises ----
+
     async def execute(self) -> None:
         """Run to the end, and write summary and report however it ends.
 
         Raises:
             FileError: records or checkpoint could not be kept; the run can go on from the last checkpoint.
         """
+        await self.begin()
+        self._fleet.attach(self._record, self._driver)
+        while not self.over:
+            await self._or_end(self._loop.step())
+        await self.finish()
+
+    async def begin(self) -> None:
+        """Write the first records, and prepare the method. Afterwards the fleet is free. Raises as `execute`."""
         self._watch.run(self._method.name, self.folder.path, self._experiment.training.rounds)
         saved = self.folder.restore(self._watch.notify) if self._request.begun is not None else None
         saved = saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
         await self._fleet.reset()
-        self._begin(saved.progress)
-        why = "interrupted"
-        try:
-            why = await self._recorder.guard(self._rounds(saved))
-        except Exception as error:
-            why = f"error: {error}"
-            raise
-        finally:
-            await self._conclude(why)
+        self._open = True
+        self._write_start(saved.progress)
+        await self._or_end(self._prepare(saved))
+
+    @property
+    def next_round(self) -> int:
+        """Number of the round that comes next, from 0."""
+        return self._loop.progress.round
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is left."""
+        return self._loop.over
+
+    async def turn(self, turn: Turn) -> None:
+        """The next round, on a fleet that other runs have before and after it. Raises as `execute`."""
+        await self._or_end(self._take_turn(turn))
+
+    async def finish(self) -> None:
+        """No round is left: the final test, the last record, summary and report. Raises as `execute`."""
+        why = await self._or_end(self._loop.end())
+        await self._conclude(why)
         if self._recorder.failure is not None:
             raise self._recorder.failure
 
-    def _begin(self, progress: Progress) -> None:
+    async def interrupt(self) -> None:
+        """End the run before its last round, if it has begun and not ended."""
+        if self._open:
+            await self._conclude("interrupted")
+
+    async def _or_end(self, step: Coroutine[Any, Any, T]) -> T:
+        """The result of a step. If it fails, the run ends before this raises the error."""
+        why = "interrupted"
+        try:
+            return await self._recorder.guard(step)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                why = f"error: {error}"
+            await self._conclude(why)
+            raise
+
+    async def _take_turn(self, turn: Turn) -> None:
+        """One round between those of other runs. Before it, the records get what happened to the fleet meanwhile."""
+        for record in self._fleet.facts(self._seen_ns):
+            self._record(record)
+        self._fleet.attach(self._record, self._driver)
+        await self._loop.step()
+        await self._fleet.rest(self._loop.left_out)
+        end_ns = now_ns()
+        await self._fleet.flush()
+        self._record(TurnEnded(end_ns, self.next_round - 1, turn.block, turn.position, turn.of))
+        self._fleet.attach(None, None)
+        self._seen_ns = now_ns()
+
+    def _write_start(self, progress: Progress) -> None:
         """The first records: what runs, on which devices, and what is true of them now."""
         fleet, training = self._fleet, self._experiment.training
         self._record(
@@ -169,6 +228,8 @@ class Run:
                 calibrated=self._platform.calibrated,
                 resumed_from=progress.round,
                 target_accuracy=training.target_accuracy,
+                series=self._request.series.id if self._request.series is not None else "",
+                interleaved=self._request.interleaved,
                 host=dict(self._platform.host),
                 devices=fleet.infos(),
                 server_slots=self._platform.server_slots,
@@ -176,10 +237,13 @@ class Run:
         )
         for record in fleet.facts():
             self._record(record)
+        self._seen_ns = now_ns()
         fleet.attach(self._record, None)
 
     async def _conclude(self, why: str) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
+        self._open = False
+        await self._trainers.aclose()
         self._fleet.end_work()
         self._recorder.last(RunFinished(now_ns(), why))
         try:
@@ -189,20 +253,21 @@ class Run:
             self._recorder.close()
             write_what_fits(self.folder.path, self._watch.notify)
 
-    async def _rounds(self, saved: Saved) -> str:
-        async with contextlib.AsyncExitStack() as stack:
-            await self._set_up()
-            if saved.progress.round:
-                self._method.restore(saved.progress.method, saved.tensors)
-            driver = RoundRouter(lambda: self._round_driver(stack))
-            self._fleet.attach(self._record, driver)
-            return await self._loop(driver).run(saved.weights, saved.progress)
+    async def _prepare(self, saved: Saved) -> None:
+        """Everything up to the first round."""
+        await self._set_up()
+        if saved.progress.round:
+            self._method.restore(saved.progress.method, saved.tensors)
+        self._driver = RoundRouter(self._round_driver)
+        self._loop = self._make_loop()
+        self._loop.start(saved.weights, saved.progress)
+        self._fleet.attach(None, None)
 
-    def _loop(self, driver: RoundRouter) -> Loop:
+    def _make_loop(self) -> Loop:
         method, dilation, prepared = self._method.name, self._fleet.dilation, self._request.prepared
         return Loop(
             method=self._method,
-            driver=driver,
+            driver=self._driver,
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,
@@ -220,10 +285,10 @@ class Run:
         self._recorder.sync()
         self.folder.save(weights, progress, tensors)
 
-    def _round_driver(self, stack: contextlib.AsyncExitStack) -> RoundDriver:
-        """A driver for one round at a time, with its own server trainer, which `stack` closes."""
+    def _round_driver(self) -> RoundDriver:
+        """A driver for one round at a time, with its own server trainer, which is closed at the end of the run."""
         trainer = self._platform.make_trainer()
-        stack.push_async_callback(trainer.close)
+        self._trainers.push_async_callback(trainer.close)
         training, samples = self._experiment.training, self._request.prepared.samples()
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, settings)

@@ -16,7 +16,7 @@ import torch
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.link.mqtt import Address, MqttLink
-from edgebed.methods.base import METHODS
+from edgebed.methods.base import METHODS, Method
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.calibration.calibrate import Calibration, calibrate
@@ -33,6 +33,7 @@ from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods
 from orchestrator.runs.folder import RunFolder, Series
+from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import Platform, Run, RunRequest, start_model
@@ -130,7 +131,7 @@ def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
 
 
 async def run_experiment(request: Request, watch: Watch) -> list[Path]:
-    """Run every method of an experiment, one after the other on the same standing fleet; returns the run folders.
+    """Run every method of an experiment on the same standing fleet; returns the run folders.
 
     Raises:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
@@ -172,34 +173,45 @@ def _becomes(experiment: Experiment, spec: FleetSpec) -> list[FleetSpec]:
 async def run_methods(
     request: Request, controller: FleetController, prepared: Prepared, calibration: Calibration, watch: Watch
 ) -> list[Path]:
-    """Run every method of the experiment in turn on a standing fleet; returns the run folders."""
-    listed, series = request.experiment.methods, request.series or uuid.uuid4().hex[:12]
-    methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(listed)]
+    """Run every method of the experiment on a standing fleet, one after the other or interleaved. Returns the run
+    folders in the order of the methods."""
+    experiment = request.experiment
+    series = request.series or uuid.uuid4().hex[:12]
+    methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(experiment.methods)]
     controller.labels = prepared.label_counts
-    carrier, folders = _platform(controller, calibration), []
-    for place, (method, options) in enumerate(zip(methods, listed, strict=True)):
-        if place in request.finished:
-            folders.append(request.finished[place])
-            continue
-        wanted = RunRequest(
-            experiment=request.experiment,
-            path=request.path,
-            runs=request.runs,
-            method=method,
-            options=options,
-            prepared=prepared,
-            model=start_model(request.experiment, prepared, request.path),
-            series=Series(series, place, listed),
-            begun=request.begun.get(place),
-            plan=request.plan,
-        )
-        run = Run(wanted, carrier, watch)
-        folders.append(run.folder.path)
+    carrier, folders = _platform(controller, calibration), dict(request.finished)
+    for group in groups(methods, experiment.interleave, experiment.training.seed):
+        runs = {
+            number: Run(_run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch)
+            for number, place in enumerate(group)
+            if place not in request.finished
+        }
+        folders |= {group[number]: run.folder.path for number, run in runs.items()}
         try:
-            await run.execute()
+            await play(runs, len(group), experiment.training.seed, controller.fleet_id)
         finally:
-            refresh(run.folder.path)
-    return folders
+            for run in runs.values():
+                refresh(run.folder.path)
+    return [folders[place] for place in range(len(methods))]
+
+
+def _run_request(
+    request: Request, method: Method, prepared: Prepared, series: str, place: int, interleaved: bool
+) -> RunRequest:
+    experiment = request.experiment
+    return RunRequest(
+        experiment=experiment,
+        path=request.path,
+        runs=request.runs,
+        method=method,
+        options=experiment.methods[place],
+        prepared=prepared,
+        model=start_model(experiment, prepared, request.path),
+        series=Series(series, place, experiment.methods),
+        interleaved=interleaved,
+        begun=request.begun.get(place),
+        plan=request.plan,
+    )
 
 
 def _platform(controller: FleetController, calibration: Calibration) -> Platform:

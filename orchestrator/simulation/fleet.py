@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from edgebed.datasets.shard import Shard
@@ -115,8 +115,13 @@ class SimulatedFleet(RunFleet):
         for job in (*jobs, *([self._heartbeats] if self._heartbeats is not None else [])):
             job.cancel()
 
+    async def rest(self, left_out: Collection[str]) -> None:
+        """Nothing: the clock of a simulated run stands still while others have their turns."""
+
     async def flush(self) -> None:
-        """Nothing: `end_work` has recorded all phases."""
+        for name, device in self.devices.items():
+            if name not in self._away:
+                self._phases(name, device.phases.take())
 
     # ---- the driver's endpoint ----
 

@@ -3,10 +3,12 @@ clock, in one process. The run folder has the same files as that of a real run."
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import uuid
 from collections import Counter
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -19,6 +21,8 @@ from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of, load_profile
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods
+from orchestrator.runs.folder import Series
+from orchestrator.runs.interleave import groups, steps
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import Platform, Run, RunRequest
 from orchestrator.simulation.charging import Charging
@@ -26,7 +30,7 @@ from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer
-from orchestrator.simulation.virtual import VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
 
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
@@ -48,24 +52,70 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
         shards = {name: read_shard(path) for name, path in prepared.shards.items()}
     check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
     context = SimulationContext(request, spec, prepared, shards, watch)
-    pairs = zip(methods, experiment.methods, strict=True)
-    return [run_virtual(partial(_run_method, context, method, options)) for method, options in pairs]
+    folders: dict[int, Path] = {}
+    for group in groups(methods, experiment.interleave, experiment.training.seed):
+        folders |= _simulate_group(context, {place: methods[place] for place in group})
+    return [folders[place] for place in range(len(methods))]
 
 
-async def _run_method(context: SimulationContext, method: Method, options: dict[str, Any], loop: VirtualLoop) -> Path:
-    """One method on a simulated fleet of its own; returns the run's folder."""
+def _simulate_group(context: SimulationContext, methods: Mapping[int, Method]) -> dict[int, Path]:
+    """Simulate one method, or several whose rounds alternate; returns the runs' folders. Keys are places in the
+    experiment.
+
+    Each method has a fleet and a clock of its own, which stand still while another one plays. So the order changes no
+    result.
+    """
+    series = Series(uuid.uuid4().hex[:12], 0, context.experiment.methods) if len(methods) > 1 else None
+    with contextlib.ExitStack() as stack:
+        runners = [stack.enter_context(virtual_runner()) for _ in methods]
+        made = [
+            runner.run(_make_run(context, place, method, series))
+            for runner, (place, method) in zip(runners, methods.items(), strict=True)
+        ]
+        _play(runners, [run for run, _ in made], context.experiment.training.seed)
+    for _, halves in made:
+        context.watch.notify(f"halves: {halves.together} trained together, {halves.alone} alone")
+    return {place: run.folder.path for place, (run, _) in zip(methods, made, strict=True)}
+
+
+def _play(runners: Sequence[asyncio.Runner], runs: Sequence[Run], seed: int) -> None:
+    """As `interleave.play`, with a clock for each run."""
+    if len(runs) == 1:
+        runners[0].run(runs[0].execute())
+        return
+    try:
+        for number, step in steps(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
+            runners[number].run(step)
+    except BaseException:
+        for runner, run in zip(runners, runs, strict=True):
+            runner.run(run.interrupt())
+        raise
+
+
+async def _make_run(
+    context: SimulationContext, place: int, method: Method, series: Series | None
+) -> tuple[Run, HalfPool]:
+    """One method on a simulated fleet of its own, on the running loop's clock."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
     request, experiment, model = context.request, context.experiment, context.build()
     batched, notify = experiment.simulation.batched, context.watch.notify
     halves = HalfPool(model, context.shards, context.accelerator, batched=batched, notify=notify)
     fleet = _fleet(context, halves)
-    run = Run(
-        RunRequest(experiment, request.path, request.runs, method, options, context.prepared, model),
-        _platform(context, fleet, Charging(loop, context.costs, fleet)),
-        context.watch,
+    if series is not None:  # as one after the other: the first method's tasks build the models, whatever the order
+        context.built = set(context.shards)
+    wanted = RunRequest(
+        experiment=experiment,
+        path=request.path,
+        runs=request.runs,
+        method=method,
+        options=experiment.methods[place],
+        prepared=context.prepared,
+        model=model,
+        series=series and msgspec.structs.replace(series, place=place),
+        interleaved=series is not None,
     )
-    await run.execute()
-    notify(f"halves: {halves.together} trained together, {halves.alone} alone")
-    return run.folder.path
+    return Run(wanted, _platform(context, fleet, Charging(loop, context.costs, fleet)), context.watch), halves
 
 
 def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:

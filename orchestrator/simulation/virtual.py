@@ -4,8 +4,9 @@ as long as its computation."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
@@ -101,11 +102,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a virtual clock to its end, and cancel the tasks that it left running."""
+@contextlib.contextmanager
+def virtual_runner() -> Iterator[asyncio.Runner]:
+    """Context manager: runs coroutines one after another on one virtual clock, and at the end cancels the tasks that
+    they left running."""
     loop = VirtualLoop()
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(main(loop))
+            yield runner
     finally:
         loop.close()
+
+
+def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on a virtual clock to its end, and cancel the tasks that it left running."""
+    with virtual_runner() as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        return runner.run(main(loop))

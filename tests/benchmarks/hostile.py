@@ -31,7 +31,7 @@ class TaskMetrics(session.Watch):
         self.stall_s: dict[int, float] = {}
         self._round, self._start_mb = -1, 0.0
 
-    def record(self, record: Record) -> None:
+    def record(self, folder: Path, record: Record) -> None:
         if isinstance(record, RoundStarted):
             self._round = record.round
             reset_peak()

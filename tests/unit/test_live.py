@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -120,5 +121,5 @@ def test_a_device_that_fails_has_one_line_whatever_it_says() -> None:
 
 def test_a_run_says_that_line() -> None:
     said: list[str] = []
-    Watch(said.append).record(t.DeviceOut(1, 0, "dev-1", "lost", "its process ended: signal 9"))
+    Watch(said.append).record(Path("run"), t.DeviceOut(1, 0, "dev-1", "lost", "its process ended: signal 9"))
     assert said == ["round 1: dev-1 lost: its process ended: signal 9"]

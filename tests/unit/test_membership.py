@@ -201,3 +201,29 @@ async def test_waiting_names_the_devices_that_do_not_come() -> None:
     with pytest.raises(FleetError, match=r"1 of 2 devices did not join .*: b"):
         await desk.membership.wait_joined(0.05)
     assert msgspec.structs.asdict(desk.of(DeviceJoined)[0])["device"] == "a"  # type: ignore[call-overload]
+
+
+def resting(task: str = "", progress: int = 0) -> Status:
+    return msgspec.structs.replace(status(progress=progress), task=task, phase="waiting", sent_ns=1 << 62)
+
+
+async def test_a_fleet_rests_once_every_device_that_is_present_says_that_it_has_no_task() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    desk.membership.on_control("a", msgspec.structs.replace(resting(), sent_ns=0))
+    wait = asyncio.create_task(desk.membership.rest(60.0))
+    for message in (status(), resting("a task that was cancelled")):
+        desk.membership.on_control("a", message)
+        await asyncio.sleep(0)
+        assert not wait.done()
+    desk.membership.on_control("a", resting())
+    assert await asyncio.wait_for(wait, 10) == []
+
+
+async def test_a_device_that_stays_at_work_without_progress_is_named() -> None:
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    desk.membership.on_control("a", resting("t"))
+    assert await desk.membership.rest(0.0) == ["a"]
+    desk.membership.left("a", "gone")
+    assert await desk.membership.rest(0.0) == []

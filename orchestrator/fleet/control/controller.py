@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 
 from edgebed.errors import EdgebedError, FleetError, UsageError
 from edgebed.link.base import Link
@@ -20,6 +20,12 @@ from orchestrator.records.types import Fault
 
 NAME_CHARACTERS = 63
 """Characters that a record keeps of a name that is not a device's."""
+
+REST_SILENCE_S = 30.0
+"""How long `rest` waits for a device that makes no progress."""
+
+CHUNKS_UNDER_WAY = 4
+"""Chunks of cancelled transfers that may still be on a link: those that a sender hands over before an answer."""
 
 RESTARTS = 5
 """How often an agent that ends by itself is started again without a finished task in between."""
@@ -224,6 +230,16 @@ class FleetController(RunFleet):
 
     async def flush(self) -> None:
         await self.membership.flush()
+
+    async def rest(self, left_out: Collection[str]) -> None:
+        """As `RunFleet.rest`. A device that stays at work without progress is recorded as a fault."""
+        busy = await self.membership.rest(REST_SILENCE_S)
+        for name in busy:
+            what = f"still has a task of the last round after {REST_SILENCE_S:.0f} s without progress"
+            self.record(Fault(time.monotonic_ns(), name, f"{what}; it may disturb the next method's round"))
+        slowest = min((min(self.limits[n].uplink_bit_s, self.limits[n].downlink_bit_s) for n in left_out), default=0)
+        if slowest:
+            await asyncio.sleep(8 * CHUNKS_UNDER_WAY * CHUNK_BYTES / slowest)
 
     def lost(self, device: str, why: str) -> None:
         """The round gave a device up; it counts as away until its next message."""

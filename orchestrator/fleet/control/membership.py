@@ -56,6 +56,10 @@ class Device:
         self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to shut down
         self.changed = asyncio.Event()  # set at every message; waiters clear it
 
+    def rests_since(self, ns: int) -> bool:
+        """Whether it had no task when it sent its last heartbeat, after `ns` of the orchestrator's clock."""
+        return self.status is not None and not self.status.task and self.status.sent_ns >= ns + self.offset_ns
+
 
 class Joined(msgspec.Struct, frozen=True):
     """A device is online. `again`: it was online before. `restarted`: its agent is a new one; earlier work is lost."""
@@ -318,6 +322,34 @@ class Membership:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_S):
                     await self._change(device)
+
+    async def rest(self, silence_s: float) -> list[str]:
+        """Wait until every device that is present has no task.
+
+        Returns:
+            Devices that still have a task, and have made no progress for `silence_s` seconds.
+        """
+        names = self.present()
+        resting = await asyncio.gather(*(self._rest_one(self.devices[name], silence_s) for name in names))
+        return [name for name, rests in zip(names, resting, strict=True) if not rests]
+
+    async def _rest_one(self, device: Device, silence_s: float) -> bool:
+        """Ask once per `REPEAT_S` with the settings, which an agent answers with a Status. An agent that ends a task
+        sends one unasked."""
+        since_ns = time.monotonic_ns()
+        progress, heard_s = -1, time.monotonic()
+        while device.online and not device.rests_since(since_ns):
+            if device.status is not None and device.status.progress != progress:
+                progress, heard_s = device.status.progress, time.monotonic()
+            if time.monotonic() - heard_s > silence_s:
+                return False
+            if device.configure is not None:
+                self._send(device.name, device.configure)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_S):
+                    while not device.rests_since(since_ns):
+                        await self._change(device)
+        return True
 
     def shutdown(self, why: str) -> None:
         for name in self.devices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgebed.errors import TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
@@ -25,6 +25,7 @@ from orchestrator.records.types import (
 )
 
 PRESENCE = (DeviceJoined, DeviceLeft)
+Fact = ClockOffset | LimitsSet | DeviceJoined | DeviceLeft
 
 ResolveProfile = Callable[[str], ProfileSpec]
 """The profile of a name, for an experiment whose devices change profiles."""
@@ -55,8 +56,8 @@ class RunFleet(ABC):
         self.driver: Driver | None = None
         self._resolve = resolve_profile
         self._sink: Callable[[Record], None] | None = None
-        self._calibration: list[Record] = []
-        self._facts: dict[tuple[object, str], Record] = {}  # the latest of each kind and device
+        self._calibration: list[Calibrated] = []
+        self._facts: dict[tuple[object, str], Fact] = {}  # the latest of each kind and device
 
     @property
     @abstractmethod
@@ -84,9 +85,13 @@ class RunFleet(ABC):
         if self._sink is not None:
             self._sink(record)
 
-    def facts(self) -> list[Record]:
-        """What is true of the fleet now, in the order of time: every run begins with it."""
-        return [*self._calibration, *self._facts.values()]
+    def facts(self, after_ns: int = 0) -> list[Record]:
+        """What is true of the fleet now, in the order of time: every run begins with it.
+
+        Args:
+            after_ns: only what has become true after this time.
+        """
+        return [record for record in (*self._calibration, *self._facts.values()) if record.at_ns > after_ns]
 
     def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
         """Send records and events of the fleet to a run from now on; None: to no run."""
@@ -176,7 +181,16 @@ class RunFleet(ABC):
     def lost(self, device: str, why: str) -> None:
         """The round gave a device up."""
 
-    # ---- the end of a run ----
+    # ---- the end of a turn, and of a run ----
+
+    @abstractmethod
+    async def rest(self, left_out: Collection[str]) -> None:
+        """Wait until nothing of the last round is left on the devices and their links. Called before another run gets
+        the fleet.
+
+        Args:
+            left_out: devices whose work the round left out: they may still be at it.
+        """
 
     @abstractmethod
     def end_work(self) -> None:
@@ -184,7 +198,8 @@ class RunFleet(ABC):
 
     @abstractmethod
     async def flush(self) -> None:
-        """Have every device report its phases up to now. Called after the run's last record."""
+        """Have every device report its phases up to now. Called at the end of a turn, and after the run's last
+        record."""
 
     # ---- transfers from the devices, for the driver ----
 

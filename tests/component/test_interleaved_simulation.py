@@ -1,0 +1,81 @@
+"""Simulated methods in turns: on a clock of their own the order changes nothing but itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgebed.errors import RunError
+from orchestrator.experiment import Experiment
+from orchestrator.records.reader import read
+from orchestrator.records.summary import load_summary
+from orchestrator.records.types import RunFinished, TurnEnded
+from orchestrator.rounds.steps import RoundSteps
+from orchestrator.runs import session
+from orchestrator.runs.turns import order
+from orchestrator.simulation.run import SimulationRequest, simulate
+
+EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
+ROUNDS, SEED = 3, 4
+WANTED = {
+    "name": "turns",
+    "fleet": "../fleets/desk-5.yaml",
+    "data": {"name": "digits", "train_samples": 100, "test_samples": 50},
+    "methods": [{"name": "fedavg"}, {"name": "fedat", "tiers": 2}, {"name": "s2fl"}, {"name": "drop-slowest"}],
+    "training": {"rounds": ROUNDS, "batch_size": 10, "seed": SEED},
+    "environment": {"every": 1, "share": 0.5},
+    "simulation": {"cost": "flops", "device_flops": 1e8},
+}
+OWN = ("run", "started", "series", "interleaved", "block", "position")
+"""Names in a summary that the order may change."""
+
+
+def simulated(folder: Path, interleave: bool) -> list[Path]:
+    experiment = msgspec.convert({**WANTED, "interleave": interleave}, Experiment)
+    request = SimulationRequest(experiment, EXPERIMENTS / "turns.yaml", folder)
+    return simulate(request, session.Watch(session.quiet))
+
+
+def test_weights_and_times_are_those_of_methods_one_after_the_other(tmp_path: Path) -> None:
+    alternating, in_turn = simulated(tmp_path / "turns", True), simulated(tmp_path / "whole", False)
+    for one, other in zip(alternating, in_turn, strict=True):
+        mine, whole = (load_file(folder / "checkpoint.safetensors") for folder in (one, other))
+        assert mine.keys() == whole.keys()
+        assert all(torch.equal(mine[name], whole[name]) for name in whole)
+        figures, expected = load_summary(one), load_summary(other)
+        # A turn's end cuts the phase of a device that was left out; a stop counts in the phase in which it ends.
+        assert figures.pop("throttled_share") == pytest.approx(expected.pop("throttled_share"), rel=0.01)
+        assert {k: v for k, v in figures.items() if k not in OWN} == {k: v for k, v in expected.items() if k not in OWN}
+        assert figures["timeline_residual_max"] == 0
+
+    ends = [[r for r in read(folder / "records.jsonl") if isinstance(r, TurnEnded)] for folder in alternating]
+    barrier = [ends[0], ends[2], ends[3]]
+    assert not ends[1], "FedAT has no barrier and runs as a whole"
+    for block in range(ROUNDS):
+        assert len({own[block].block for own in barrier}) == 1
+        played = sorted(range(3), key=lambda number: barrier[number][block].position)
+        assert played == order(3, block, SEED)
+
+
+def test_an_error_in_one_method_ends_the_others_as_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merge = RoundSteps.merge
+
+    async def failing(self: RoundSteps, number: int, *rest: object) -> object:
+        if number == 1 and self.method.name == "s2fl":
+            raise RunError("it went wrong", hint="")
+        return await merge(self, number, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RoundSteps, "merge", failing)
+    with pytest.raises(RunError, match="it went wrong"):
+        simulated(tmp_path, True)
+    last = {}
+    for records in tmp_path.glob("*/records.jsonl"):
+        said = read(records)
+        last[said[0].method] = [record.why for record in said if isinstance(record, RunFinished)]  # type: ignore[union-attr]
+        assert (records.parent / "report.html").is_file()
+    last.pop("fedat", None)
+    assert last == {"fedavg": ["interrupted"], "s2fl": ["error: it went wrong"], "drop-slowest": ["interrupted"]}

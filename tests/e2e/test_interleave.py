@@ -1,0 +1,67 @@
+"""Methods whose rounds alternate on one real fleet: their order, their records, and a kill in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import edgebed
+from orchestrator.records.reader import read
+from orchestrator.records.types import RoundFinished, RunStarted, TurnEnded
+from orchestrator.runs.turns import order
+from tests.e2e.cli import cli, summary, write_experiment
+
+METHODS = "methods=[{name: fedavg}, {name: splitfed, cut: 2}]"
+ROUNDS, SEED = 4, 2
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_interleaved_runs_that_were_killed_end_with_the_weights_of_runs_one_after_the_other(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path)
+    wanted = ["run", str(path), "--set", METHODS, "--set", "interleave=true", "--set", f"training.rounds={ROUNDS}"]
+    with cli(tmp_path, *wanted, calibrated=False) as first:
+        first.expect(RoundFinished, lambda record: record.round == 1)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.wait()
+    with cli(tmp_path, "run", "--resume", first.folders()[0].name, calibrated=False) as second:
+        code, _, err = second.wait()
+        assert code == 0, err
+    fedavg, splitfed = second.folders()
+
+    played: dict[tuple[str, int], Path] = {}
+    for folder in (fedavg, splitfed):
+        records = read(folder / "records.jsonl")
+        resumed = [record.resumed_from for record in records if isinstance(record, RunStarted)]
+        assert len(resumed) == 2
+        assert resumed[1] >= 1
+        turns = [record for record in records if isinstance(record, TurnEnded)]
+        assert [turn.round for turn in turns] == list(range(ROUNDS))
+        played |= {(turn.block, turn.position): folder for turn in turns if turn.of == 2}
+        figures = summary(folder)
+        assert figures["interleaved"]
+        assert figures["rounds"] == ROUNDS
+        assert figures["timeline_residual_max"] <= 0.02
+        assert figures["total_s"] == pytest.approx(sum(figures["round_s"]))
+    for (block, position), folder in played.items():
+        number = order(2, int(block.split("/")[1]) - 1, SEED)[position]
+        assert folder == (fedavg, splitfed)[number]
+
+    whole = edgebed.simulate(
+        path,
+        overrides={
+            "methods": [{"name": "fedavg"}, {"name": "splitfed", "cut": 2}],
+            "training.rounds": ROUNDS,
+            "simulation.batched": False,
+        },
+        runs=tmp_path / "simulated",
+    )
+    for folder, run in zip((fedavg, splitfed), whole, strict=True):
+        one, other = load_file(folder / "checkpoint.safetensors"), load_file(run.path / "checkpoint.safetensors")
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
