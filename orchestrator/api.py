@@ -230,7 +230,8 @@ def compare(
         baseline: the method, or the run, that `speed_up` refers to; the last run if not given.
 
     Returns:
-        The table. Its `attrs["notes"]` is a list of what makes the figures doubtful or hard to compare.
+        The table. Its `attrs["notes"]` is a list of what makes the figures doubtful or hard to compare, and
+        `attrs["paired"]` one of dicts: the ratios between methods whose rounds alternated (`interleave: true`).
 
     Raises:
         UsageError: there is no such run or method.

@@ -11,6 +11,7 @@ import pandas as pd
 
 from orchestrator.records.comparison import compare
 from orchestrator.records.groups import Estimate, Group, group
+from orchestrator.records.paired import Paired, paired
 
 Summary = dict[str, Any]
 
@@ -18,17 +19,19 @@ Summary = dict[str, Any]
 def comparison_table(summaries: Sequence[Summary], by: Literal["method", "run"] = "method") -> pd.DataFrame:
     """One row per method (runs with different seeds taken together) or per run. The last run is the baseline.
 
-    `attrs["notes"]` of the table is the list of what makes the figures doubtful or hard to compare.
+    `attrs["notes"]` of the table is the list of what makes the figures doubtful or hard to compare, `attrs["paired"]` a
+    list of rows with the ratios of interleaved rounds.
     """
     compared = compare(summaries)
     rows = compared.rows if by == "run" else [_flat(one) for one in group(summaries)]
     table = pd.DataFrame([{name: math.nan if value is None else value for name, value in row.items()} for row in rows])
     table.attrs["notes"] = list(compared.notes)
+    table.attrs["paired"] = [_flat(one) for one in paired(summaries)]
     return table
 
 
-def _flat(one: Group) -> dict[str, Any]:
-    """A group as a row: an estimate becomes three columns, the mean and the two ends of its 95 % interval."""
+def _flat(one: Group | Paired) -> dict[str, Any]:
+    """A group or pair as a row: an estimate becomes three columns, the mean and the two ends of its 95 % interval."""
     row: dict[str, Any] = {}
     for name, value in msgspec.structs.asdict(one).items():
         if isinstance(value, Estimate):

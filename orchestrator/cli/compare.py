@@ -19,6 +19,7 @@ from orchestrator.records.comparison import Comparison, compare
 from orchestrator.records.curves import Spread
 from orchestrator.records.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.records.groups import Group, ProfileRow, group, profiles
+from orchestrator.records.paired import Paired, paired
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
@@ -89,8 +90,10 @@ def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
 
 def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) -> None:
     comparison, groups, stragglers = compare(summaries), group(summaries), profiles(summaries)
+    pairs = paired(summaries)
     if as_json:
-        more: dict[str, Any] = {"groups": msgspec.to_builtins(groups), "profiles": msgspec.to_builtins(stragglers)}
+        tables = {"groups": groups, "paired": pairs, "profiles": stragglers}
+        more: dict[str, Any] = msgspec.to_builtins(tables)
         if error is not None:
             more["sim_error"] = _as_plain(error)
         print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
@@ -99,6 +102,8 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
         _print(comparison)
     if len(groups) < len(summaries):
         _print_groups(groups, summaries[-1]["method"])
+    if pairs:
+        _print_pairs(pairs)
     _print_profiles(stragglers)
     if error is not None:
         _print_sim_error(error)
@@ -129,6 +134,15 @@ def _print_groups(groups: list[Group], baseline: str) -> None:
         table.add_column(escape(one.method), justify="right")
     for label, show in tabulate.COLUMNS[1:]:
         table.add_row(label, *(escape(show(one)) for one in groups))
+    console.print(table)
+
+
+def _print_pairs(pairs: list[Paired]) -> None:
+    table = Table(box=SIMPLE_HEAD, title=escape(tabulate.about_pairs(pairs)))
+    for name, _ in tabulate.PAIRED:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for each in pairs:
+        table.add_row(*(escape(show(each)) for _, show in tabulate.PAIRED))
     console.print(table)
 
 

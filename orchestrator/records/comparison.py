@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
+from orchestrator.records.paired import unpaired
 
 RESIDUAL_LIMIT = 0.02
 """A timeline that leaves more than this share of a round unexplained is not trusted."""
@@ -29,8 +30,9 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     costs = [str(summary.get("costs") or "") for summary in summaries]
+    notes = _notes(rows, costs) + unpaired(summaries)
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
-    return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, _notes(rows, costs))
+    return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, notes)
 
 
 def _row(summary: Summary, base: float | None) -> Summary:

@@ -85,6 +85,11 @@ def quantity(value: float, unit: str) -> str:
     return f"{number(value / 1e6, 4)} Mbit/s" if unit == "bit/s" else f"{number(value, 4)} {unit}"
 
 
+def ratio(value: float) -> str:
+    """A ratio between two methods: 0.873."""
+    return fixed(value, 3)
+
+
 def factor(value: float) -> str:
     """A ratio: 1.25 ×."""
     return f"{fixed(value, 2)} ×"

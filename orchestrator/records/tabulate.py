@@ -7,8 +7,9 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.records.formatting import NONE, accuracy, factor, percent, seconds, size
+from orchestrator.records.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
 from orchestrator.records.groups import Estimate, Group
+from orchestrator.records.paired import Paired
 from orchestrator.records.vocabulary import cause
 
 Column = tuple[str, Callable[[Group], str]]
@@ -40,6 +41,23 @@ COLUMNS: tuple[Column, ...] = (
     ("bytes", lambda g: with_interval(g.bytes_total, size)),
 )
 """What is shown of a group, to people."""
+
+
+PAIRED: tuple[tuple[str, Callable[[Paired], str]], ...] = (
+    ("method", lambda p: p.method),
+    ("round", lambda p: with_interval(p.round_ratio, ratio)),
+    ("pairs of rounds", lambda p: str(p.rounds)),
+    ("time to target", lambda p: with_interval(p.time_ratio, ratio)),
+    ("experiments", lambda p: str(p.experiments)),
+)
+"""What is shown of paired ratios."""
+
+
+def about_pairs(rows: Sequence[Paired]) -> str:
+    """What the table of paired ratios shows. There is one row at least."""
+    several = any(row.experiments > 1 for row in rows)
+    over = "experiments" if several else "rounds of one experiment"
+    return f"Interleaved rounds, in pairs of one block: ÷ {rows[0].baseline}, geometric mean [95 % over {over}]"
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:

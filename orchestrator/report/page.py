@@ -16,6 +16,7 @@ from orchestrator.records import tabulate
 from orchestrator.records.comparison import RESIDUAL_LIMIT, compare
 from orchestrator.records.formatting import number, percent, seconds, size
 from orchestrator.records.groups import group, profiles
+from orchestrator.records.paired import paired
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import charts, tables
@@ -127,6 +128,7 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
         baseline=summaries[-1]["method"],
         labels=[label for label, _ in tabulate.COLUMNS],
         groups=[[show(one) for _, show in tabulate.COLUMNS] for one in groups],
+        paired=tables.paired(paired(summaries)),
         profiles=tables.profile_rows(profiles(summaries)),
     )
 

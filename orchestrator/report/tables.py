@@ -22,6 +22,7 @@ from orchestrator.records.formatting import (
 )
 from orchestrator.records.groups import ProfileRow
 from orchestrator.records.limits_in_force import changes
+from orchestrator.records.paired import Paired
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.vocabulary import EVENTS
@@ -169,6 +170,14 @@ def _round_row(summary: Summary, index: int) -> list[str]:
         known(of("straggler_why"), vocabulary.cause),
     ]
     return [*own, *why, *(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
+
+
+def paired(rows: list[Paired]) -> dict[str, Any] | None:
+    """The table of paired ratios; None where no rounds alternated."""
+    if not rows:
+        return None
+    cells = [[show(row) for _, show in tabulate.PAIRED] for row in rows]
+    return {"about": tabulate.about_pairs(rows), "labels": [label for label, _ in tabulate.PAIRED], "rows": cells}
 
 
 def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:

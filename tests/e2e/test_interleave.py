@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,11 +30,14 @@ def test_interleaved_runs_that_were_killed_end_with_the_weights_of_runs_one_afte
         first.expect(RoundFinished, lambda record: record.round == 1)
         os.kill(first.process.pid, signal.SIGKILL)
         first.wait()
-    with cli(tmp_path, "run", "--resume", first.folders()[0].name, calibrated=False) as second:
-        code, _, err = second.wait()
+    with cli(tmp_path, "run", "--resume", first.folders()[0].name, "--json", calibrated=False) as second:
+        code, out, err = second.wait()
         assert code == 0, err
     fedavg, splitfed = second.folders()
 
+    (pair,) = msgspec.json.decode(out)["paired"]
+    assert (pair["method"], pair["baseline"], pair["experiments"]) == ("fedavg", "splitfed", 1)
+    assert pair["round_ratio"]["mean"] > 0
     played: dict[tuple[str, int], Path] = {}
     for folder in (fedavg, splitfed):
         records = read(folder / "records.jsonl")
