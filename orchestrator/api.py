@@ -88,7 +88,8 @@ def run(
             dict start at the current folder. None only with `resume`.
         overrides: values in place of the experiment's, such as `{"training.rounds": 5}`.
         methods: run only these of the experiment's methods.
-        fleet: the path of a fleet file, in place of the experiment's. Relative to the current folder.
+        fleet: the path of a fleet file, relative to the current folder, or the name of a fleet that comes with Edgebed
+            (`dtfl-5`), in place of the experiment's.
         runs: the folder for the runs' folders; EDGEBED_RUNS or ./runs if not given.
         backend: docker, local or software; that of the fleet file if not given.
         broker: `mqtt://user:password@host:port` of a broker of your own.
@@ -157,7 +158,7 @@ def simulate(
         >>> [fedavg] = simulate(
         ...     {
         ...         "name": "small",
-        ...         "fleet": "profiles/fleets/dtfl-5.yaml",
+        ...         "fleet": "dtfl-5",
         ...         "methods": [{"name": "fedavg"}],
         ...         "training": {"rounds": 2, "batch_size": 32, "seed": 1},
         ...     }
@@ -261,7 +262,7 @@ def _experiment(
         raise UsageError("no experiment", hint="give the path of an experiment file, or a dict")
     changes = dict(overrides or {})
     if fleet is not None:
-        changes["fleet"] = os.path.abspath(fleet)
+        changes["fleet"] = os.path.abspath(fleet) if os.path.exists(fleet) else os.fspath(fleet)
     if isinstance(experiment, Mapping):
         path, typed = UNNAMED, from_dict(experiment, changes)
     else:

@@ -19,6 +19,7 @@ from orchestrator.files.yaml_file import Document, load_yaml
 from orchestrator.fleet.cpu_quota import LEAST_CPUS, PERIOD_US, period_for
 
 SHIPPED = shipped("profiles") / "devices"
+SHIPPED_FLEETS = shipped("profiles") / "fleets"
 MOST_DEVICES = 1000
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
@@ -133,14 +134,22 @@ def load_fleet(path: Path) -> FleetSpec:
     return FleetSpec(name, file.backend, file.reserve_cpus, devices, path)
 
 
+def fleet_path(experiment: Path, named: str) -> Path:
+    """The fleet file that an experiment file names: a path relative to its folder, or else the name of a fleet that
+    comes with Edgebed (`dtfl-5`). The file need not exist."""
+    path, ours = experiment.parent / named, SHIPPED_FLEETS / f"{named}.yaml"
+    return ours if Path(named).name == named and not is_file(path) and is_file(ours) else path
+
+
 def fleet_of(experiment: Path, named: str) -> FleetSpec:
-    """The fleet that an experiment file names, relative to its folder. Raises UsageError like `load_fleet`."""
-    path = experiment.parent / named
+    """The fleet that an experiment file names, as `fleet_path` finds it. Raises UsageError like `load_fleet`."""
+    path = fleet_path(experiment, named)
     if not is_file(path):
-        there = sorted(each.stem for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        there = sorted(each.stem for folder in (path.parent, SHIPPED_FLEETS) for each in folder.glob("*.yaml"))
         raise UsageError(
             f"{experiment}: fleet: there is no file {path.resolve()}{nearest(path.stem, there)}",
-            hint="write the path of a fleet file, relative to the experiment file or absolute",
+            hint="write the path of a fleet file, relative to the experiment file or absolute, or the name of a fleet "
+            "that comes with Edgebed",
         )
     return load_fleet(path)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.profile import fleet_of
 from orchestrator.papers.tables import Column, Job, Reproduction, chosen, jobs
 from orchestrator.records.quantities import quantity
 from orchestrator.records.ratios import Cell, cells
@@ -138,7 +138,7 @@ def run_once(
 ) -> Path:
     """The folder of the experiment's run: a new one, or an earlier one with the same devices and version."""
     how = f"{'real' if real else 'simulated'}/{backend or ''}"
-    devices = load_fleet((path.parent / experiment.fleet).resolve()).devices
+    devices = fleet_of(path, experiment.fleet).devices
     key = hashlib.sha256(msgspec.json.encode((version("edgebed"), how, experiment, devices))).hexdigest()[:12]
     parent = runs / f"{experiment.name}-{key}"
     for folder in [] if fresh else sorted(parent.glob("*/summary.json")):

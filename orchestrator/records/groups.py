@@ -8,7 +8,7 @@ counted and shown, and not part of the mean, so the mean favours a method that s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -93,8 +93,8 @@ def by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summ
 
 
 def _group(runs: list[Summary], base: list[Summary]) -> Group:
-    def over(measure: Callable[[Summary], float | None]) -> Estimate:
-        return estimate([value for run in runs if (value := measure(run)) is not None])
+    def over(measure: Callable[[Summary], float | None], most: float = inf) -> Estimate:
+        return estimate([value for run in runs if (value := measure(run)) is not None], most)
 
     experiment, method, enforcement = runs[0]["experiment"], named(runs[0]), runs[0]["enforcement"]
     return Group(
@@ -106,23 +106,24 @@ def _group(runs: list[Summary], base: list[Summary]) -> Group:
         sum(run["time_to_target_s"] is not None for run in runs),
         time_to_target_s=over(lambda run: run["time_to_target_s"]),
         speed_up=Estimate(1.0, count=len(runs)) if runs is base else speed_up(runs, base),
-        best_accuracy=over(lambda run: run["best_accuracy"]),
+        best_accuracy=over(lambda run: run["best_accuracy"], most=1.0),
         round_s=over(lambda run: run["round_s_median"]),
         straggler_gap_s=over(lambda run: run["straggler_gap_s"]),
-        idle_share=over(lambda run: run["idle_share_mean"]),
+        idle_share=over(lambda run: run["idle_share_mean"], most=1.0),
         bytes_total=over(lambda run: run["bytes_up_total"] + run["bytes_down_total"]),
     )
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and t interval of some values."""
+def estimate(values: Sequence[float], most: float = inf) -> Estimate:
+    """Mean and t interval of some values. The interval does not go below 0 where no value does, nor above `most`."""
     if not values:
         return Estimate(None)
     mean = fmean(values)
     if len(values) < 2:
         return Estimate(mean, count=1)
     reach = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
-    return Estimate(mean, mean - reach, mean + reach, len(values))
+    least = 0.0 if min(values) >= 0 else -inf
+    return Estimate(mean, max(least, mean - reach), min(most, mean + reach), len(values))
 
 
 def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:

@@ -248,10 +248,10 @@ def _time_to_target(axes: Any, series: Sequence[Series], look: Look) -> None:
 
 
 def _whiskers(found: Estimate) -> list[list[float]] | None:
-    """Lengths of the interval's two sides; a time is never below 0."""
+    """Lengths of the interval's two sides."""
     if found.mean is None or found.low is None or found.high is None:
         return None
-    return [[found.mean - max(0.0, found.low)], [found.high - found.mean]]
+    return [[found.mean - found.low], [found.high - found.mean]]
 
 
 def _reached(found: Estimate, reached: int, runs: Sequence[Summary]) -> str:

@@ -25,7 +25,11 @@ NOBODY_S = 120.0
 
 
 class ConcurrentRounds:
-    """The rounds of a run whose method has several lanes."""
+    """The rounds of a run whose method has several lanes.
+
+    Attributes:
+        missing: devices that did not contribute to the round that ended last, each with the reason.
+    """
 
     def __init__(self, steps: RoundSteps, weights: Weights, progress: Progress) -> None:
         self._steps, self._weights, self._progress = steps, weights, progress
@@ -34,6 +38,7 @@ class ConcurrentRounds:
         self._untested: tuple[int, Weights] | None = None
         self._news = asyncio.Event()
         self._ended = False
+        self.missing: Mapping[str, str] = {}
         self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
 
     async def run(self, lanes: list[str]) -> Weights:
@@ -98,6 +103,7 @@ class ConcurrentRounds:
 
     def _count_void(self, begun: Begun, result: RoundResult) -> None:
         """Leave out devices that had too many void rounds in a row."""
+        self.missing = result.missing
         merged = [part.device for part in result.contributions]
         for device in self._void.count(begun.plan.assignments, result.why == "void", merged, result.missing):
             why = self._void.left_out[device]

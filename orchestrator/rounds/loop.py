@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgebed.models.staged import Weights
 from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps
-from orchestrator.rounds.void import VoidRounds
+from orchestrator.rounds.void import VoidRounds, nothing_merged
 
 
 class Loop(RoundSteps):
@@ -24,7 +26,8 @@ class Loop(RoundSteps):
     progress: Progress
 
     async def run(self, weights: Weights, progress: Progress) -> str:
-        """Run from round `progress.round` on; returns why the run ended. Raises RunError after several void rounds."""
+        """Run from round `progress.round` on; returns why the run ended. Raises RunError after several void rounds, and
+        where no round of the run was merged."""
         self.start(weights, progress)
         while not self.over:
             await self.step()
@@ -36,6 +39,8 @@ class Loop(RoundSteps):
         self._weights, self.progress, self._void = weights, progress, VoidRounds(self.training)
         self.left_out: tuple[str, ...] = ()
         self._lanes_ended = False
+        self._first = progress.round
+        self._missing: Mapping[str, str] = {}
 
     @property
     def over(self) -> bool:
@@ -47,17 +52,21 @@ class Loop(RoundSteps):
         ready = await self.prepare(self.progress)
         lanes = self.method.lanes(ready)
         if len(lanes) > 1:
-            self._weights = await ConcurrentRounds(self, self._weights, self.progress).run(list(lanes))
+            concurrent = ConcurrentRounds(self, self._weights, self.progress)
+            self._weights, self._missing = await concurrent.run(list(lanes)), concurrent.missing
             self._lanes_ended = True
             return
         ((lane, present),) = lanes.items()
         begun = self.begin(lane, present, self.progress)
         self._weights, result = await self._round(begun, self._weights, self.progress)
-        self.left_out = tuple(sorted(result.missing))
+        self.left_out, self._missing = tuple(sorted(result.missing)), result.missing
         self._void.count(result.why == "void", result.missing)
 
     async def end(self) -> str:
-        """The final test, if there is one; returns why the run ended."""
+        """The final test, if there is one; returns why the run ended. Raises RunError where no round of the run was
+        merged."""
+        if self.progress.round > self._first and not self.tested(self.progress):
+            raise nothing_merged(self.training, self.progress.round, self._missing)
         await self.final_test(self._weights, self.progress)
         return "target reached" if self.reached(self.progress) else "rounds done"
 

@@ -92,6 +92,10 @@ class RoundSteps:
     def reached(self, progress: Progress) -> bool:
         return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
 
+    def tested(self, progress: Progress) -> bool:
+        """Whether merged weights were tested, in this session of the run or in an earlier one."""
+        return self._tested is not None or progress.best_accuracy > 0 or progress.since_best > 0
+
     async def prepare(self, progress: Progress) -> list[DeviceView]:
         """Set learning rate and profiles of the next round; returns the devices that are present."""
         if self.training.cosine:

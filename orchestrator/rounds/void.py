@@ -38,6 +38,19 @@ class VoidRounds:
             )
 
 
+def nothing_merged(training: Training, rounds: int, missing: Mapping[str, str]) -> RunError:
+    """The error of a run that has ended without a merged round.
+
+    Args:
+        missing: devices that did not contribute to the last round, each with the reason.
+    """
+    return RunError(
+        f"no work was merged in {rounds} round{'s' if rounds > 1 else ''}: none had a quorum of {training.quorum}; "
+        f"missing in the last one: {named(missing)}",
+        hint=hint(training, missing),
+    )
+
+
 class VoidByDevice:
     """Void rounds in a row of every device, of a run with lanes.
 

@@ -18,6 +18,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep, sync_folder, write_aside
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
+from orchestrator.fleet.profile import fleet_path
 from orchestrator.records.reader import decode, read
 from orchestrator.records.types import RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
@@ -153,7 +154,7 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
     """The experiment file of a run: with one method, its dilation and absolute paths, so that it can be resumed."""
     experiment = msgspec.structs.replace(
         experiment,
-        fleet=str((path.parent / experiment.fleet).resolve()),
+        fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
         methods=[options],
         dilation=dilation,

@@ -173,18 +173,17 @@ class SimulatedDevice:
         self.phases.enter("upload_tail")
         await uploads.drained()
         self._check(task)
-        await self._send_update(Update(self.name, task.id, metrics.report(result)), result.body)
-
-    async def _send_update(self, header: Update, body: bytes | bytearray) -> None:
-        try:
-            await self.send(header, body)
-        except TransferError as error:
-            raise TransferError(f"the update could not be delivered: {error}") from None
+        await self._send_end(Update(self.name, task.id, metrics.report(result)), result.body)
 
     async def _fail(self, task: Task, why: str, diverged: bool = False, trace: str = "") -> None:
         self.phases.enter("upload_tail")
-        with contextlib.suppress(TransferError, Cancelled):
-            await self.send(Failure(self.name, task.id, why, diverged, trace), b"")
+        with contextlib.suppress(Cancelled):
+            await self._send_end(Failure(self.name, task.id, why, diverged, trace), b"")
+
+    async def _send_end(self, header: Update | Failure, body: bytes | bytearray) -> None:
+        """Send the update or the failure of a task. A refusal means that it came too late, and is not an error."""
+        with contextlib.suppress(TransferError):
+            await self.send(header, body)
 
     def now_s(self) -> float:
         return self._now_ns() / 1e9

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import edgebed
-from edgebed.errors import UsageError
+from edgebed.errors import RunError, UsageError
 from orchestrator.api import DeviceLeftOut, Event, Line, RoundBegan, RoundEnded, RunBegan, RunEnded
 
 FLEET = Path(__file__).parents[2] / "profiles" / "fleets" / "dtfl-5.yaml"
@@ -119,6 +119,23 @@ def test_ctrl_c_ends_the_run_and_is_raised(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     [run] = edgebed.load_runs(tmp_path / "*")
     assert run.summary["ended"] == "interrupted"
+
+
+def test_a_run_in_which_nothing_was_merged_is_an_error_and_its_records_stay(tmp_path: Path) -> None:
+    said = r"no work was merged in 2 rounds: none had a quorum of 1; missing .* max_update_norm"
+    with pytest.raises(RunError, match=said) as caught:
+        edgebed.simulate(experiment(max_update_norm=1e-9), methods="fedavg", runs=tmp_path)
+    assert "mend these devices" in caught.value.hint
+    [run] = edgebed.load_runs(tmp_path / "*")
+    assert run.summary["ended"].startswith("error: no work was merged in 2 rounds")
+    assert run.rounds["merged_devices"].tolist() == [0, 0]
+
+
+def test_a_fleet_that_comes_with_edgebed_has_a_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [run] = edgebed.simulate({**experiment(rounds=1), "fleet": "dtfl-5"}, methods="fedavg", runs="runs")
+    [again] = edgebed.simulate(run.experiment, fleet="dtfl-10", runs="runs")
+    assert [len(each.devices) for each in (run, again)] == [5, 10]
 
 
 def test_what_is_wrong_is_raised_here_with_its_hint(tmp_path: Path) -> None:

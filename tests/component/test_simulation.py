@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Generator, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from edgebed.device import core
-from edgebed.methods.base import HALVES
-from edgebed.wire.messages import Task
+from edgebed.methods.base import HALVES, Batch, DeviceHalf, Outgoing, Trained
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment, Header, Task
 from orchestrator.experiment import SimulatedFault
 from orchestrator.fleet.profile import Limits, ProfileSpec
 from orchestrator.records.run_index import sort
@@ -31,6 +33,7 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.batched import BatchedTrainer, Row
 from tests.component._fleet import buggy, fleet, model, training
@@ -153,6 +156,36 @@ def test_an_error_that_nobody_foresaw_costs_the_device_its_round(
     assert [(r.round, r.device, r.how, r.why) for r in out] == [(n, "b", "failed", "KeyError: 'a bug'") for n in (0, 1)]
     assert all('raise KeyError("a bug")' in r.trace for r in out)
     assert [r.merged for r in played.of(RoundFinished)] == [("a", "c")] * 2
+
+
+def test_after_a_refused_update_a_device_sends_nothing_as_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, admit = list[str](), RoundDriver.admit
+
+    def noted(driver: RoundDriver, peer: str, header: Header, size: int) -> None:
+        sent.append(f"{peer} {type(header).__name__}")
+        admit(driver, peer, header, size)
+
+    monkeypatch.setattr(RoundDriver, "admit", noted)
+    monkeypatch.setitem(HALVES, "output", too_large("b", HALVES["output"]))
+    played = play(tmp_path, THREE, {"name": "fedavg"}, training(rounds=1))
+    assert sorted(sent) == ["a Update", "b Update", "c Update"]
+    [out] = played.of(DeviceOut)
+    assert (out.device, out.how, "bytes" in out.why) == ("b", "refused", True)
+
+
+def too_large(device: str, inner: DeviceHalf) -> DeviceHalf:
+    """The half, whose weights on `device` have one more tensor, of 1 MB."""
+
+    def half(
+        model: StagedModel, assignment: Assignment, batches: Iterable[Batch]
+    ) -> Generator[Outgoing, Weights | None, Trained]:
+        trained = yield from inner(model, assignment, batches)
+        more = {"more": torch.zeros(1 << 18)} if assignment.device == device else {}
+        return msgspec.structs.replace(trained, weights={**trained.weights, **more})
+
+    return half
 
 
 def test_an_error_in_halves_that_are_stacked_makes_them_train_alone(

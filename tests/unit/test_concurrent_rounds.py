@@ -149,6 +149,15 @@ async def test_a_device_whose_rounds_are_void_is_left_out_and_named_and_the_othe
     assert made.saved[-1] == (7.0, 10), "all rounds but the three void ones were merged"
 
 
+async def test_a_run_that_ends_before_anything_was_merged_says_so() -> None:
+    made = Harness(2)
+    made.rounds.bad = {"a": "failed: no memory", "b": "lost: its agent died"}
+    made.rounds.hold_b.set()
+    with pytest.raises(RunError, match=r"no work was merged in 2 rounds: .* missing in the last one: [ab] \("):
+        await made.run()
+    assert made.saved[-1] == (0.0, 2)
+
+
 async def test_a_run_ends_when_nobody_is_left_and_the_advice_fits_a_quorum_of_one() -> None:
     made = Harness(100, quorum=1)
     made.rounds.bad = {"a": "failed: no memory", "b": "lost: its agent died"}

@@ -38,6 +38,15 @@ def test_the_interval_is_students() -> None:
     assert estimate([]) == Estimate(None)
 
 
+def test_the_interval_ends_where_values_can_not_be() -> None:
+    times = group([run("dtfl", seed, time) for seed, time in ((1, 1.0), (2, 20.0))])[0].time_to_target_s
+    assert times.low == 0
+    assert times.high is not None
+    assert times.high > 20
+    assert estimate([0.2, 0.99], most=1.0).high == 1
+    assert estimate([-1.0, 1.0]).low == pytest.approx(-12.706, rel=1e-4)
+
+
 def test_runs_of_one_method_are_one_group() -> None:
     groups = group([QUICK[0], *SLOW, *QUICK[1:]], SLOW[0])
     assert [(g.method, g.runs, g.seeds) for g in groups] == [("dtfl", 3, (1, 2, 3)), ("fedavg", 3, (1, 2, 3))]

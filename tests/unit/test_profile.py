@@ -16,6 +16,7 @@ from orchestrator.fleet.profile import (
     Limits,
     ProfileSpec,
     dilation_of,
+    fleet_of,
     load_fleet,
     load_profile,
     needed_dilation,
@@ -92,6 +93,18 @@ def test_shipped_fleets_hold_the_papers_profiles() -> None:
     figures = [(d.profile.limits.cpus, d.profile.limits.uplink_bit_s / 1e6) for d in fleet.devices]
     assert figures == [(4, 100), (2, 30), (1, 30), (0.2, 30), (0.1, 10)]
     assert [d.name for d in fleet.devices] == ["cpu4-1", "cpu2-1", "cpu1-1", "cpu0.2-1", "cpu0.1-1"]
+
+
+def test_an_experiment_names_a_shipped_fleet_from_anywhere_and_a_file_beside_it_first(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment.yaml"
+    assert fleet_of(experiment, "dtfl-5").path == FLEETS / "dtfl-5.yaml"
+    (tmp_path / "dtfl-5").write_text(write_fleet(tmp_path, "  - {profile: cpu1}\n").read_text())
+    assert fleet_of(experiment, "dtfl-5").path == tmp_path / "dtfl-5"
+    for name in ("dtfl-6", "../dtfl-10", "fleets/dtfl-5"):
+        with pytest.raises(UsageError, match=r"there is no file .*"):
+            fleet_of(experiment, name)
+    with pytest.raises(UsageError, match=r"did you mean 'dtfl-5'"):
+        fleet_of(experiment, "dtfl-6")
 
 
 @pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda p: p.stem)
