@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 MESSAGES_S = 5000.0
-"""A busy agent sends some hundred a second: a credit for each MB that it receives, its heartbeat, answers."""
+"""A busy agent sends about a hundred a second: a credit for each MB that it receives, heartbeats, answers."""
 BURST = 20_000.0
 
 
 class Allowance:
-    """Full at first.
+    """A token bucket, full at first.
 
     Args:
         rate: messages per second in the long run.

@@ -1,4 +1,4 @@
-"""The I/O seam: what everything above needs of a connection to a broker.
+"""The interface of a connection to a broker, as all modules above use it.
 
 `edgebed.link.mqtt.MqttLink` is the real one; `edgebed.link.memory.MemoryLink` joins peers within one process for unit
 tests and simulation. Handlers are called in the event loop, in order of arrival, and must not block.
@@ -28,8 +28,8 @@ class Link(Protocol):
         """Deliver messages on `topic` (MQTT filter) to `handler`; renewed after every reconnect."""
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Hand a message over; returns at once. What is published while disconnected may be lost: every protocol
-        above repeats what matters."""
+        """Hand a message over; returns at once. A message that is published while disconnected may be lost; the
+        protocols above repeat what matters."""
 
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every reconnect (not after the first `open`)."""

@@ -93,8 +93,8 @@ class TransferEndpoint:
     on_control: called with the peer and each control message that is not the endpoint's own business. The sender's
         name in the message is checked against its topic; what does not fit is counted in `dropped`.
     on_progress: called with peer and transfer whenever a chunk or a credit moves a transfer.
-    known: whether a name is a device of the fleet; asked for each message, so the answer may change. What comes of
-        others is dropped before anything is kept of it.
+    known: whether a name is a device of the fleet; asked for each message, so the answer may change. Messages of others
+        are dropped, and nothing of them is kept.
     on_dropped: called with a peer's name and the cause the first time that a message of it is dropped for that cause;
         for all unknown names together once.
     chunk_bytes, window: size of a chunk, and how many may be on the way to one peer.

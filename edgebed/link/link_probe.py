@@ -92,8 +92,8 @@ def send(sockets: Sequence[socket.socket], total: int, wait: Wait | None = None)
             if connection.recv(1) != GO:
                 raise ConnectionError("the receiver refused the measurement")
             connection.setblocking(False)
-            # Little unsent in each buffer, so that a connection which waits for a retransmission holds up few bytes.
-            # Enough in all to go on while the sender's CPU is throttled.
+            # Each buffer holds few unsent bytes, so that a connection that waits for a retransmission delays little.
+            # Together they hold enough for the time in which the sender's CPU is throttled.
             connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES // len(sockets))
             selector.register(connection, selectors.EVENT_WRITE)
         paid = 0 if wait is not None else total  # bytes that may leave now
@@ -141,8 +141,8 @@ def receive(sockets: Sequence[socket.socket], total: int, wait: Wait | None = No
                 if wait is not None:
                     wait(count)
                 if not got:
-                    # What the kernel holds already came before the clock started, too. Where the receiver itself makes
-                    # bytes late, those have not passed yet.
+                    # Bytes that wait in the kernel also arrived before the clock starts. With `wait` the receiver
+                    # limits the rate itself, and those bytes have not passed its limit yet.
                     arrived = sum(map(_waiting_bytes, sockets)) if wait is None else 0
                     first, first_at = count + arrived, time.monotonic()
                 got += count

@@ -1,10 +1,13 @@
 """The receiver's side of all transfers of one peer: what to keep, what to acknowledge, what to deliver next. Pure.
 
-The rules stand in `edgebed.link.sender`. Memory is bounded, whatever the sender does. The transfer that is next to be
-delivered holds at most what it announced and `admit` let pass. All others together hold at most `max_bytes` plus one
-window of the largest chunks, which an honest sender may have on the way unasked. Chunks beyond the grant or beyond that
-are dropped. At most `PARTIALS` transfers are open and `FINISHED` ended ones remembered. A body grows as its chunks
-arrive, so a hostile announcement costs nothing.
+`edgebed.link.sender` has the rules. Memory is bounded, whatever the sender does:
+
+- The transfer that is delivered next holds at most the size that it announced and that `admit` accepted.
+- All others together hold at most `max_bytes` plus one window of the largest chunks. An honest sender may send so many
+  before it hears that the window is closed.
+- Chunks beyond the grant, or beyond this memory, are dropped.
+- At most `PARTIALS` transfers are open, and `FINISHED` ended ones are remembered.
+- A body grows as its chunks arrive, so the announcement of a large transfer costs nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from edgebed.wire.frames import Chunk, Mark, chunk_count
 from edgebed.wire.messages import Credit, Header, Refuse, decode_header
 
 FINISHED = 256
-"""Finished transfers that are remembered per peer; a sender has a handful begun and not done."""
+"""Finished transfers that are remembered per peer. A sender has begun only a few that are not done."""
 PARTIALS = 8
 """Transfers of one peer that may have begun and not ended; an honest sender has two."""
 MAX_CHUNK_BYTES = 4 << 20
@@ -123,7 +126,7 @@ class TransferReceiver:
         return moved, self.state(chunk.transfer)
 
     def mark(self, mark: Mark) -> list[Reply]:
-        """A mark has arrived: everything its sender sent before it has arrived, or never will."""
+        """A mark has arrived. What was sent before it has arrived by now, or is lost."""
         replies: list[Reply] = []
         for name in self._given_up(mark) if not mark.after else ():
             replies += self.withdraw(name)
@@ -158,8 +161,8 @@ class TransferReceiver:
         return None
 
     def finish(self, transfer: str, refused: str = "") -> list[Reply]:
-        """A transfer was delivered, or refused with a reason; what was said first of it holds. Returns the answer to it
-        and the windows this opens."""
+        """A transfer was delivered, or refused with a reason. If it had ended before, the first result stays.
+        Returns the answer to it, and the credits that others can now have."""
         self._end(transfer, refused)
         return [self._finish_reply(transfer), *self._reopened()]
 

@@ -11,8 +11,8 @@
   that the sender still holds, and the receiver takes no transfer whose forerunner it has not seen.
 - Slow is not lost. Silence, a credit that moves nothing, or a reconnect make the sender send a Query (control: is
   anybody there?) and a Mark (data: it arrives behind the chunks sent before it). Only the credit that echoes the newest
-  mark can prove a loss, and then the sender goes back at once. A link at 0.1 Mbit/s therefore gets a few bytes more,
-  never the same chunk twice.
+  mark can prove a loss, and then the sender goes back at once. A slow link (0.1 Mbit/s) therefore carries a few bytes
+  more, but no chunk twice.
 - Every send ends, because both sides can tell "not yet" from "never". The receiver turns a chunk 0 away if it does not
   know the transfer before it. So the sender also asks for the transfers before, even if all their chunks were credited;
   otherwise it would ask for ever. Marks and Queries carry how many chunks were credited. A receiver that knows of fewer

@@ -8,21 +8,24 @@ neurons and a mini-batch of n:
     gradient        n·n_l·n_{l-1}
     update          n_l·n_{l-1}
 
-`fcnn_operations` gives the table's figures to the last digit. For that it takes over one slip of the paper's own count:
-at layer 1 the activation's term of the error signal is n·n_0 where the text's rule gives n·n_1 (4608 operations of
-15305968).
+`fcnn_operations` gives the table's figures to the last digit. It therefore repeats an error in the paper's count: at
+layer 1 the activation's term of the error signal is n·n_0, where the rule in the text gives n·n_1 (a difference of 4608
+operations of 15305968).
 
 `cnn_operations` gives the four figures of CNN-MNIST to the last digit. There a convolution counts c_{l-1}·s²·c_l·m²
-forward and twice that backward **without** the factor n, and no activation is counted forward. This is the paper's
-count, not a fair one: use measured costs, or those of `edgebed models`, to plan with.
+forward and twice that backward **without** the factor n, and no activation is counted forward. This count only serves
+to reproduce the table. To plan with, use measured costs or those of `edgebed models`.
 
-CNN-CIFAR10's figures do not follow from that rule with the layers of footnote 7. They come out to the last digit with
-three departures, which the paper does not explain and which look like slips: conv2 counted as if it had 20 filters,
-not 32, though fc1 still reads 800 (`CIFAR10_COUNTED_CONVOLUTIONS`); fc1's error signal with the output's 10 neurons
-instead of fc2's 300, and 10·n_l instead of n·n_l for fc2's activation (`cifar10_error_signals`).
+CNN-CIFAR10's figures do not follow from that rule with the layers of footnote 7. Three changes give them to the last
+digit; the paper does not explain them, and they are probably errors:
 
-FedDrop's column comes out to the last digit as well, with `dropped` widths: every hidden fully connected layer at the
-printed fraction, convolutions whole, and fractions of a neuron counted as such (93.44 of CNN-MNIST's 128).
+- conv2 is counted with 20 filters, not 32, although fc1 still has 800 inputs (`CIFAR10_COUNTED_CONVOLUTIONS`);
+- fc1's error signal is counted with the output's 10 neurons instead of fc2's 300 (`cifar10_error_signals`);
+- fc2's activation is counted as 10·n_l instead of n·n_l (`cifar10_error_signals`).
+
+FedDrop's column is also given to the last digit, with the widths of `dropped`: every hidden fully connected layer has
+the printed fraction of its neurons, fractions of a neuron included (93.44 of CNN-MNIST's 128), and convolutions are
+whole.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ CIFAR10_COUNTED_CONVOLUTIONS = (Convolution(3, 16, 5, 28), Convolution(16, 20, 5
 
 
 def cifar10_error_signals(widths: Sequence[float]) -> dict[int, float]:
-    """Error signals of fc1 and fc2 of CNN-CIFAR10 as table II has them, for its batch of 20."""
+    """Error signals of fc1 and fc2 of CNN-CIFAR10 as table II counts them, for its batch of 20."""
     return {1: 20 * widths[3] * widths[1] + 20 * widths[1], 2: 20 * widths[3] * widths[2] + 10 * widths[2]}
 
 

@@ -1,4 +1,4 @@
-"""ResNet-56 and ResNet-110 in eight modules, and a small relative (papers.md §1; DTFL tables 8-10).
+"""ResNet-56 and ResNet-110 in eight modules, and a small variant (papers.md §1; DTFL tables 8-10).
 
     md1         3x3 stem
     md2, md3    residual blocks of the first width
@@ -6,8 +6,8 @@
     md6, md7    third width, stride 2 at the first block of md6
     md8         global average pool and fc
 
-A block whose output has another shape than its input carries a 1x1 projection. The paper's md1 lists a max-pool that
-published CIFAR ResNets lack and its own channel table contradicts: left out **[ours]**.
+A block whose output has another shape than its input has a 1x1 projection. The paper lists a max-pool in md1. It is
+left out **[ours]**: published ResNets for CIFAR have none, and the paper's own channel table contradicts it.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class StagedModel(nn.Module):
         heads: cut -> module from that stage's output to logits; a cut without head is allowed.
         input_shape: (C, H, W) of one sample.
         classes: number of classes.
-        split_points: the cuts a method that chooses between a few of them (S²FL) takes by itself, increasing; all
-            cuts 1..L-1 where the model names none.
+        split_points: the cuts from which a method such as S²FL chooses if its options name none, increasing; all cuts
+            1..L-1 if not given.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class StagedModel(nn.Module):
         return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy `weights` in by name; names that are not given stay, but `given.…` of before are forgotten.
+        """Copy `weights` in by name; weights that are not named stay; tensors `given.…` of an
+        earlier call are removed.
 
         Raises:
             UsageError: unknown names or shapes.

@@ -1,10 +1,9 @@
 """VGG-16 for 32x32 (S²FL): thirteen 3x3 convolutions with five pools, and one fully connected layer.
 
-The usual CIFAR form of Simonyan and Zisserman's network D: the three fc layers for ImageNet become one on the
-averaged 512 channels, and each convolution has a batch norm (`batch_norm: false` takes it out). A stage is a
-convolution with what follows it. A pool that meets a map of one pixel is left out, so that smaller pictures pass
-**[ours]**. S²FL names no split points: they are the second, third and fourth pool, where features are small
-**[ours]**.
+The usual CIFAR form of Simonyan and Zisserman's network D: one fc layer on the averaged 512 channels replaces the three
+for ImageNet, and each convolution has a batch norm (`batch_norm: false` removes it). A stage is a convolution with the
+layers up to the next one. Where a map has only one pixel, the pool is left out, so that smaller pictures can be used
+**[ours]**. S²FL names no split points: they are the second, third and fourth pool, where features are small **[ours]**.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class _Walk:
             if not module.groups == module.in_channels == module.out_channels:
                 flow.root().fixed = True
                 return _Channels(path, module.out_channels, fixed=True)
-            self._member(flow, module, path, ("weight", "bias"), 0)  # depthwise: a channel stays itself
+            self._member(flow, module, path, ("weight", "bias"), 0)  # depthwise: each channel gives one channel
             return flow
         if isinstance(module, nn.Linear) and not self.flat:
             flow.root().fixed = True
@@ -181,7 +181,7 @@ def kept_size(group: Group, fraction: float) -> int:
 
 
 def narrow_model(model: StagedModel, keep: Keep) -> StagedModel:
-    """A copy with physically smaller tensors: it computes less, in every pass. The kept channels have their weights.
+    """A copy with smaller tensors, which needs less computation in every pass. It has the weights of the kept channels.
 
     Raises:
         UsageError: `keep` names a group the model lacks, or indices it has not.
