@@ -296,8 +296,8 @@ def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
     if not scaled:
         return LinkFit(0.0, STRETCH)
     line = line_through(scaled)
-    session = min(max(line.byte_s, STRETCH), 3.0)
-    return LinkFit(max(0.0, median(seconds - session * x for x, seconds in scaled)), session)
+    stretch = min(max(line.byte_s, STRETCH), 3.0)
+    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:
