@@ -20,6 +20,7 @@ import msgspec
 
 import edgebed
 from edge_agent import machine as m
+from edge_agent.pacing import Pacer
 from edge_agent.probe import run_probe
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
@@ -126,8 +127,9 @@ class Agent:
             on_progress=lambda peer, transfer: self._advance(),
         )
         self.endpoint.silent = True  # until its first settings
-        self._throttle = throttle
+        self._throttle, self._pacer = throttle, Pacer()
         self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
+        self._quota_s = 0.0  # CPU seconds in a period of the quota
         self._progress = 0
         self._silence = Silence(settings.alone_s)
         self._thread_cpu = ThreadCpu()
@@ -148,6 +150,7 @@ class Agent:
             phases=self.phases,
             throttling=self._throttling,
             throttle=self._throttle,
+            pacer=self._pacer,
             thread_cpu=self._thread_cpu,
             send=functools.partial(self.endpoint.send, ORCHESTRATOR),
             advance=self._advance,
@@ -184,6 +187,7 @@ class Agent:
     def _admit(self, peer: str, header: Header, size: int) -> None:
         if isinstance(header, Task) and not self._machine.task:
             self.phases.enter("download", header.id)
+            self._pacer.begin()
 
     async def _deliver(self, inbound: ReceivedTransfer) -> None:
         match inbound.header:
@@ -239,7 +243,9 @@ class Agent:
         if wanted.seq > self._configured:
             self._configured = wanted.seq
             self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
+            self._quota_s = wanted.cpus * wanted.period_s
             self._throttle.configure(wanted)
+            self._pacer.set(wanted.cpus if wanted.paced else 0.0)
         self._beat_now.set()
 
     # ---- effects ----
@@ -273,7 +279,7 @@ class Agent:
     def _train(self, task: Task) -> None:
         self._give_up()
         inbound = self._bodies.pop(task.id)
-        self._run = run = TaskRun(task, inbound, self._tools)
+        self._run = run = TaskRun(task, inbound, self._tools, self._quota_s)
         future = self._pool.submit(run.work, self._trainer, self._threads, self._cpus)
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._trained, run, done))
 
@@ -318,7 +324,7 @@ class Agent:
 
     async def _run_probe(self, probe: Probe) -> None:
         self.phases.enter("probe", "")
-        result = await asyncio.to_thread(run_probe, probe, self._settings.device, self._throttle)
+        result = await asyncio.to_thread(run_probe, probe, self._settings.device, self._throttle, self._pacer)
         self.phases.enter("waiting", "")
         self._probes[probe.id] = result
         self._notify(result)

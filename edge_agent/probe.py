@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import torch
 
+from edge_agent.pacing import Pacer
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
 from edgebed.errors import UsageError
 from edgebed.link import link_probe
+from edgebed.models.staged import MODELS
 from edgebed.wire.messages import Probe, ProbeResult
 
 GAP = 0.4
@@ -26,14 +28,21 @@ LONGEST_GAP_S = 0.04
 EDGE_WAIT = 3.5
 """Periods of the quota. A thread that is not throttled in that time is not limited by a quota."""
 
+STOP_S = 0.001
+"""A busy thread that does nothing for longer was stopped, by its quota or by another program."""
+
+REST = 1.5
+"""Periods of the quota to rest before a piece of work."""
+
 Work = Callable[[], None]
 
 
-def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
+def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle, pacer: Pacer) -> ProbeResult:
     """Do one measurement; returns when it is done. Never raises: the result holds the error.
 
-    `busy`, `step` and `reference` keep `probe.threads` threads busy for `probe.seconds`; `upload` and `download`
-    move `probe.size` bytes over `probe.connections` connections.
+    `busy`, `step`, `real step` and `reference` keep `probe.threads` threads busy for `probe.seconds`; `grain` and
+    `grain step` do pieces of work after rests; `upload` and `download` move `probe.size` bytes over
+    `probe.connections` connections.
     """
     try:
         match probe.kind:
@@ -41,6 +50,10 @@ def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeRes
                 return _cpu(probe, device, throttle, lambda: link_probe.unit_of_work)
             case "step":
                 return _cpu(probe, device, throttle, training_step)
+            case "real step":
+                return _cpu(probe, device, throttle, real_step)
+            case "grain" | "grain step":
+                return _pieces(probe, device, throttle, pacer)
             case "upload" | "download":
                 return _link(probe, device, throttle)
             case other:
@@ -73,12 +86,42 @@ def _cpu(probe: Probe, device: str, throttle: SoftwareThrottle, make: Callable[[
     for thread in others:
         thread.start()
     try:
-        wall_s, cpu_s, rate = _measure(make(), probe.seconds, probe.period_s, throttle)
+        stops = _Stops()
+        wall_s, cpu_s, rate = _measure(make(), probe.seconds, probe.period_s, throttle, stops)
     finally:
         stop.set()
         for thread in others:
             thread.join()
-    return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=cpu_s, units=rate * cpu_s)
+    runs, gaps = stops.spread()
+    return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=cpu_s, units=rate * cpu_s, runs_s=runs, gaps_s=gaps)
+
+
+class _Stops:
+    """Uninterrupted runs of a busy thread, and the gaps between them."""
+
+    def __init__(self) -> None:
+        self._runs, self._gaps = list[float](), list[float]()
+        self._since = self._last = time.monotonic()
+
+    def begin(self) -> None:
+        self._since = self._last = time.monotonic()
+
+    def note(self, now: float) -> None:
+        """Called after each unit of work."""
+        if now - self._last > STOP_S:
+            self._runs.append(self._last - self._since)
+            self._gaps.append(now - self._last)
+            self._since = now
+        self._last = now
+
+    def spread(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Median and 95th percentile in seconds, of runs and of gaps; empty where nothing stopped the thread."""
+        return _spread(self._runs), _spread(self._gaps)
+
+
+def _spread(values: list[float]) -> tuple[float, ...]:
+    ordered = sorted(values)
+    return tuple(ordered[int(share * (len(ordered) - 1) + 0.5)] for share in (0.5, 0.95)) if ordered else ()
 
 
 def _until(stop: threading.Event, work: Work, throttle: SoftwareThrottle) -> None:
@@ -88,12 +131,16 @@ def _until(stop: threading.Event, work: Work, throttle: SoftwareThrottle) -> Non
         throttle.pace()
 
 
-def _measure(work: Work, seconds: float, period_s: float, throttle: SoftwareThrottle) -> tuple[float, float, float]:
+def _measure(
+    work: Work, seconds: float, period_s: float, throttle: SoftwareThrottle, stops: _Stops
+) -> tuple[float, float, float]:
     """Wall and CPU seconds of the process over whole quota periods, and units of work per CPU second of this thread."""
     work()  # the first call sets things up and is not measured
     _spin_to_edge(period_s, throttle)
     wall, cpu, own, units = time.monotonic(), time.process_time(), time.thread_time(), 0
-    while time.monotonic() - wall < seconds:
+    stops.begin()
+    while (now := time.monotonic()) - wall < seconds:
+        stops.note(now)
         work()
         throttle.pace()
         units += 1
@@ -113,6 +160,59 @@ def _spin_to_edge(period_s: float, throttle: SoftwareThrottle) -> None:
         if now - last > gap_s:
             return
         last = now
+
+
+# ---- pieces of work --------------------------------------------------------------------------------------------------
+
+
+def _pieces(probe: Probe, device: str, throttle: SoftwareThrottle, pacer: Pacer) -> ProbeResult:
+    """Do pieces of work, each after a rest in which the quota is filled up, and hold the end of each as the agent holds
+    an event. The piece with the median of wall ÷ CPU seconds counts."""
+    torch.set_num_threads(1)
+    work = _warm(real_step()) if probe.kind == "grain step" else lambda: _use(probe.seconds)
+    pieces = [_piece(work, probe.period_s, throttle, pacer) for _ in range(max(1, probe.times))]
+    wall_s, cpu_s = sorted(pieces, key=lambda piece: piece[0] / piece[1])[len(pieces) // 2]
+    return ProbeResult(device, probe.id, wall_s=wall_s, cpu_s=cpu_s)
+
+
+def _piece(work: Work, period_s: float, throttle: SoftwareThrottle, pacer: Pacer) -> tuple[float, float]:
+    """Wall and CPU seconds from the beginning of the work to its visible end."""
+    throttle.pace()
+    time.sleep(REST * period_s)
+    pacer.begin()
+    wall, cpu = time.monotonic(), time.process_time()
+    work()
+    throttle.pace()
+    pacer.hold(time.sleep)
+    return time.monotonic() - wall, time.process_time() - cpu
+
+
+def _warm(work: Work) -> Work:
+    """The same work, done once: the first call sets things up and is not measured."""
+    work()
+    return work
+
+
+def _use(cpu_s: float) -> None:
+    """Use so many CPU seconds in this thread."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        link_probe.unit_of_work()
+
+
+def real_step() -> Work:
+    """One training step of a small residual network on 32 pictures of 8 by 8 points, about 10 ms."""
+    model = MODELS.create({"name": "resnet-tiny"}, "probe").build((1, 8, 8), 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.ones(32, 1, 8, 8), torch.zeros(32, dtype=torch.int64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
 
 
 # ---- link ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Patience(Protocol):
     def check(self) -> None: ...
     def progress(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
+    def hold(self) -> None: ...
     def pace(self) -> None: ...
 
 
@@ -53,6 +54,11 @@ class Requests:
         """Nanoseconds of this device's clock."""
         return self._clock_ns()
 
+    def answered_ns(self) -> int:
+        """The same, when the answer to the request in hand may be seen by others."""
+        self._io.hold()
+        return self._clock_ns()
+
     def __iter__(self) -> Iterator[Batch]:
         start = self._clock_ns()
         due = arrival_times_ns(self._arrivals, self._seed)
@@ -72,5 +78,6 @@ class Requests:
         before = self._phases.enter("request_wait")
         while (left := due_ns - self._clock_ns()) > 0:
             self._io.wait(left / 1e9)
+        self._io.hold()  # the wait is not work: the request is a unit of its own
         self._phases.enter(before)
         self.waited_s += (self._clock_ns() - start) / 1e9

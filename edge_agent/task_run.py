@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from edge_agent.pacing import Pacer
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import RunDelay, ThreadCpu, Throttling, resident_mib
 from edge_agent.training import Trainer
@@ -30,6 +32,7 @@ class Tools:
     phases: PhaseLog
     throttling: Throttling
     throttle: SoftwareThrottle
+    pacer: Pacer
     thread_cpu: ThreadCpu
     send: Callable[[Header, bytes | bytearray], Awaitable[object]]
     advance: Callable[[], None]
@@ -38,6 +41,9 @@ class Tools:
 class TaskRun:
     """One task. It implements `training.TaskIO`.
 
+    Args:
+        quota_s: CPU seconds that the quota gives in one of its periods.
+
     Attributes:
         result: what the training gave; None until it has ended well.
         diverged: training failed because values were not finite.
@@ -45,13 +51,14 @@ class TaskRun:
         ending: the job that sends the update or the failure.
     """
 
-    def __init__(self, task: Task, inbound: ReceivedTransfer, tools: Tools) -> None:
+    def __init__(self, task: Task, inbound: ReceivedTransfer, tools: Tools, quota_s: float) -> None:
         self.task, self._tools = task, tools
         self.result: Result | None = None
         self.diverged = False
         self.trace = ""
         self.ending: asyncio.Task[None] | None = None
         self.metrics = TaskMetrics(inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
+        self._quota_s, self._cpu_s = quota_s, time.process_time()
         self._body: Body = inbound.body
         self._cancelled = threading.Event()
         self._throttled_ns, self._delay = tools.throttling.read()[0], RunDelay()
@@ -90,7 +97,18 @@ class TaskRun:
         if self._cancelled.wait(seconds):
             raise Cancelled("the task was cancelled")
 
+    def hold(self) -> None:
+        self._tools.pacer.hold(self._rest)
+
+    def _rest(self, seconds: float) -> None:
+        self.wait(min(seconds, LONGEST_REST_S))
+        if seconds > LONGEST_REST_S:
+            self.progress()  # a device that waits because of its limit is not stuck
+
     def pace(self) -> None:
+        now_s = time.process_time()
+        self.metrics.count_piece(now_s - self._cpu_s, self._quota_s)
+        self._cpu_s = now_s
         while self._tools.throttle.rest(LONGEST_REST_S):
             self.check()
             self.progress()  # a device that waits because of its limit is not stuck

@@ -55,6 +55,9 @@ class TaskIO(Protocol):
     def wait(self, seconds: float) -> None:
         """Return after so many seconds."""
 
+    def hold(self) -> None:
+        """Return when what is done so far may be seen by others (`edge_agent.pacing`)."""
+
     def pace(self) -> None:
         """Called after every batch. The software throttle, if there is one, waits here."""
 
@@ -76,11 +79,13 @@ class Trainer:
         steps = run_task(task, assignment, body, self._begin, batches, self._phases)
         del body  # only the core holds it, and lets go of it when it has been decoded
         driver = _Driver(assignment, io)
+        io.hold()  # for the CPU time of the download
         answer: bytes | None = None
         try:
             while True:
                 with driver.stopwatch:
                     step = steps.send(answer)
+                    io.hold()
                 answer = driver.carry_out(step)
                 del step  # an upload's body: only the queue holds it while the half computes
         except StopIteration as stop:
@@ -131,12 +136,14 @@ class _Driver:
                 metrics.encode_cpu_s += spent.cpu_s
             case SendUpload(header, body, wait):
                 self._io.upload(header, body)
+                self._io.hold()  # a wait for a slot is not work: the next batch is a unit of its own
                 if wait and self._serving:  # else batches call these
                     self._io.progress()
                     self._io.pace()
             case AwaitReply(number):
                 start = time.monotonic()
                 answer = self._io.reply(number)
+                self._io.hold()
                 metrics.reply_s += time.monotonic() - start
                 return answer
             case _:

@@ -22,6 +22,9 @@ from orchestrator.files.yaml_file import Document, load_yaml, plain
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Grain = Literal["quota", "period", "pacing"]
+"""How a CPU quota is divided into pieces of time (docs/throttling.md): in periods of 100 ms; in periods as short as a
+quota of one tick allows; or in periods of 100 ms with visible events held by the agent."""
 T = TypeVar("T")
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
@@ -156,6 +159,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     environment: Environment | None = None
     simulation: Simulation = Simulation()
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
+    grain: Grain = "pacing"
 
 
 def load(path: Path, overrides: Overrides | None = None) -> Experiment:

@@ -15,6 +15,15 @@ class TaskMetrics:
         self.compute_s = self.compute_cpu_s = self.encode_s = self.encode_cpu_s = 0.0
         self.blocked_s = self.reply_s = self.upload_s = 0.0
         self.upload_bytes = 0
+        self.cpu_s = self.quota_s = 0.0
+        self.pieces = self.pieces_in_quota = 0
+
+    def count_piece(self, cpu_s: float, quota_s: float) -> None:
+        """A batch or a request is done, with so much CPU time of all threads. `quota_s`: what one period gives."""
+        self.cpu_s += cpu_s
+        self.quota_s = quota_s
+        self.pieces += 1
+        self.pieces_in_quota += cpu_s <= quota_s
 
     def report(
         self,
@@ -48,4 +57,8 @@ class TaskMetrics:
             encode_cpu_s=self.encode_cpu_s,
             memory_mib=memory_mib,
             delayed_s=delayed_s,
+            cpu_s=self.cpu_s,
+            pieces=self.pieces,
+            pieces_in_quota=self.pieces_in_quota,
+            quota_s=self.quota_s,
         )

@@ -105,6 +105,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
     `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
+    `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edge_agent.pacing` says.
     They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
     """
 
@@ -116,6 +117,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     uplink_bit_s: int = 0
     downlink_bit_s: int = 0
     incarnation: str = ""
+    period_s: float = 0.1
+    paced: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -132,10 +135,12 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, upload, download, reference.
+    """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, real step, grain, grain step, upload,
+    download, reference.
 
     `host` and `port` name the probe server of a link probe; `size` is bytes over all connections; `period_s` is the
-    period of the device's CPU quota.
+    period of the device's CPU quota. `grain` does pieces of work of `seconds` of CPU time, `grain step` single training
+    steps, `times` times.
     """
 
     id: str
@@ -147,6 +152,7 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     connections: int = 1
     threads: int = 1
     period_s: float = 0.1
+    times: int = 1
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -216,7 +222,9 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
-    """Outcome of a Probe: seconds on the wall, CPU seconds used, bytes moved, work units done; or an error."""
+    """Outcome of a Probe: seconds on the wall, CPU seconds used, bytes moved, work units done; or an error. Of a busy
+    thread: median and 95th percentile of its uninterrupted runs and of the gaps between them, in seconds. Of `grain`:
+    wall and CPU seconds of the median piece."""
 
     device: str
     id: str
@@ -225,6 +233,8 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
     bytes: int = 0
     units: float = 0.0
     error: str = ""
+    runs_s: tuple[float, ...] = ()
+    gaps_s: tuple[float, ...] = ()
 
 
 # ---- control, both ways: transfers -----------------------------------------------------------------------------------
@@ -329,6 +339,10 @@ class Report(msgspec.Struct, frozen=True):
     encode_cpu_s: float = 0.0  # CPU time of the training thread in that
     memory_mib: float = 0.0  # resident in memory at the end of the task; 0 where that cannot be seen
     delayed_s: float | None = None  # its threads were ready to run and did not, stops by the quota included
+    cpu_s: float = 0.0  # CPU time of all threads up to the end of the last batch or request; 0: not counted
+    pieces: int = 0  # batches, or requests, whose CPU time was counted
+    pieces_in_quota: int = 0  # of these, those that used no more than one period of the CPU quota gives
+    quota_s: float = 0.0  # CPU seconds that one period of the quota gives
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):

@@ -53,7 +53,7 @@ FAULTS = ("session", "start_s", "round", "device", "event", "kind", "reason")
 LIMITS = ("profile", "cpus", "uplink_mbit_s", "downlink_mbit_s")
 DEVICES = (
     *("device", *LIMITS, "memory_mib", "samples", "classes", "rounds", "straggler_rounds"),
-    *("idle_share", "throttled_share", "bytes_up", "bytes_down"),
+    *("idle_share", "throttled_share", "tasks_in_quota", "batches_in_quota", "bytes_up", "bytes_down"),
 )
 ASSIGNMENTS = (
     *("round", "lane", "device", *LIMITS, "cut", "outcome", "start_s", "predicted_s"),
@@ -149,6 +149,7 @@ def _device(info: t.DeviceInfo, summary: Summary) -> Row:
         *(info.samples, sum(count > 0 for count in info.labels)),
         *(sum(cut is not None for cut in summary["cut"][name]), summary["straggler"].count(name)),
         *(summary["idle_share"][name], summary["throttled_share"][name]),
+        *(summary["tasks_in_quota"].get(name), summary["batches_in_quota"].get(name)),
         *(summary["bytes_up"][name], summary["bytes_down"][name]),
     )
 

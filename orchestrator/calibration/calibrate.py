@@ -19,6 +19,7 @@ from orchestrator.calibration import verdicts
 from orchestrator.calibration.probe_server import ProbeServer
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Fleet, Held
+from orchestrator.fleet.cpu_quota import PERIOD_US
 from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
@@ -138,8 +139,13 @@ class Bench:
         return [row for device in devices for row in await self._one(item, device)]
 
     async def _one(self, item: Item, device: str) -> list[Calibrated]:
-        if item.kind in ("busy", "step"):
-            return await self._cpu(item, device)
+        match item.kind:
+            case "busy" | "step":
+                return await self._cpu(item, device)
+            case "grain" | "grain step":
+                return [await self._grain(item, device)]
+            case "efficiency":
+                return [await self._efficiency(item, device)]
         return [await self._link(item, device)]
 
     async def _cpu(self, item: Item, device: str) -> list[Calibrated]:
@@ -160,7 +166,36 @@ class Bench:
         rows = [verdicts.judge_cpu(context, item, result)]
         if alone and item.kind == "busy":
             rows.append(verdicts.report_work(context, item, result, (before + after) / 2))
-        return rows
+        return rows + verdicts.report_stops(context, item, result)
+
+    async def _grain(self, item: Item, device: str) -> Calibrated:
+        limits = self._limits[device]
+        times = verdicts.pieces(item, limits)
+        probe = Probe(
+            id=uuid.uuid4().hex, kind=item.kind, seconds=item.seconds, period_s=limits.period_us / 1e6, times=times
+        )
+        result = await self._probe(device, probe, verdicts.estimate_s([item], [limits]))
+        return verdicts.report_grain(await self._context(device), item, result)
+
+    async def _efficiency(self, item: Item, device: str) -> Calibrated:
+        """CPU per step under the quota and free, in turn, so that a host that drifts changes both alike."""
+        limits = self._limits[device]
+        free = msgspec.structs.replace(limits, cpus=1.0, period_us=PERIOD_US)
+        pairs = []
+        try:
+            for _ in range(verdicts.PAIRS):
+                under = await self._steps(item, device, limits)
+                pairs.append((under, await self._steps(item, device, free)))
+        finally:
+            await self._fleet.limit(device, limits)
+        return verdicts.report_efficiency(await self._context(device), item, pairs)
+
+    async def _steps(self, item: Item, device: str, limits: Limits) -> ProbeResult:
+        """Training steps under other limits than the device's own."""
+        await self._fleet.limit(device, limits)
+        seconds, period_s = verdicts.window_s(item, limits, self._tick_s), limits.period_us / 1e6
+        probe = Probe(id=uuid.uuid4().hex, kind="real step", seconds=seconds, period_s=period_s)
+        return await self._probe(device, probe, seconds)
 
     async def _link(self, item: Item, device: str) -> Calibrated:
         limits = self._limits[device]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Literal
 
 import msgspec
@@ -32,7 +33,7 @@ later. So CPU time in a window is known to about EDGE_TICKS. The window holds WI
 longer than LONGEST_WINDOW_S."""
 
 NAMES = {64_000: "64 KB", 1_000_000: "1 MB", 10_000_000: "10 MB"}
-Kind = Literal["busy", "step", "upload", "download"]
+Kind = Literal["busy", "step", "grain", "grain step", "efficiency", "upload", "download"]
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -47,6 +48,10 @@ class Item(msgspec.Struct, frozen=True):
     @property
     def condition(self) -> str:
         words = ["all at once" if self.together else "alone"]
+        if self.kind == "grain":
+            words.append(f"{self.seconds * 1000:g} ms after a rest")
+        if self.kind == "grain step":
+            words.append("a training step after a rest")
         if self.kind in ("upload", "download"):
             words.append(f"{self.connections} connection{'s' if self.connections > 1 else ''}")
             words.append(NAMES.get(self.size, f"{self.seconds:g} s"))
@@ -61,6 +66,8 @@ def full_plan() -> list[Item]:
     """The full calibration: CPU with a busy loop and with a training step, links with 1 and 8 connections and three
     sizes, each with one device alone and with all devices together."""
     cpu = [Item(kind, together, seconds=3.0) for kind in ("busy", "step") for together in (False, True)]
+    cpu += [Item("grain", False, seconds=0.010), Item("grain", False, seconds=0.050), Item("grain step", False)]
+    cpu += [Item("efficiency", False, seconds=1.0)]
     return cpu + [
         Item(kind, together, connections=connections, size=size)
         for kind in ("upload", "download")
@@ -71,9 +78,10 @@ def full_plan() -> list[Item]:
 
 
 def short_plan() -> list[Item]:
-    """The short calibration before every run, in under 10 s: CPU and both directions, all devices together."""
+    """The short calibration before every run, in under 10 s: CPU, grain and both directions, all devices together."""
     return [
         Item("busy", True, seconds=2.0),
+        Item("grain", True, seconds=0.010),
         Item("upload", True, seconds=1.2),
         Item("download", True, seconds=1.2),
     ]
@@ -82,6 +90,26 @@ def short_plan() -> list[Item]:
 def window_s(item: Item, limits: Limits, tick_s: float) -> float:
     """Seconds for which CPU time is measured: the item's, or as many as a small quota needs for WINDOW_TICKS."""
     return max(item.seconds, min(LONGEST_WINDOW_S, WINDOW_TICKS * tick_s / limits.cpus))
+
+
+GRAIN_S = 1.5
+"""Seconds in which pieces of work are repeated; there is always one."""
+
+STEP_S = 0.010
+"""About the CPU time of a real training step, for estimates."""
+
+PAIRS = 3
+"""Measurements of the CPU time per step under the quota and without it, in turn."""
+
+
+def pieces(item: Item, limits: Limits) -> int:
+    """How many pieces of work of `grain` fit into GRAIN_S, at most 5, at least one."""
+    return max(1, min(5, int(GRAIN_S / _piece_s(item, limits))))
+
+
+def _piece_s(item: Item, limits: Limits) -> float:
+    """Seconds of a rest of 1.5 periods and a piece of work."""
+    return 1.5 * limits.period_us / 1e6 + (item.seconds or STEP_S) / limits.cpus
 
 
 def cpu_tolerance(cpu_s: float, tick_s: float) -> float:
@@ -101,6 +129,10 @@ def estimate_s(items: list[Item], limits: list[Limits]) -> float:
 def _item_s(item: Item, limits: Limits) -> float:
     if item.kind in ("busy", "step"):
         return window_s(item, limits, TICK_S) + 0.8
+    if item.kind in ("grain", "grain step"):
+        return pieces(item, limits) * _piece_s(item, limits)
+    if item.kind == "efficiency":
+        return 2 * PAIRS * (window_s(item, limits, TICK_S) + 0.8)
     rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
     return item.bytes_for(rate) * 8 / WIRE_SHARE / rate + 0.3
 
@@ -153,6 +185,37 @@ def report_work(context: Context, item: Item, result: ProbeResult, reference: fl
     not judged: on a host that others share, CPU seconds do not all do the same work."""
     measured = result.units / result.cpu_s if result.cpu_s > 0 else 0.0
     return _row(context, "work", item, reference, measured, "units/CPU s", False, True, "")
+
+
+def report_grain(context: Context, item: Item, result: ProbeResult) -> Calibrated:
+    """Wall seconds of a piece of work beside its CPU seconds ÷ CPUs. With a quota alone, work that fits into one
+    period's quota takes no longer than on the host."""
+    ideal = max(result.cpu_s / min(context.limits.cpus, context.cores), 1e-9)
+    return _row(context, "grain", item, ideal, result.wall_s, "s", False, True, result.error)
+
+
+def report_stops(context: Context, item: Item, result: ProbeResult) -> list[Calibrated]:
+    """For how long a busy thread runs at a time, and the gaps between: medians beside the quota and the rest of the
+    period, the 95th percentiles in the condition. Nothing where nothing stopped it."""
+    quota_s = context.limits.cpus * context.limits.period_us / 1e6
+    ideals = (("run", quota_s, result.runs_s), ("gap", context.limits.period_us / 1e6 - quota_s, result.gaps_s))
+    rows = [
+        (_row(context, name, item, ideal, spread[0], "s", False, True, ""), spread[1])
+        for name, ideal, spread in ideals
+        if len(spread) == 2 and ideal > 0
+    ]
+    return [msgspec.structs.replace(row, condition=f"{row.condition}, p95 {p95 * 1000:.3g} ms") for row, p95 in rows]
+
+
+def report_efficiency(context: Context, item: Item, pairs: list[tuple[ProbeResult, ProbeResult]]) -> Calibrated:
+    """CPU seconds per training step under the quota, beside the same without a quota, medians. A step that is stopped
+    finds its caches cold when it goes on. It is reported and never changes a quota: it depends on kernel, network and
+    neighbours."""
+    under, free = (
+        statistics.median(each.cpu_s / each.units if each.units > 0 else 0.0 for each in side)
+        for side in zip(*pairs, strict=True)
+    )
+    return _row(context, "cpu per step", item, free, under, "CPU s", False, True, "")
 
 
 UNHELD = "the agent does not keep its {} limit (software throttle); hint: run as root, so that the kernel does"

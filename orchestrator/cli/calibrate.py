@@ -15,6 +15,7 @@ from rich.table import Table
 from orchestrator.calibration import verdicts
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.experiment import Grain
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.formatting import percent, signed_percent
 from orchestrator.records.types import Calibrated
@@ -30,12 +31,13 @@ def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
+    grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""
     spec = load_fleet(fleet)
-    outcome = run_to_end(_calibrate(spec, backend, dilation, short))
+    outcome = run_to_end(_calibrate(spec, backend, dilation, grain, short))
     if as_json:
         print_json(outcome.builtins())
     else:
@@ -64,7 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
         }
 
 
-async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, short: bool) -> Outcome:
+async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain: Grain, short: bool) -> Outcome:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -77,7 +79,8 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, short:
         def notify(line: str) -> None:
             progress.update(task, description=escape(line))
 
-        async with session.standing_fleet(spec, backend=backend, dilation=dilation, notify=notify) as controller:
+        standing = session.standing_fleet(spec, backend=backend, dilation=dilation, grain=grain, notify=notify)
+        async with standing as controller:
             plan = verdicts.short_plan() if short else verdicts.full_plan()
             notify(f"calibrating, about {verdicts.estimate_s(plan, list(controller.limits.values())):.0f} s")
             result = await calibrate(

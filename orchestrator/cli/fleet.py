@@ -14,6 +14,7 @@ from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
@@ -38,6 +39,7 @@ def up(
     fleet: Fleet,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
+    grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
 ) -> None:
     """Start every device of FLEET. Return when all are running with their limits."""
@@ -46,7 +48,7 @@ def up(
     if place.alive():
         raise UsageError(f"the fleet {spec.name} is already running", hint=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
-        pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, broker))
+        pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, broker, grain))
         try:
             _until_ready(place, status)
         except KeyboardInterrupt:

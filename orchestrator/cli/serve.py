@@ -88,6 +88,8 @@ def headline(summary: dict[str, Any]) -> list[str]:
         lines.append(f"lost at {node}: {lost['requests']} requests: {lost['why']}")
     if not summary["calibrated"]:
         lines.append("NOT CALIBRATED: the limits did not hold")
+    if (share := summary.get("requests_in_quota_share")) is not None:
+        lines.append(f"grain {summary['grain']}: {_percent(share)} of the requests within one period's CPU quota")
     if summary["dilation"] != 1:
         lines.append(f"dilation {summary['dilation']:.3g}: seconds are divided by it, rates multiplied")
     return lines

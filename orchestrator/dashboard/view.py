@@ -72,6 +72,7 @@ def head(state: RunState) -> dict[str, Any]:
         "seed": started.seed,
         "backend": started.backend,
         "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
+        "grain": started.grain,
         "dilation": max(session.started.dilation for session in state.sessions),
         "calibrated": all(session.started.calibrated for session in state.sessions),
         "checks": len(judged),
@@ -123,6 +124,7 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
         "reprofiled": None if device.reprofiled is None else device.reprofiled + 1,
         "cpu_share": _short(device.cpu_share),
         "throttled_share": _short(device.throttled_share),
+        "batches_in_quota": _short(device.in_quota),
         "uplink_share": _short(device.uplink_share),
         "downlink_share": _short(device.downlink_share),
         "memory_used_mib": _short(device.memory_used_mib),
@@ -171,9 +173,16 @@ def summary(state: RunState) -> dict[str, Any]:
         "straggler_gap_s": median(gaps) if gaps else None,
         "idle_share_mean": None,
         "timeline_residual_max": None,
+        "batches_in_quota_share": _in_quota(state),
         "bytes_up_total": state.bytes_up,
         "bytes_down_total": state.bytes_down,
     }
+
+
+def _in_quota(state: RunState) -> float | None:
+    """Share of all batches within one period's quota; None: none was counted."""
+    pieces = sum(device.pieces for device in state.devices.values())
+    return sum(device.pieces_in_quota for device in state.devices.values()) / pieces if pieces else None
 
 
 def measures(state: RunState) -> dict[str, Any]:
@@ -195,6 +204,8 @@ def measures(state: RunState) -> dict[str, Any]:
         "phase_s": {name: _spent(device, state.dilation) for name, device in devices.items()},
         "throttled_share": {name: _stopped(device) for name, device in devices.items()},
         "idle_share": {},
+        "tasks_in_quota": {},
+        "batches_in_quota": {name: device.in_quota for name, device in devices.items()},
     }
 
 

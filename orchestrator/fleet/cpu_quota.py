@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from orchestrator.experiment import Grain
+
 PERIOD_US = 100_000
 """The usual CFS period. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times with 20 ms."""
 
@@ -21,8 +23,19 @@ QUOTA_FILES = ("cpu.max", "cpu.max.burst", "cpu.cfs_quota_us", "cpu.cfs_period_u
 """The files that `parse_quota` reads, of versions 2 and 1. Kernels before 5.14 have no burst."""
 
 
-def period_for(cpus: float) -> int:
-    """Microseconds of the period for a quota of `cpus`: 100 ms, or longer if the quota in it would be below 1 ms."""
+TICK_US = 4_000
+"""A tick of the accounting of most kernels (250 Hz). A thread that has used up its quota is stopped at the next tick,
+so a shorter quota makes longer gaps, and no shorter runs."""
+
+
+def period_for(cpus: float, grain: Grain = "quota", tick_us: int = TICK_US) -> int:
+    """Microseconds of the period for a quota of `cpus`.
+
+    100 ms, or longer if the quota in it would be below 1 ms. With the grain `period`: as short as a quota of one tick
+    allows.
+    """
+    if grain == "period":
+        return min(LONGEST_PERIOD_US, max(tick_us, math.ceil(tick_us / cpus)))
     return min(LONGEST_PERIOD_US, max(PERIOD_US, math.ceil(LEAST_QUOTA_US / cpus)))
 
 

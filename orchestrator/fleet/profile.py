@@ -13,10 +13,10 @@ import msgspec
 from edgebed.errors import CapacityError, UsageError
 from edgebed.typed import nearest, shown
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import convert
+from orchestrator.experiment import Grain, convert
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, load_yaml
-from orchestrator.fleet.cpu_quota import LEAST_CPUS, PERIOD_US, period_for
+from orchestrator.fleet.cpu_quota import LEAST_CPUS, PERIOD_US, TICK_US, period_for
 
 SHIPPED = shipped("profiles") / "devices"
 SHIPPED_FLEETS = shipped("profiles") / "fleets"
@@ -37,14 +37,14 @@ class Limits(msgspec.Struct, frozen=True):
     latency_ms: float = 0.0
     period_us: int = PERIOD_US
 
-    def dilated(self, dilation: float) -> Limits:
+    def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
         """The same device with every quota and rate divided by `dilation`, and the period for that quota; memory and
         latency stay."""
         cpus = self.cpus / dilation
         return msgspec.structs.replace(
             self,
             cpus=cpus,
-            period_us=period_for(cpus),
+            period_us=period_for(cpus, grain, tick_us),
             uplink_bit_s=round(self.uplink_bit_s / dilation),
             downlink_bit_s=round(self.downlink_bit_s / dilation),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
+from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import unpaired
 
 RESIDUAL_LIMIT = 0.02
@@ -61,6 +62,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "backend": ("backend", str),
     "enforcement": ("limits held by", str),
     "dilation": ("dilation", number),
+    "grain": ("grain", str),
+    "batches_in_quota_share": ("batches within one period's quota", percent),
     "calibrated": ("calibrated", lambda value: "yes" if value else "NO"),
 }
 
@@ -68,7 +71,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
     """What makes these figures doubtful or not comparable. What holds for several runs is listed once."""
     notes = []
-    for key in ("enforcement", "dilation", "target_accuracy"):
+    for key in ("enforcement", "dilation", "grain", "target_accuracy"):
         values = sorted({str(row[key]) for row in rows})
         if len(values) > 1:
             notes.append(f"the runs differ in {COLUMNS[key][0]} ({', '.join(values)}): compare their times with care")
@@ -86,6 +89,8 @@ def _doubts(row: Summary, costs: str) -> Iterable[str]:
         yield f"simulated; no device ran, times come from a cost model{f' ({costs})' if costs else ''}"
     if not row["calibrated"]:
         yield "the limits were not shown to hold (uncalibrated)"
+    if row["grain"] != "pacing" and (row["batches_in_quota_share"] or 0.0) >= UNSLOWED:
+        yield sentence(row)
     residual = row["timeline_residual_max"]
     if residual is not None and residual > RESIDUAL_LIMIT:
         yield f"up to {percent(residual)} of a round has no name in the timeline"

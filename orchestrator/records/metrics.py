@@ -34,6 +34,16 @@ OF_THE_LAST_ROUND: tuple[tuple[str, str, str], ...] = (
 OF_A_DEVICE: tuple[tuple[str, str, str], ...] = (
     ("idle_share", "idle_share", "Share of the rounds in which the device had nothing to do."),
     ("throttled_share", "throttled_share", "Share of its own work for which its CPU quota stopped it."),
+    (
+        "tasks_in_quota_share",
+        "tasks_in_quota",
+        "Share of its tasks that used no more than one period of its CPU quota.",
+    ),
+    (
+        "batches_in_quota_share",
+        "batches_in_quota",
+        "Share of its batches that used no more than one period of its quota.",
+    ),
 )
 
 

@@ -192,6 +192,8 @@ def _take_link_use(device: DeviceState, facts: RoundFacts) -> None:
     if took > 0 and device.uplink_bit_s:
         device.uplink_share = size / took * 8 * facts.dilation / device.uplink_bit_s
     device.memory_used_mib = report.memory_mib or device.memory_used_mib
+    device.pieces += report.pieces
+    device.pieces_in_quota += report.pieces_in_quota
 
 
 # ---- devices ----

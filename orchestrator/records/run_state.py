@@ -88,6 +88,7 @@ class DeviceState(msgspec.Struct):
         cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
         phase_ns: by name, as reported, not divided.
         stopped_ns: how long its CPU quota stopped it in decode, compute and encode.
+        pieces, pieces_in_quota: batches that it reported, and those within one period's quota.
     """
 
     name: str
@@ -120,6 +121,13 @@ class DeviceState(msgspec.Struct):
     actual_s: list[float | None] = []
     phase_ns: dict[str, int] = {}
     stopped_ns: int = 0
+    pieces: int = 0
+    pieces_in_quota: int = 0
+
+    @property
+    def in_quota(self) -> float | None:
+        """Share of its batches within one period's quota; None: it counted none."""
+        return self.pieces_in_quota / self.pieces if self.pieces else None
 
 
 class RunEvent(msgspec.Struct, array_like=True):

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from edgebed.errors import UsageError
+from orchestrator.records.in_quota import InQuota
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.summary import percentile
 from orchestrator.records.types import Hop, Record, RequestsLost, Served
@@ -58,6 +59,8 @@ class _Summary:
             "backend": started.backend,
             "enforcement": self._run.enforcement,
             "dilation": self._run.dilation,
+            "grain": started.grain,
+            "requests_in_quota_share": InQuota(update.report for update in self._facts.updates.values()).pieces,
             "calibrated": self._run.calibrated,
             "ended": self._run.sessions[-1].finished.why if self._run.sessions[-1].finished else "not yet, or killed",
             "requests": plan["requests"],
@@ -111,6 +114,7 @@ class _Summary:
             **self._spread("wait_s", [hop.began_ns - hop.queued_ns for hop in hops]),
             **self._spread("work_s", [hop.done_ns - hop.began_ns for hop in hops]),
             "most_waiting": most_waiting(hops),
+            "requests_in_quota": InQuota([end.report] if (end := self._facts.updates.get(node)) else []).pieces,
         }
 
     def _links(self) -> list[dict[str, Any]]:

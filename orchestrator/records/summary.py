@@ -21,6 +21,7 @@ import msgspec
 from edgebed.device.phases import OWN_WORK
 from edgebed.errors import UsageError
 from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
+from orchestrator.records.in_quota import InQuota
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
@@ -59,6 +60,9 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "enforcement": run.enforcement,
         "costs": started.host.get("costs", ""),
         "dilation": run.dilation,
+        "grain": started.grain,
+        "kernel": started.host.get("kernel", ""),
+        "hz": int(started.host.get("hz") or 0) or None,
         "calibrated": run.calibrated,
         "started": run.sessions[0].started.wall,
         "resumed": len(run.sessions) - 1,
@@ -120,6 +124,7 @@ class Summing:
         self._load: list[dict[str, float]] = []
         self._faults = sum(len(session.events) for session in run.sessions)
         self._throttled = {device: _throttled_share(run, device) for device in self._devices}
+        self._in_quota, self._all_in_quota = {device: InQuota() for device in self._devices}, InQuota()
 
     def add(self, timeline: RoundTimeline) -> None:
         """Rounds come in the order of their starts."""
@@ -141,6 +146,8 @@ class Summing:
             up[device] += sum([upload.bytes for upload in uploads])
         for device, update in facts.updates.items():
             up[device] += update.bytes
+            self._in_quota[device].add(update.report)
+            self._all_in_quota.add(update.report)
         for device, replies in facts.replies.items():
             down[device] += sum([reply.bytes for reply in replies])
         for device in facts.delivered:
@@ -213,6 +220,8 @@ class Summing:
                 (share for share in rows["timeline_residual"] if share is not None), default=None
             ),
             "idle_share_mean": _mean([self._idle(d) for d in self._devices]),
+            "tasks_in_quota_share": self._all_in_quota.tasks,
+            "batches_in_quota_share": self._all_in_quota.pieces,
             "bytes_up_total": sum(self._bytes_up.values()),
             "bytes_down_total": sum(self._bytes_down.values()),
             "devices_left_out": self._left_out,
@@ -224,6 +233,8 @@ class Summing:
             "what_if": self._whatif.result(),
             "idle_share": {device: self._idle(device) for device in self._devices},
             "throttled_share": self._throttled,
+            "tasks_in_quota": {device: count.tasks for device, count in self._in_quota.items()},
+            "batches_in_quota": {device: count.pieces for device, count in self._in_quota.items()},
             "bytes_up": self._bytes_up,
             "bytes_down": self._bytes_down,
             "phase_s": {device: _seconds(phases) for device, phases in self._phases.items()},
@@ -360,7 +371,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
             summary: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            if "disturbed" in summary:  # else an older version wrote it, which knew less
+            if "batches_in_quota" in summary:  # else an older version wrote it, which knew less
                 return summary
     except (OSError, msgspec.DecodeError):
         pass  # none yet, or a torn one: the records say the same

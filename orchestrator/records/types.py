@@ -31,6 +31,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
     devices: tuple[DeviceInfo, ...] = ()
     server_slots: int = 0  # server halves that train at once; 0: an older version wrote it
+    grain: str = "quota"  # how the CPU quotas are divided: quota | period | pacing
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):

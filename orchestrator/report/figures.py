@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from orchestrator.records import vocabulary
-from orchestrator.records.formatting import number
+from orchestrator.records.formatting import number, percent
 from orchestrator.records.gantt import device_rows, length_s
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
@@ -71,7 +71,10 @@ def _marked(summary: Summary) -> str:
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
     held = f"limits held by {summary['enforcement']}"
     costs = f", {summary['costs']}" if summary.get("costs") else ""
-    return f"{summary['run']}: {summary['method']}, {held}{costs}, dilation {number(summary['dilation'])}, {calibrated}"
+    share = summary.get("batches_in_quota_share")
+    grain = "" if share is None else f", grain {summary['grain']}, {percent(share)} of the batches within one period"
+    dilation = f"dilation {number(summary['dilation'])}"
+    return f"{summary['run']}: {summary['method']}, {held}{costs}, {dilation}, {calibrated}{grain}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:

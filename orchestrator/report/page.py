@@ -16,6 +16,7 @@ from orchestrator.records import tabulate
 from orchestrator.records.comparison import RESIDUAL_LIMIT, compare
 from orchestrator.records.formatting import number, percent, seconds, size
 from orchestrator.records.groups import group, profiles
+from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import paired
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
@@ -142,6 +143,9 @@ def badges(summary: Summary) -> list[Badge]:
         (f"dilation {number(dilation)}", "plain", NOT_DILATED if dilation != 1 else ""),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
+    if said := sentence(summary):
+        slowed = summary["grain"] == "pacing" or summary["batches_in_quota_share"] < UNSLOWED
+        result.append((f"grain: {summary['grain']}", "good" if slowed else "bad", said))
     if costs:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:

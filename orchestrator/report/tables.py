@@ -114,12 +114,17 @@ def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
 
 
 def throttled_rows(summary: Summary) -> list[list[str]]:
-    """How long each device worked, and for what part of that its quota stopped it; nothing if no device reported it."""
+    """How long each device worked, for what part of that its quota stopped it, and what share of its tasks and batches
+    fitted into one period's quota; nothing if no device reported any of it."""
     shares: dict[str, float | None] = summary["throttled_share"]
-    if all(share is None for share in shares.values()):
+    tasks, batches = summary["tasks_in_quota"], summary["batches_in_quota"]
+    if all(share is None for share in (*shares.values(), *batches.values())):
         return []
     worked = {name: sum(phases.get(own, 0.0) for own in OWN_WORK) for name, phases in summary["phase_s"].items()}
-    return [[name, seconds(worked[name]), known(share, percent)] for name, share in shares.items()]
+    return [
+        [name, seconds(worked[name]), *(known(each, percent) for each in (share, tasks.get(name), batches.get(name)))]
+        for name, share in shares.items()
+    ]
 
 
 def event_rows(run: RunFacts) -> list[list[str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import EdgebedError, FileError, FleetError
+from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
@@ -53,6 +54,7 @@ class Wanted(msgspec.Struct, frozen=True):
     backend: str | None
     dilation: str
     broker: str | None
+    grain: Grain = "pacing"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -179,6 +181,7 @@ async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
         dilation=wanted.dilation,
         broker_url=wanted.broker,
         heartbeat_s=30.0,
+        grain=wanted.grain,
         notify=notify,
     )
     async with fleet as controller:

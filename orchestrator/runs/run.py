@@ -233,6 +233,7 @@ class Run:
                 host=dict(self._platform.host),
                 devices=fleet.infos(),
                 server_slots=self._platform.server_slots,
+                grain=fleet.grain,
             )
         )
         for record in fleet.facts():

@@ -21,11 +21,12 @@ from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
-from orchestrator.experiment import Experiment
+from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
+from orchestrator.fleet.host import kernel_hz
 from orchestrator.fleet.host_cpus import Admitted, admit
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
@@ -51,6 +52,7 @@ async def standing_fleet(
     broker_url: str | None = None,
     shards: Mapping[str, Path] | None = None,
     heartbeat_s: float = 5.0,
+    grain: Grain = "pacing",
     notify: Notify = quiet,
     becomes: Sequence[FleetSpec] = (),
 ) -> AsyncIterator[FleetController]:
@@ -75,7 +77,7 @@ async def standing_fleet(
         addresses = await fleet.prepare()
         broker = await stack.enter_async_context(open_broker(addresses, broker_url))
         controller = FleetController(
-            fleet_id, spec, fleet, factor, heartbeat_s, lambda name: load_profile(name, spec.path)
+            fleet_id, spec, fleet, factor, heartbeat_s, lambda name: load_profile(name, spec.path), grain
         )
         await _connect(controller, broker, stack)
         controller.broker = broker
@@ -156,6 +158,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
             broker_url=request.broker_url,
             shards=prepared.shards,
             heartbeat_s=experiment.training.heartbeat_s,
+            grain=experiment.grain,
             notify=watch.notify,
         ) as controller:
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
@@ -231,6 +234,7 @@ def host_facts() -> dict[str, str]:
     return {
         "cores": str(os.cpu_count()),
         "kernel": platform.release(),
+        "hz": str(kernel_hz() or ""),
         "machine": platform.machine(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

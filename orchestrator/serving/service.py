@@ -83,6 +83,7 @@ async def serve(
             broker_url=request.broker_url,
             shards=deploy.write_requests(trained, folder),
             heartbeat_s=experiment.training.heartbeat_s,
+            grain=experiment.grain,
             notify=notify,
         ) as controller:
             calibration = await session.calibrate_fleet(controller, request.allow_uncalibrated, notify)
@@ -177,6 +178,7 @@ def _run_started(run: str, trained: deploy.Trained, controller: FleetController,
         backend=controller.fleet.backend,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
+        grain=controller.grain,
         calibrated=calibrated,
         resumed_from=0,
         target_accuracy=1.0,

@@ -10,10 +10,11 @@ import msgspec
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
+from orchestrator.experiment import Grain
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.calibration import Calibration, LinkFit
 from orchestrator.simulation.costs import BatchCost, Device
-from orchestrator.simulation.cpu import Cpu, QuotaCpu
+from orchestrator.simulation.cpu import Cpu, PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference, server_key, work_key
 
@@ -28,10 +29,13 @@ class CalibratedCosts:
     Args:
         calibration: of the same model and data. Laws that are missing are measured on this host.
         now_s: the virtual clock.
+        grain: of the CPU quotas. With `pacing`, work takes its CPU time ÷ CPUs.
     """
 
-    def __init__(self, calibration: Calibration, reference: Reference, now_s: Callable[[], float]) -> None:
-        self._calibration, self._reference, self._now_s = calibration, reference, now_s
+    def __init__(
+        self, calibration: Calibration, reference: Reference, now_s: Callable[[], float], grain: Grain = "quota"
+    ) -> None:
+        self._calibration, self._reference, self._now_s, self._grain = calibration, reference, now_s, grain
         source = f"the costs of host {calibration.host}" if calibration.host else ", ".join(calibration.runs)
         self.kind = f"calibrated from {source}"
         self.dilation = 1.0 if calibration.host else calibration.dilation
@@ -45,8 +49,11 @@ class CalibratedCosts:
         return dict(known) if set(known) >= set(model.cuts_with_head) else {}
 
     def cpu(self, who: Callable[[], Device]) -> Cpu:
+        if self._grain == "pacing":
+            return PlainCpu(lambda: who().limits.cpus)
         phase = int.from_bytes(hashlib.sha256(who().name.encode()).digest()[:4], "big") / 2**32
-        return QuotaCpu(lambda: who().limits.cpus, lambda: who().limits.threads, self._now_s, phase)
+        period_s = who().limits.period_us / 1e6
+        return QuotaCpu(lambda: who().limits.cpus, lambda: who().limits.threads, self._now_s, phase, period_s)
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         law = self._reference.device_law(assignment)

@@ -76,7 +76,7 @@ class SimulationContext:
         model = self.build()
         made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
-            self.experiment.simulation, request.path, model, batch, made
+            self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
         )
         self.server_slots = slots(self.experiment.simulation, len(spec.devices))
         asked = self.experiment.simulation.dilation

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 PERIOD_S = 0.1
-"""CFS period (`orchestrator.fleet.throttle`)."""
+"""The usual CFS period (`orchestrator.fleet.cpu_quota`)."""
 
 TICK_S = 0.004
 """Length of a scheduler tick (250 Hz). A thread that has used its quota up runs on until the next tick; the excess is
@@ -42,7 +42,7 @@ class PlainCpu:
 
 
 class QuotaCpu:
-    """A quota of `cpus` × 100 ms in every period of 100 ms, shared by all threads of the device.
+    """A quota of `cpus` × `period_s` in every period, shared by all threads of the device.
 
     While quota is left, a thread runs at full speed. When it is used up, all threads stop until a later period has
     quota left again. So work that fits into one quota is fast, and longer work advances in steps. After an idle time
@@ -51,12 +51,19 @@ class QuotaCpu:
     Args:
         threads: number of threads among which the work of one call is divided.
         phase: start of this device's periods, as a share of a period.
+        period_s: seconds of a period.
     """
 
     def __init__(
-        self, cpus: Callable[[], float], threads: Callable[[], int], now_s: Callable[[], float], phase: float
+        self,
+        cpus: Callable[[], float],
+        threads: Callable[[], int],
+        now_s: Callable[[], float],
+        phase: float,
+        period_s: float = PERIOD_S,
     ) -> None:
-        self._cpus, self._threads, self._now_s, self._phase = cpus, threads, now_s, phase * PERIOD_S
+        self._cpus, self._threads, self._now_s, self._phase = cpus, threads, now_s, phase * period_s
+        self._period_s = period_s
         self._balance_s, self._period, self._urgent = 0.0, -1, 0
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
@@ -90,11 +97,11 @@ class QuotaCpu:
 
     def _refill(self) -> None:
         """Add the quota of the periods that have passed. At most one quota is kept; a debt is paid period by period."""
-        period = math.floor((self._now_s() - self._phase) / PERIOD_S)
+        period = math.floor((self._now_s() - self._phase) / self._period_s)
         if period > self._period:
-            quota = self._cpus() * PERIOD_S
+            quota = self._cpus() * self._period_s
             self._balance_s = min(quota, self._balance_s + quota * (period - self._period))
             self._period = period
 
     def _until_next(self) -> float:
-        return (self._period + 1) * PERIOD_S + self._phase - self._now_s() + MARGIN_S
+        return (self._period + 1) * self._period_s + self._phase - self._now_s() + MARGIN_S

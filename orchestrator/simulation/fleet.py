@@ -11,7 +11,7 @@ from edgebed.errors import TransferError
 from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
-from orchestrator.experiment import SimulatedFault
+from orchestrator.experiment import Grain, SimulatedFault
 from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.profile import FleetSpec, ProfileSpec
@@ -50,8 +50,9 @@ class SimulatedFleet(RunFleet):
         faults: tuple[SimulatedFault, ...],
         resolve: ResolveProfile,
         built: set[str] | None = None,
+        grain: Grain = "quota",
     ) -> None:
-        super().__init__(spec, dilation, resolve)
+        super().__init__(spec, dilation, resolve, grain)
         self.endpoint = self
         self.labels = {name: shard.label_counts for name, shard in shards.items()}
         self._faults, self._halves = faults, halves

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
-from orchestrator.experiment import Simulation
+from orchestrator.experiment import Grain, Simulation
 from orchestrator.rounds.event_loop import now_s
 from orchestrator.simulation import host_costs
 from orchestrator.simulation.calibrated import CalibratedCosts
@@ -24,6 +24,7 @@ def cost_model(
     model: StagedModel,
     batch: Batch,
     calibration: Calibration | None,
+    grain: Grain,
 ) -> CostModel:
     """The cost model of a simulation. A given `calibration` takes precedence over what the experiment names; where it
     names nothing, the costs of this host do, if they were measured.
@@ -45,7 +46,7 @@ def cost_model(
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}
         reference = Reference(model, batch, **laws, encode=calibration.encode)
-        return CalibratedCosts(calibration, reference, now_s)
+        return CalibratedCosts(calibration, reference, now_s, grain)
     match wanted.cost:
         case "flops":
             return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops)

@@ -129,6 +129,7 @@ def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
         faults=tuple(context.experiment.simulation.faults),
         resolve=lambda name: load_profile(name, context.spec.path),
         built=context.built,
+        grain=context.experiment.grain,
     )
 
 

@@ -312,6 +312,8 @@ class NoIO:
 
     def pace(self) -> None: ...
 
+    def hold(self) -> None: ...
+
 
 def train(folder: Path, chosen: Privacy, told: Privacy) -> tuple[Result, list[Weights]]:
     """An agent whose shard says `chosen` and whose assignment says `told`."""

@@ -31,6 +31,9 @@ class Line:
         self.now += 1
         return self.now
 
+    def answered_ns(self) -> int:
+        return self.now_ns()
+
     def __iter__(self) -> Iterator[Batch]:
         for number in range(len(self.x)):
             self.arrived_ns = 1000 + number
@@ -144,6 +147,7 @@ class Clock:
 
     def progress(self) -> None: ...
     def pace(self) -> None: ...
+    def hold(self) -> None: ...
 
 
 def requests(clock: Clock, arrivals: Arrivals, phases: PhaseLog) -> Requests:

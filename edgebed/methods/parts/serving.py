@@ -40,11 +40,12 @@ LOT = 16
 @runtime_checkable
 class Incoming(Protocol):
     """The batches of a device that serves: one request each, given out when it has arrived; and the device's clock,
-    which a half may not read by itself."""
+    which a half may not read by itself. `answered_ns` returns when the answer may be seen by others."""
 
     arrived_ns: int
 
     def now_ns(self) -> int: ...
+    def answered_ns(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
 
 
@@ -112,7 +113,7 @@ class _Node:
             out = {"prediction": logits.argmax(1)}
         else:
             out = {"features": z, "cut": torch.tensor([self._cut])}
-        times = [[arrived_ns, began, self._incoming.now_ns()]]
+        times = [[arrived_ns, began, self._incoming.answered_ns()]]
         return {**out, "request": torch.tensor([request]), "times": torch.tensor(times)}
 
     def _from(self, cut: int) -> nn.Module:

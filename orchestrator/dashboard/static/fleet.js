@@ -5,7 +5,7 @@ import {number, percent, seconds} from "./format.js";
 
 const COLUMNS = [
   ["device", ""], ["state", ""], ["last round", "num"], ["predicted", "num"], ["cut", "num"], ["CPU of quota", "num"],
-  ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["profile", ""],
+  ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["in one quota", "num"], ["profile", ""],
 ];
 
 export class Fleet {
@@ -22,7 +22,7 @@ export class Fleet {
         h("label", {for: "device-filter"}, "Name or profile"), this.filter, h("label", {for: "device-state"}, "State"), this.state)),
       h("div.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Fleet, scrolls"},
         h("table.fleet", {}, h("caption.hidden-text", {}, "Devices: state, profile, use of their limits"), h("thead", {}, h("tr", {}, heads)), this.body)),
-      h("p.quiet", {}, "CPU and throttling: over the last 10 s or so that the device reported. Up and down: while it was sending or receiving in its last round. Limits are those of the profile; D divides them all."));
+      h("p.quiet", {}, "CPU and throttling: over the last 10 s or so that the device reported. Up and down: while it was sending or receiving in its last round. In one quota: batches that used no more CPU time than one period of the quota gives. Limits are those of the profile; D divides them all."));
   }
 
   draw(devices, head) {
@@ -64,9 +64,10 @@ export class Fleet {
     };
     row.className = `s-${d.state.replace(" ", "-")}`;
     show(0, d.state);
-    show(9, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
+    show(10, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
     show(4, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share, 0)} of ${number(d.cpus)}`, d.cpu_share);
     show(8, percent(d.throttled_share, 0), d.throttled_share);
+    show(9, percent(d.batches_in_quota ?? null, 0));
     show(5, d.uplink_share === null ? `– of ${mega(d.uplink_bit_s)}` : `${percent(d.uplink_share, 0)} of ${mega(d.uplink_bit_s)}`, d.uplink_share);
     show(6, d.downlink_share === null ? `– of ${mega(d.downlink_bit_s)}` : `${percent(d.downlink_share, 0)} of ${mega(d.downlink_bit_s)}`, d.downlink_share);
     show(7, d.memory_used_mib === null ? `– of ${d.memory_mib}` : `${d.memory_used_mib.toFixed(0)} of ${d.memory_mib}`, d.memory_used_mib === null ? null : d.memory_used_mib / d.memory_mib);

@@ -12,9 +12,12 @@ from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoin
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.experiment import Grain
 from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
 from orchestrator.fleet.control.membership import DeviceEvent, Heard, Joined, Left, Membership
 from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
+from orchestrator.fleet.cpu_quota import TICK_US
+from orchestrator.fleet.host import tick_s
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Fault
 
@@ -54,8 +57,9 @@ class FleetController(RunFleet):
         dilation: float,
         heartbeat_s: float,
         resolve_profile: ResolveProfile,
+        grain: Grain = "quota",
     ) -> None:
-        super().__init__(spec, dilation, resolve_profile)
+        super().__init__(spec, dilation, resolve_profile, grain, round((tick_s() or 0.0) * 1e6) or TICK_US)
         self.fleet_id, self.fleet = fleet_id, fleet
         self._heartbeat_s = heartbeat_s
         self._ready: set[str] = set()
@@ -134,6 +138,8 @@ class FleetController(RunFleet):
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
+            period_s=limits.period_us / 1e6,
+            paced=self.grain == "pacing",
         )
 
     async def change(self, name: str, profile: ProfileSpec) -> None:

@@ -9,9 +9,10 @@ from edgebed.errors import TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Header
-from orchestrator.experiment import Environment
+from orchestrator.experiment import Environment, Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.seams import Driver, Sender
+from orchestrator.fleet.cpu_quota import TICK_US
 from orchestrator.fleet.environment import candidates, profiles_at
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import (
@@ -40,13 +41,21 @@ class RunFleet(ABC):
         profiles: in force, by device.
         limits: in force, by device, after dilation.
         labels: samples per class of every device, as the shards of the run in hand were cut.
+        grain: how the CPU quotas are divided into pieces of time.
         driver: sends tasks to the devices at the moment; None where no run is going on.
     """
 
     endpoint: Sender
 
-    def __init__(self, spec: FleetSpec, dilation: float, resolve_profile: ResolveProfile) -> None:
-        self.spec, self.dilation = spec, dilation
+    def __init__(
+        self,
+        spec: FleetSpec,
+        dilation: float,
+        resolve_profile: ResolveProfile,
+        grain: Grain = "quota",
+        tick_us: int = TICK_US,
+    ) -> None:
+        self.spec, self.dilation, self.grain, self._tick_us = spec, dilation, grain, tick_us
         self.profiles: dict[str, ProfileSpec] = {}
         self.limits: dict[str, Limits] = {}
         for device in spec.devices:
@@ -157,7 +166,10 @@ class RunFleet(ABC):
         """Give one device another profile, in mid-run and without restart."""
 
     def _assign(self, name: str, profile: ProfileSpec) -> None:
-        self.profiles[name], self.limits[name] = profile, profile.limits.dilated(self.dilation)
+        self.profiles[name], self.limits[name] = (
+            profile,
+            profile.limits.dilated(self.dilation, self.grain, self._tick_us),
+        )
 
     # ---- who can work ----
 

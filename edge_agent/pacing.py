@@ -1,0 +1,66 @@
+"""Pacing: what others can see of a device's work happens no earlier than on a real device of its speed.
+
+A CPU quota stops a device only when its CPU time of the period is used up. Work that fits into the quota is done at the
+full speed of the host. With pacing, the agent holds each visible event (an upload, the use of a reply, the update, the
+answer to a request) until the wall time since its unit of work began is at least the CPU time of the unit ÷ CPUs.
+
+The CPU time is that of the process with all its threads, so that of transfers, heartbeats and decoding counts in the
+unit in which it falls. The agent is the only process of its cgroup, so this is the cgroup's CPU time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+LATE_S = 0.1
+"""Seconds by which a hold may end late (the quota stopped the process, or the host was busy) and the next unit still
+counts from when it should have ended. Otherwise such delays would add up."""
+
+
+class Pacer:
+    """The unit of work in hand. A unit ends with an event, and the next one begins there.
+
+    Args:
+        clock: monotonic seconds.
+        cpu: CPU seconds of the process, all threads.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
+    ) -> None:
+        self._clock, self._cpu = clock, cpu
+        self._lock = threading.Lock()
+        self._cpus = 0.0
+        self._start, self._used = clock(), cpu()
+
+    def set(self, cpus: float) -> None:
+        """From now on; 0 for no pacing."""
+        with self._lock:
+            self._cpus = cpus
+
+    def begin(self) -> None:
+        """A unit begins now; what was before it has no event."""
+        with self._lock:
+            self._start, self._used = self._clock(), self._cpu()
+
+    def hold(self, wait: Callable[[float], None]) -> None:
+        """Return when the event at the end of the unit may be seen; the next unit begins.
+
+        Args:
+            wait: sleeps at most so many seconds. It may raise.
+        """
+        held = False
+        while (left := self._due(self._cpu()) - self._clock()) > 0:
+            wait(left)
+            held = True
+        with self._lock:
+            now, cpu = self._clock(), self._cpu()
+            self._start = max(self._due(cpu), now - LATE_S) if held else now
+            self._used = cpu
+
+    def _due(self, cpu: float) -> float:
+        """When the event may be seen if the unit has used CPU time up to `cpu`."""
+        cpus = self._cpus
+        return self._start + (cpu - self._used) / cpus if cpus > 0 else self._start

@@ -1,0 +1,107 @@
+"""Pacing: an event is seen no earlier than CPU time ÷ CPUs after its unit of work began."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_agent.pacing import LATE_S, Pacer
+
+
+class World:
+    """A wall clock and a CPU clock that only the test moves."""
+
+    def __init__(self, cpus: float) -> None:
+        self.now = self.cpu = 0.0
+        self.pacer = Pacer(lambda: self.now, lambda: self.cpu)
+        self.pacer.set(cpus)
+        self.waits: list[float] = []
+
+    def work(self, cpu_s: float, wall_s: float | None = None) -> None:
+        self.cpu += cpu_s
+        self.now += cpu_s if wall_s is None else wall_s
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def event(self) -> float:
+        self.pacer.hold(self.sleep)
+        return self.now
+
+
+def test_work_that_the_quota_did_not_stop_is_held() -> None:
+    world = World(0.1)
+    world.work(0.010)
+    assert world.event() == pytest.approx(0.1)
+    assert world.waits == [pytest.approx(0.09)]
+
+
+def test_work_that_the_quota_did_stop_is_not_held_again() -> None:
+    world = World(0.1)
+    world.work(0.010, wall_s=0.2)
+    assert world.event() == 0.2
+    assert world.waits == []
+
+
+def test_a_wait_in_an_earlier_unit_gives_no_credit() -> None:
+    world = World(0.1)
+    world.work(0.0, wall_s=5.0)  # waiting for a reply
+    world.event()
+    world.work(0.010)
+    assert world.event() == pytest.approx(5.1)
+
+
+def test_a_hold_that_ends_late_does_not_delay_the_next_unit() -> None:
+    world = World(0.1)
+    world.work(0.010)
+    world.pacer.hold(lambda seconds: world.sleep(seconds + 0.05))
+    assert world.now == pytest.approx(0.15)
+    world.work(0.010)
+    assert world.event() == pytest.approx(0.2)
+
+
+def test_only_a_short_delay_is_made_up_for() -> None:
+    world = World(0.1)
+    world.work(0.010)
+    world.pacer.hold(lambda seconds: world.sleep(seconds + 5.0))
+    world.work(0.020)
+    assert world.event() == pytest.approx(5.1 - LATE_S + 0.2)
+
+
+def test_cpu_time_used_during_the_hold_counts() -> None:
+    world = World(0.1)
+    world.work(0.010)
+
+    def busy(seconds: float) -> None:
+        world.sleep(seconds)
+        if len(world.waits) == 1:  # the event loop sends a chunk meanwhile
+            world.cpu += 0.005
+
+    world.pacer.hold(busy)
+    assert world.now == pytest.approx(0.15)
+
+
+def test_without_pacing_nothing_is_held() -> None:
+    world = World(0.0)
+    world.work(1.0)
+    assert world.event() == 1.0
+    assert world.waits == []
+
+
+def test_a_unit_begins_where_it_is_said_to() -> None:
+    world = World(0.5)
+    world.work(1.0)
+    world.pacer.begin()
+    world.work(0.1)
+    assert world.event() == pytest.approx(1.2)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 3.0)), min_size=1, max_size=20), st.floats(0.01, 2.0))
+def test_no_event_comes_before_its_work_could_be_done(units: list[tuple[float, float]], cpus: float) -> None:
+    world = World(cpus)
+    for cpu_s, waited_s in units:
+        begun = world.now
+        world.work(cpu_s, wall_s=cpu_s + waited_s)
+        assert world.event() >= begun + cpu_s / cpus - 1e-6
