@@ -27,11 +27,11 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     resumed_from: int  # first round of this session
     target_accuracy: float
     host: dict[str, str] = {}
-    series: str = ""  # id that all runs of one experiment share
-    interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
     devices: tuple[DeviceInfo, ...] = ()
     server_slots: int = 0  # server halves that train at once; 0: an older version wrote it
     grain: str = "quota"  # how the CPU quotas are divided: quota | period | pacing
+    series: str = ""  # id that all runs of one experiment share
+    interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
