@@ -20,6 +20,7 @@ from orchestrator.records.comparison import compare
 from orchestrator.records.curves import Along, band, curve
 from orchestrator.records.formatting import accuracy, percent, seconds
 from orchestrator.records.groups import Estimate, Summary, estimate
+from orchestrator.records.paired import Paired, paired
 from orchestrator.records.vocabulary import phase
 from orchestrator.report.figures import STYLE, rgba
 from orchestrator.report.look import Look
@@ -51,14 +52,19 @@ SPREAD_TEXT = {
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The runs of one method, with its colour, dash and marker."""
+    """The runs of one method, with its colour, dash and marker. `pair`: its ratio to the last run's method, where their
+    rounds alternated."""
 
     label: str
     runs: list[Summary]
     colour: str
     dash: Any
     marker: str
+    pair: Paired | None = None
 
+
+PAIRED = "paired-ratio"
+"""The figure that only interleaved runs have."""
 
 Draw = Callable[[Any, Sequence[Series], Look], None]
 
@@ -75,8 +81,9 @@ def write_figures(summaries: Sequence[Summary], paths: Sequence[Path], only: str
         UsageError: an unknown figure or ending of a file.
     """
     _check(paths, only)
-    chosen = [only] if only is not None else list(FIGURES)
     series = _series(summaries)
+    paired_runs = any(one.pair is not None for one in series)
+    chosen = [only] if only is not None else [name for name in FIGURES if name != PAIRED or paired_runs]
     written = []
     with matplotlib.rc_context(_style(look)):
         for path in paths:
@@ -109,8 +116,16 @@ def _series(summaries: Sequence[Summary]) -> list[Series]:
         name if names.count(name) == 1 else f"{name}, {runs[0]['experiment']}"
         for name, runs in zip(names, found, strict=True)
     ]
+    pairs = {pair.method: pair for pair in paired(summaries)}
     return [
-        Series(label, runs, RUNS[i % len(RUNS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
+        Series(
+            label,
+            runs,
+            RUNS[i % len(RUNS)],
+            DASHES[i % len(DASHES)],
+            MARKERS[i % len(MARKERS)],
+            pairs.get(groups.named(runs[0])),
+        )
         for i, (label, runs) in enumerate(zip(labels, found, strict=True))
     ]
 
@@ -261,6 +276,19 @@ def _reached(found: Estimate, reached: int, runs: Sequence[Summary]) -> str:
     return seconds(found.mean) if reached == len(runs) else f"{seconds(found.mean)}, {reached} of {len(runs)} runs"
 
 
+def _paired_ratio(axes: Any, series: Sequence[Series], look: Look) -> None:
+    """One point per method with the 95 % interval of its rounds ÷ those of the baseline in the same block."""
+    for index, one in enumerate(series):
+        if one.pair is not None:
+            found = one.pair.round_ratio
+            axes.errorbar(found.mean, index, xerr=_whiskers(found), fmt=one.marker, color=one.colour, ms=4, capsize=2)
+    axes.axvline(1, ls=(0, (1, 2)), lw=0.8, color="#666", zorder=1)
+    _by_method(axes, series)
+    base = next((one.pair.baseline for one in series if one.pair is not None), "the last run")
+    axes.set(xlabel=f"seconds of a round ÷ seconds of {base}'s in the same block")
+    axes.margins(x=0.15)
+
+
 def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
     """Seconds of the mean device by what they were spent on, over the whole run, mean over the seeds."""
     sums = [_mean_phases(one.runs) for one in series]
@@ -327,6 +355,7 @@ FIGURES: dict[str, tuple[str, float, Draw]] = {
     "accuracy-rounds": ("Accuracy over rounds", 0.75, _accuracy_along("rounds", "rounds", 1.0)),
     "accuracy-bytes": ("Accuracy over bytes sent", 0.75, _accuracy_along("bytes", "MB sent by all devices", 1e6)),
     "time-to-target": ("Time to target", 0.55, _time_to_target),
+    PAIRED: ("Rounds of one block, in pairs", 0.45, _paired_ratio),
     "seconds": ("Time of the mean device", 0.75, _stacked),
 }
 """By name: title, height ÷ width, and what draws it."""

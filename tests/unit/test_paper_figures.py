@@ -19,11 +19,14 @@ from tests.synthetic import Synthetic
 
 
 def run(method: str, seed: int) -> dict[str, Any]:
+    """As of an experiment whose rounds alternated."""
     records = [
         msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
         for r in Synthetic(method=method).records
     ]
-    return summarise(records)
+    figures = summarise(records)
+    blocks = [f"fleet-{seed}/{number}" for number in figures["number"]]
+    return figures | {"interleaved": True, "series": str(seed), "block": blocks}
 
 
 RUNS = [run(method, seed) for method in ("dtfl", "fedavg") for seed in (1, 2, 3)]
@@ -41,6 +44,12 @@ def test_one_svg_per_figure_with_text_that_stays_text(tmp_path: Path) -> None:
         assert "fedavg" in text_of(path)
     assert "seconds to 75% test accuracy" in text_of(tmp_path / "all-time-to-target.svg")
     assert "band: least to greatest of the seeds" in text_of(tmp_path / "all-accuracy-time.svg")
+
+
+def test_only_runs_whose_rounds_alternated_have_the_figure_of_pairs(tmp_path: Path) -> None:
+    alone = [each | {"interleaved": False} for each in RUNS]
+    written = write_figures(alone, [tmp_path / "all.svg"], None, Look())
+    assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name != "paired-ratio"]
 
 
 def test_one_figure_goes_to_the_very_file_in_the_width_of_a_column(tmp_path: Path) -> None:
