@@ -30,13 +30,13 @@ lock: setup
 demo: setup
 	$(BIN)/edgebed run profiles/experiments/demo.yaml
 
-# Most tests run on several workers; those that hold limits, start a fleet or measure time run one after the other.
+# Most tests run on several workers, those that start a fleet all on one of them; those that calibrate or measure time
+# run alone.
 WORKERS ?= 2
 TESTS := tests/unit tests/contract tests/component tests/e2e
-ALONE := root or docker or alone
 test: setup
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not ($(ALONE))" --file-times build/test-times/parallel.json $(TESTS)
-	$(BIN)/pytest -m "$(ALONE)" --file-times build/test-times/alone.json $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
+	$(BIN)/pytest -m alone --file-times build/test-times/alone.json $(TESTS)
 
 # Lines that the tests of unit and contract reach; COVERED=tests/component takes other tests.
 COVERED ?= tests/unit tests/contract

@@ -76,6 +76,20 @@ def _missing_browser() -> str:
     return "" if shutil.which("chromium") else "no Chromium: apt-get install chromium"
 
 
+def starts_fleet(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("root", "docker", "fleet"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one worker runs all tests that start a fleet, in turn, while others run the other tests.
+
+    Two fleets at once would share the host's CPUs, and one might remove what a killed one has left."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in filter(starts_fleet, items):
+            item.add_marker(pytest.mark.xdist_group("fleet"))
+
+
 def required() -> set[str]:
     return {need for need in os.environ.get("EDGEBED_REQUIRE", "").split(",") if need}
 

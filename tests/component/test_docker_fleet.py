@@ -31,7 +31,6 @@ from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
     calibrate_by_command,
-    calibrates,
     causes,
     process_status,
     short_calibration,
@@ -58,6 +57,7 @@ def traces(fleet_id: str) -> list[str]:
     return [thing.name for thing in found]
 
 
+@pytest.mark.alone
 async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) -> None:
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
         good = await short_calibration(controller)
@@ -144,9 +144,9 @@ async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None
             assert container.exec_run(command, user="root").exit_code != 0
 
 
+@pytest.mark.alone
 def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
-    assert calibrates(path, "docker")
     shape, update = links.HostShaper.shape, Container.update
 
     def shape_wrongly(shaper: links.HostShaper, container: Any, limits: Limits) -> None:
@@ -224,6 +224,7 @@ async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: P
         assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)
 
 
+@pytest.mark.alone
 async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ netns_shape = netns.shape
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
+@pytest.mark.alone
 async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
         good = await short_calibration(controller)
@@ -100,6 +101,7 @@ async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch:
     assert traces(fleet_id) == []
 
 
+@pytest.mark.alone
 def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_fleet(tmp_path, 0.3, 0.2, 0.1).path
     assert calibrates(path, "local")
@@ -378,6 +380,7 @@ def test_fleet_up_ps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 SPIN = "import sys\nprint('spinning', flush=True)\nwhile True: pass"
 
 
+@pytest.mark.alone
 async def test_limits_hold_while_other_programs_want_every_core(tmp_path: Path) -> None:
     spinners = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN, stdout=subprocess.PIPE)

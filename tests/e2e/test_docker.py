@@ -117,10 +117,8 @@ def prefer_to_kill(pid: int) -> None:
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-@pytest.mark.mosquitto
-@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
-async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: Path, engine: Any, broker: str) -> None:
-    async with rig(tmp_path, experiment(rounds=100), "docker", broker) as run:
+async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: Path, engine: Any) -> None:
+    async with rig(tmp_path, experiment(rounds=100), "docker", "embedded") as run:
         await uploads_in_a_new_round(run, "dev-3")
         container = engine.containers.get(f"edgebed-{run.controller.fleet_id}-dev-3")
         agent = int(container.attrs["State"]["Pid"])

@@ -184,6 +184,7 @@ async def test_a_restarted_broker_costs_nobody_anything(fleet: FleetUp, tmp_path
         assert all(r.merged == ALL for r in rounds)
 
 
+@pytest.mark.parametrize("fleet", ["mosquitto"], indirect=True)
 async def test_a_second_agent_with_a_device_s_name_is_named_and_sent_away(fleet: FleetUp, tmp_path: Path) -> None:
     async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-1")
@@ -215,6 +216,7 @@ async def second_agent(run: Rig, device: str) -> asyncio.subprocess.Process:
     )
 
 
+@pytest.mark.parametrize("fleet", ["mosquitto"], indirect=True)
 async def test_a_device_that_joins_late_works_from_then_on(
     fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

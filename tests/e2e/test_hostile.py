@@ -14,7 +14,7 @@ from orchestrator.runs.folder import RunFolder
 from tests.hostile.agent import ATTACKS, SAID
 from tests.hostile.fleet import HOSTILE, attacked
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.alone]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
 
 
 async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def least_ns(sizes: Sequence[tuple[int, int]]) -> float:
     return sum(8e3 * max(0, size - burst_bytes(rate * 10**6)) / rate for size, rate in sizes)
 
 
+@pytest.mark.alone
 def test_the_command_serves_and_no_forwarded_request_is_quicker_than_its_links(tmp_path: Path) -> None:
     trained_run(tmp_path)
     with cli(tmp_path, "serve", "trained", "--backend", "local", "--requests", "60", "--rate", "8", "--json") as run:

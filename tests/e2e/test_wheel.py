@@ -20,7 +20,7 @@ from orchestrator.records.types import RoundFinished
 ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.fleet
 
 
 class Installed:
