@@ -35,7 +35,7 @@ demo: setup
 WORKERS ?= 2
 TESTS := tests/unit tests/contract tests/component tests/e2e
 test: setup
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
 	$(BIN)/pytest -m alone --file-times build/test-times/alone.json $(TESTS)
 
 # Lines that the tests of unit and contract reach; COVERED=tests/component takes other tests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 import torch
 
 from tests.file_times import pytest_addoption, pytest_configure  # noqa: F401  # pytest calls them
+
+if importlib.util.find_spec("xdist") is not None:
+    from tests.one_fleet import pytest_xdist_make_scheduler  # noqa: F401  # xdist calls it
 
 torch.set_num_threads(1)
 os.environ["EDGEBED_CACHE"] = str(Path(tempfile.gettempdir()) / "edgebed-tests-without-cache")  # nothing measured here
@@ -74,20 +78,6 @@ def _missing_browser() -> str:
     except ImportError:
         return "no playwright: make setup"
     return "" if shutil.which("chromium") else "no Chromium: apt-get install chromium"
-
-
-def starts_fleet(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("root", "docker", "fleet"))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one worker runs all tests that start a fleet, in turn, while others run the other tests.
-
-    Two fleets at once would share the host's CPUs, and one might remove what a killed one has left."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in filter(starts_fleet, items):
-            item.add_marker(pytest.mark.xdist_group("fleet"))
 
 
 def required() -> set[str]:

@@ -1,0 +1,12 @@
+"""Which tests one worker runs, so that there is one fleet at a time."""
+
+from __future__ import annotations
+
+from tests.one_fleet import scope
+
+
+def test_all_files_that_start_a_fleet_are_one_scope_and_every_other_test_is_one() -> None:
+    fleets = ["tests/e2e/test_faults.py::test_a[x::y]", "tests/component/test_docker_fleet.py::test_b"]
+    assert {scope(each) for each in fleets} == {"fleet"}
+    others = ["tests/unit/test_void.py::test_a", "tests/unit/test_void.py::test_b[root]"]
+    assert [scope(each) for each in others] == others
