@@ -37,6 +37,7 @@ async def opened(experiment: Experiment, path: Path, backend: str) -> AsyncItera
             dilation=experiment.dilation,
             shards=data.shards,
             heartbeat_s=experiment.training.heartbeat_s,
+            grain=experiment.grain,
         )
         async with opening as controller:
             yield Opened(controller, data, await session.calibrate_fleet(controller, False, session.quiet))

@@ -47,6 +47,13 @@ async def short_calibration(controller: FleetController) -> Calibration:
     return found
 
 
+def assert_short_work_is_not_too_fast(calibration: Calibration) -> None:
+    """Pacing: 10 ms of work after a rest take at least their CPU time ÷ CPUs."""
+    rows = [row for row in calibration.rows if row.quantity == "grain"]
+    assert rows
+    assert all(row.error > -0.02 for row in rows), rows
+
+
 def causes(calibration: Calibration) -> str:
     """Everything that failed, in the words a person would see."""
     failed = [row for row in calibration.rows if row.judged and not row.passed]

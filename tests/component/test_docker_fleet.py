@@ -30,6 +30,7 @@ from orchestrator.fleet.throttle import Shaped, unshape_command
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
+    assert_short_work_is_not_too_fast,
     calibrate_by_command,
     causes,
     process_status,
@@ -62,6 +63,7 @@ async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) 
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
         good = await short_calibration(controller)
         assert good.passed, causes(good)
+        assert_short_work_is_not_too_fast(good)
 
         container = await asyncio.to_thread(container_of, controller, "d0")
         host = container.attrs["HostConfig"]

@@ -28,6 +28,7 @@ from orchestrator.fleet.throttle import shape_commands
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
+    assert_short_work_is_not_too_fast,
     calibrate_by_command,
     calibrates,
     causes,
@@ -77,6 +78,7 @@ async def test_limits_hold_and_every_fault_is_found(tmp_path: Path, monkeypatch:
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as controller:
         good = await short_calibration(controller)
         assert good.passed, causes(good)
+        assert_short_work_is_not_too_fast(good)
 
         for fault, words in (
             (eight_times, "mbps (megabytes) used instead of mbit"),
