@@ -25,6 +25,7 @@ from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
+from orchestrator.records import palette
 from orchestrator.records.comparison import compare
 from orchestrator.records.metrics import exposition
 from orchestrator.records.run_state import RunState
@@ -204,7 +205,9 @@ class DashboardAPI:
             state = run.follower.state
             if state.sessions:
                 summaries.append(await run.within(functools.partial(_summary, run.follower)))
-                curves.append({"id": name, "method": state.session.started.method, "points": curve(state)})
+                method = state.session.started.method
+                style = msgspec.structs.asdict(palette.style(method))
+                curves.append({"id": name, "method": method, "style": style, "points": curve(state)})
         table = compare(summaries)
         return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
 
@@ -267,10 +270,15 @@ def make_app(desk: DashboardAPI) -> Starlette:
         lines = [f"export const {name} = {_encode(words).decode()};" for name, words in for_page().items()]
         return Response("\n".join(lines), media_type="text/javascript; charset=utf-8")
 
+    async def colours(request: Request) -> Response:
+        """The colours of `orchestrator.records.palette`."""
+        return Response(palette.css(), media_type="text/css; charset=utf-8")
+
     return Starlette(
         routes=[
             Route("/", index),
             Route("/vocabulary.js", vocabulary),
+            Route("/palette.css", colours),
             Route("/events", desk.events),
             Route("/api/runs/{run}/rounds/{number:int}", desk.round),
             Route("/api/runs/{run}/devices/{device:path}", desk.device),

@@ -9,6 +9,7 @@ import msgspec
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
+from orchestrator.records.summary import percentile
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -84,6 +85,22 @@ def head(state: RunState) -> dict[str, Any]:
         "elapsed_s": state.elapsed_s,
         "bytes_up": state.bytes_up,
         "bytes_down": state.bytes_down,
+        "figures": _figures(state),
+    }
+
+
+def _figures(state: RunState) -> dict[str, float | None]:
+    """What the page shows on top, computed as for `summary.json`."""
+    done = state.finished
+    gaps = [row.gap_s for row in done if row.gap_s is not None]
+    known = [row for row in done if row.accuracy is not None]
+    target = state.session.started.target_accuracy
+    return {
+        "rounds": len(done),
+        "final_accuracy": known[-1].accuracy if known else None,
+        "best_accuracy": max((row.accuracy or 0.0 for row in known), default=None),
+        "time_to_target_s": next((row.end_s for row in known if (row.accuracy or 0.0) >= target), None),
+        "straggler_gap_s": median(gaps) if gaps else None,
     }
 
 
@@ -154,29 +171,26 @@ def history(state: RunState, name: str) -> dict[str, Any] | None:
 
 def summary(state: RunState) -> dict[str, Any]:
     """The figures of a run that a comparison shows, as far as they are known from the state; see docs/records.md."""
-    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
-    seconds = sorted(row.seconds for row in done if row.seconds is not None)
-    gaps = [row.gap_s for row in done if row.gap_s is not None]
-    known = [row for row in done if row.accuracy is not None]
+    seconds = sorted(row.seconds for row in state.rows if row.seconds is not None)
     top, target = head(state), state.session.started.target_accuracy
-    reached = next((row for row in known if (row.accuracy or 0.0) >= target), None)
-    return top | {
-        "ended": top["ended"] or "not yet, or killed",
-        "target_accuracy": target,
-        "rounds": len(done),
-        "time_to_target_s": None if reached is None else _end_s(reached),
-        "total_s": state.elapsed_s,
-        "final_accuracy": known[-1].accuracy if known else None,
-        "best_accuracy": max((row.accuracy or 0.0 for row in known), default=None),
-        "round_s_median": median(seconds) if seconds else None,
-        "round_s_p95": seconds[max(0, -(-95 * len(seconds) // 100) - 1)] if seconds else None,
-        "straggler_gap_s": median(gaps) if gaps else None,
-        "idle_share_mean": None,
-        "timeline_residual_max": None,
-        "batches_in_quota_share": _in_quota(state),
-        "bytes_up_total": state.bytes_up,
-        "bytes_down_total": state.bytes_down,
-    }
+    figures = top.pop("figures")
+    found: dict[str, Any] = (
+        top
+        | figures
+        | {
+            "ended": top["ended"] or "not yet, or killed",
+            "target_accuracy": target,
+            "total_s": state.elapsed_s,
+            "round_s_median": median(seconds) if seconds else None,
+            "round_s_p95": percentile(seconds, 0.95),
+            "idle_share_mean": None,
+            "timeline_residual_max": None,
+            "batches_in_quota_share": _in_quota(state),
+            "bytes_up_total": state.bytes_up,
+            "bytes_down_total": state.bytes_down,
+        }
+    )
+    return found
 
 
 def _in_quota(state: RunState) -> float | None:
@@ -188,7 +202,7 @@ def _in_quota(state: RunState) -> float | None:
 def measures(state: RunState) -> dict[str, Any]:
     """`summary` with the columns and figures of devices that `orchestrator.records.metrics` shows. What only the whole
     timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
-    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
+    done = state.finished
     devices = state.devices
     return summary(state) | {
         "round_s": [row.seconds for row in done],
@@ -219,16 +233,12 @@ def _stopped(device: DeviceState) -> float | None:
 
 
 def curve(state: RunState, points: int = 1000) -> list[list[float | None]]:
-    """(seconds on the axis, accuracy, gap, round) of at most about `points` rounds, the last one among them."""
-    done = sorted((row for row in state.rows if row.seconds is not None), key=_end_s)
+    """(seconds on the axis, accuracy, gap, how many rounds have ended) of at most about `points` rounds, the last one
+    among them."""
+    done = list(enumerate(state.finished, 1))
     every = max(1, len(done) // points)
-    kept = [row for i, row in enumerate(done) if i % every == 0 or i == len(done) - 1]
-    return [[_short(_end_s(r)), _short(r.accuracy), _short(r.gap_s), r.number + 1] for r in kept]
-
-
-def _end_s(row: RoundRow) -> float:
-    """On the time axis. Rounds that overlap may end in another order than they began."""
-    return row.axis_s + (row.seconds or 0.0)
+    kept = [pair for i, pair in enumerate(done) if i % every == 0 or i == len(done) - 1]
+    return [[_short(row.end_s), _short(row.accuracy), _short(row.gap_s), ended] for ended, row in kept]
 
 
 def _last(values: list[Any]) -> Any:

@@ -187,8 +187,9 @@ def _take_link_use(device: DeviceState, facts: RoundFacts) -> None:
         return
     report = update.report
     size, took = report.upload_bytes, report.upload_s
-    if not size or not took:
-        size, took = update.bytes, (update.at_ns - update.first_ns) / 1e9
+    if not size or not took:  # one chunk takes no time that could be seen here: all uploads of the round together do
+        arrived = [update, *facts.uploads.get(device.name, ())]
+        size, took = sum(each.bytes for each in arrived), sum(each.at_ns - each.first_ns for each in arrived) / 1e9
     if took > 0 and device.uplink_bit_s:
         device.uplink_share = size / took * 8 * facts.dilation / device.uplink_bit_s
     device.memory_used_mib = report.memory_mib or device.memory_used_mib

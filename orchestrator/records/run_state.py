@@ -46,6 +46,11 @@ class RoundRow(msgspec.Struct, array_like=True):
     behind_s: tuple[float, ...] = ()
     rev: int = 0
 
+    @property
+    def end_s(self) -> float:
+        """Its end on the time axis."""
+        return self.axis_s + (self.seconds or 0.0)
+
 
 class IndexedRound(msgspec.Struct):
     """A round that the index still has.
@@ -207,9 +212,16 @@ class RunState(msgspec.Struct):
         return next((row for row in reversed(self.rows) if row.seconds is not None), None)
 
     @property
+    def finished(self) -> list[RoundRow]:
+        """Rounds that are over, in the order in which they ended: those of an asynchronous method overlap."""
+        return sorted((row for row in self.rows if row.seconds is not None), key=lambda row: row.end_s)
+
+    @property
     def accuracy(self) -> float | None:
-        """The last that was measured."""
-        return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
+        """That of the evaluated round that ended last."""
+        known = (row for row in self.rows if row.accuracy is not None)
+        last = max(known, key=lambda row: row.end_s, default=None)
+        return last.accuracy if last is not None else None
 
     def activity(self, device: str) -> str:
         """What a device does: its `activity` during rounds; away; present before the first round and after the run."""

@@ -6,6 +6,8 @@ Terminal, report, figures, comparison and live page use these words. Files keep 
 
 from __future__ import annotations
 
+from orchestrator.records.palette import WAITS
+
 PHASES = {
     "dispatch": "its task was not sent yet",
     "download": "its task is on the way to it",
@@ -62,4 +64,4 @@ def cause(name: str) -> str:
 
 def for_page() -> dict[str, object]:
     """All words, for the live page."""
-    return {"PHASES": PHASES, "CAUSES": CAUSES, "NO_CAUSE": NO_CAUSE, "EVENTS": EVENTS}
+    return {"PHASES": PHASES, "WAITS": WAITS, "CAUSES": CAUSES, "NO_CAUSE": NO_CAUSE, "EVENTS": EVENTS}

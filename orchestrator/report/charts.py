@@ -13,10 +13,10 @@ from orchestrator.records.events import events
 from orchestrator.records.formatting import percent
 from orchestrator.records.gantt import device_rows, length_s
 from orchestrator.records.groups import Group
+from orchestrator.records.palette import COLOURED_AS, DASHES, RUNS, WAITS, colour, ordered, style
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
-from orchestrator.report.palette import COLOURED_AS, RUNS, colour, ordered
 
 LEGEND = 60
 """Pixels below every chart for its legend."""
@@ -48,10 +48,9 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
     """Accuracy on the test set over the seconds of all rounds, or their number, with the target."""
     data, target = [], summaries[-1]["target_accuracy"]
     by_time = over == "elapsed_s"
-    several = len({summary["method"] for summary in summaries}) > 1
-    methods = list(dict.fromkeys(s["method"] for s in summaries)) if several else list(range(len(summaries)))
     where = "after %{x:.1f} s" if by_time else "after round %{x}"
-    for index, summary in enumerate(summaries):
+    for summary in summaries:
+        own = style(summary["method"])
         xs = summary["elapsed_s"] if by_time else range(1, summary["rounds"] + 1)
         points = [p for p in zip(xs, summary["accuracy"], strict=True) if p[1] is not None]
         data.append(
@@ -61,7 +60,8 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
                 "name": _name(summary, summaries),
                 "x": [round(x, 4) for x, _ in points],
                 "y": [y for _, y in points],
-                "line": {"color": RUNS[methods.index(summary["method"] if several else index) % len(RUNS)]},
+                "line": {"color": RUNS[own.colour].light, "dash": _dash(own.dash)},
+                "marker": {"symbol": own.marker},
                 "hovertemplate": f"%{{y:.2%}} {where}<extra>%{{fullData.name}}</extra>",
             }
         )
@@ -86,6 +86,16 @@ def accuracy(summaries: Sequence[Summary], over: str = "elapsed_s") -> Figure:
     )
 
 
+def _dash(index: int) -> str:
+    return ",".join(f"{length}px" for length in DASHES[index]) or "solid"
+
+
+def _fill(name: str) -> dict[str, Any]:
+    """Colour of a phase, and the hatching of a wait."""
+    hatch = {"pattern": {"shape": "/", "fgcolor": "#fff", "size": 5, "solidity": 0.35}} if name in WAITS else {}
+    return {"color": colour(name), "line": {"width": 0}} | hatch
+
+
 def _name(summary: Summary, summaries: Sequence[Summary]) -> str:
     """The shortest name that is unique: the method, the method with the seed, or the run's id."""
     alike = [other for other in summaries if other["method"] == summary["method"]]
@@ -104,7 +114,7 @@ def times(groups: Sequence[Group]) -> Figure:
         "orientation": "h",
         "y": [name for name, _ in shown],
         "x": [value.mean for _, value in shown],
-        "marker": {"color": [RUNS[index % len(RUNS)] for index in range(len(shown))]},
+        "marker": {"color": [RUNS[style(g.method.removesuffix(" (simulated)")).colour].light for g in groups]},
         "error_x": {
             "array": [(v.high - v.mean) if v.high is not None and v.mean is not None else 0 for _, v in shown],
             "color": "#888",
@@ -119,7 +129,7 @@ def extra(summary: Summary) -> Figure | None:
     """Further measurements of the method (accuracy per exit); None where there are none."""
     data = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "x": summary["elapsed_s"], "y": values}
-        | {"line": {"color": RUNS[index % len(RUNS)]}, "hovertemplate": f"{name}: %{{y:.4g}} after %{{x:.1f}} s"}
+        | {"line": {"color": RUNS[index % len(RUNS)].light}, "hovertemplate": f"{name}: %{{y:.4g}} after %{{x:.1f}} s"}
         for index, (name, values) in enumerate(summary["extra"].items())
     ]
     return figure(data, "seconds of training", "", xaxis={"rangemode": "tozero"}, height=380) if data else None
@@ -134,7 +144,7 @@ def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
             "name": phase(name),
             "x": [number for number, _ in shown],
             "y": [round(sums.get(name, 0.0), 4) for _, sums in shown],
-            "marker": {"color": colour(name), "line": {"width": 0}},
+            "marker": _fill(name),
             "hovertemplate": f"round %{{x}}: {phase(name)} %{{y:.2f}} s<extra></extra>",
         }
         for name in ordered({name for _, sums in shown for name in sums})
@@ -178,7 +188,7 @@ def gantt(timeline: RoundTimeline) -> Figure:
                 "base": [round(bar.start_s, 6) for _, bar in bars],
                 "x": [round(bar.length_s, 6) for _, bar in bars],
                 "customdata": [f" ({bar.detail})" if bar.detail else "" for _, bar in bars],
-                "marker": {"color": colour(name), "line": {"width": 0}},
+                "marker": _fill(name),
                 "hovertemplate": f"%{{y}}: {shown}%{{customdata}} %{{x:.3f}} s, from %{{base:.3f}} s<extra></extra>",
             }
         )
@@ -205,7 +215,7 @@ def shares(summary: Summary) -> Figure:
             "name": phase(name),
             "y": list(phases),
             "x": [phases[device].get(name, 0.0) / whole[device] for device in phases],
-            "marker": {"color": colour(name)},
+            "marker": _fill(name),
             "hovertemplate": f"%{{y}}: {phase(name)} %{{x:.1%}}<extra></extra>",
         }
         for name in ordered({name for sums in phases.values() for name in sums})
@@ -303,7 +313,7 @@ def predictions(summary: Summary) -> Figure | None:
             continue
         most = max(most, *(value for pair in pairs for value in pair))
         points = {"type": "scatter", "mode": "markers", "name": device}
-        marker = {"color": RUNS[index % len(RUNS)], "opacity": 0.7}
+        marker = {"color": RUNS[index % len(RUNS)].light, "opacity": 0.7}
         hover = f"{device}: predicted %{{x:.2f}} s, took %{{y:.2f}} s<extra></extra>"
         data.append(
             points | {"x": [p for p, _ in pairs], "y": [a for _, a in pairs], "marker": marker, "hovertemplate": hover}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from matplotlib.patches import Patch
 from orchestrator.records import vocabulary
 from orchestrator.records.formatting import number, percent
 from orchestrator.records.gantt import device_rows, length_s
+from orchestrator.records.palette import COLOURED_AS, RUNS, WAITS, colour, ordered, style
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
 from orchestrator.report.charts import Summary, stride
-from orchestrator.report.palette import COLOURED_AS, RUNS, colour, ordered
 
 SIZE_IN = (5.2, 3.2)
 STYLE: dict[Any, Any] = {
@@ -103,7 +102,13 @@ def _figures(
 def _accuracy(axes: Any, summary: Summary, xs: Sequence[float], label: str) -> None:
     points = [(x, y) for x, y in zip(xs, summary["accuracy"], strict=True) if y is not None]
     marker = "o" if len(points) <= 60 else ""
-    axes.plot([x for x, _ in points], [100 * y for _, y in points], marker=marker, ms=3, color=RUNS[0])
+    axes.plot(
+        [x for x, _ in points],
+        [100 * y for _, y in points],
+        marker=marker,
+        ms=3,
+        color=RUNS[style(summary["method"]).colour].light,
+    )
     axes.axhline(100 * summary["target_accuracy"], ls="--", lw=0.8, color="#888")
     axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(0, 103), xlim=(0, None))
 
@@ -114,7 +119,7 @@ def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
     width = 0.85 * stride(len(phases), MOST_BARS)
     for name in _large(shown):
         heights = [sums.get(name, 0.0) for _, sums in shown]
-        axes.bar(numbers, heights, width, bottom=below, color=rgba(name), label=phase(name), linewidth=0)
+        axes.bar(numbers, heights, width, bottom=below, label=phase(name), linewidth=0, **look_of(name))
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axes.set(xlabel="round", ylabel="seconds")
     _whole_numbers(axes)
@@ -136,7 +141,7 @@ def _gaps(axes: Any, summary: Summary) -> None:
         own = [(number, gap) for number, gap, why in rows if why == cause]
         if own:
             axes.bar(
-                [n for n, _ in own], [g for _, g in own], color=rgba(like), label=f"gap: {vocabulary.cause(cause)}"
+                [n for n, _ in own], [g for _, g in own], color=colour(like), label=f"gap: {vocabulary.cause(cause)}"
             )
     lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
     axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
@@ -149,11 +154,11 @@ def _gantt(axes: Any, timeline: RoundTimeline) -> None:
     rows = device_rows(timeline)
     for index, row in enumerate(rows):
         for bar in row.bars:
-            axes.barh(index, bar.length_s, 0.75, bar.start_s, color=rgba(bar.name))
+            axes.barh(index, bar.length_s, 0.75, bar.start_s, linewidth=0, **look_of(bar.name))
     _by_device(axes, [row.label for row in rows])
     axes.set(xlabel="seconds since the start of the round", xlim=(0, length_s(timeline.facts)))
     names = ordered({bar.name for row in rows for bar in row.bars})
-    _legend(axes, [Patch(color=rgba(name), label=phase(name)) for name in names])
+    _legend(axes, [Patch(label=phase(name), linewidth=0, **look_of(name)) for name in names])
 
 
 def _shares(axes: Any, summary: Summary) -> None:
@@ -161,7 +166,7 @@ def _shares(axes: Any, summary: Summary) -> None:
     left = [0.0] * len(phases)
     for name in ordered({name for sums in phases.values() for name in sums}):
         widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
-        axes.barh(range(len(phases)), widths, 0.75, left, color=rgba(name), label=phase(name))
+        axes.barh(range(len(phases)), widths, 0.75, left, label=phase(name), linewidth=0, **look_of(name))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _by_device(axes, list(phases))
     axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
@@ -169,8 +174,8 @@ def _shares(axes: Any, summary: Summary) -> None:
 
 
 def _cuts(axes: Any, summary: Summary) -> None:
-    cuts = [[float("nan") if cut is None else cut for cut in values] for values in summary["cut"].values()]
     half, last = 0.5, max(summary["number"])
+    cuts = cut_columns(summary)
     image = axes.imshow(
         cuts, aspect="auto", interpolation="nearest", extent=(half, last + half, len(cuts) - half, -half)
     )
@@ -179,6 +184,23 @@ def _cuts(axes: Any, summary: Summary) -> None:
     axes.set(xlabel="round")
     _whole_numbers(axes)
     axes.figure.colorbar(image, ax=axes, label="stages")
+
+
+def cut_columns(summary: Summary) -> list[list[float]]:
+    """By device, the cut in every round in the order of the numbers; NaN where it had none, or where the round did not
+    finish. Rounds of an asynchronous method end in another order."""
+    rows = []
+    for values in summary["cut"].values():
+        row = [float("nan")] * max(summary["number"])
+        for place, cut in zip(summary["number"], values, strict=True):
+            row[place - 1] = float("nan") if cut is None else cut
+        rows.append(row)
+    return rows
+
+
+def look_of(name: str) -> dict[str, Any]:
+    """Colour of a phase, and the hatching of a wait, for matplotlib."""
+    return {"facecolor": colour(name), "hatch": "////" if name in WAITS else None, "edgecolor": "white"}
 
 
 def _by_device(axes: Any, devices: list[str], inverted: bool = True) -> None:
@@ -205,12 +227,3 @@ def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
         columnspacing=1.0,
         **about,
     )
-
-
-def rgba(phase: str) -> Any:
-    """The palette's colours, some of which are written for browsers."""
-    text = colour(phase)
-    if found := re.fullmatch(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)", text):
-        red, green, blue, share = (float(part) for part in found.groups())
-        return tuple((share * value + (1 - share) * 255) / 255 for value in (red, green, blue))
-    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -21,10 +21,10 @@ from orchestrator.records.curves import Along, band, curve
 from orchestrator.records.formatting import accuracy, percent, seconds
 from orchestrator.records.groups import Estimate, Summary, estimate
 from orchestrator.records.paired import Paired, paired
+from orchestrator.records.palette import DASHES, RUNS, ordered, style
 from orchestrator.records.vocabulary import phase
-from orchestrator.report.figures import STYLE, rgba
+from orchestrator.report.figures import STYLE, look_of
 from orchestrator.report.look import Look
-from orchestrator.report.palette import RUNS, ordered
 
 WIDTH_IN: dict[str, float] = {"column": 3.4, "page": 7.0}
 """Inches of a column and of a page of a two-column paper."""
@@ -35,14 +35,10 @@ POINTS: dict[str, float] = {"column": 7.0, "page": 8.5}
 NOTE_POINTS = 5.0
 """Size of the note at the bottom."""
 
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "os^Dvx*P"
 
 SMALL_SHARE = 0.01
 """A kind of time with a smaller share of every method's time is drawn as `other`."""
-
-HATCHED = ("blocked", "reply_wait", "server_wait", "wait_for_others", "idle")
-"""Waits, which can so be told from work without colours."""
 
 SPREAD_TEXT = {
     "range": "least to greatest of the seeds",
@@ -118,16 +114,18 @@ def _series(summaries: Sequence[Summary]) -> list[Series]:
     ]
     pairs = {pair.method: pair for pair in paired(summaries)}
     return [
-        Series(
-            label,
-            runs,
-            RUNS[i % len(RUNS)],
-            DASHES[i % len(DASHES)],
-            MARKERS[i % len(MARKERS)],
-            pairs.get(groups.named(runs[0])),
-        )
+        _one(label, runs, [other[0]["method"] for other in found[:i]].count(runs[0]["method"]), pairs)
         for i, (label, runs) in enumerate(zip(labels, found, strict=True))
     ]
+
+
+def _one(label: str, runs: list[Summary], before: int, pairs: Mapping[str, Paired]) -> Series:
+    """In the colour of the method; `before`: how many groups of the same method there are already."""
+    own = style(runs[0]["method"])
+    dash = DASHES[(own.dash + before) % len(DASHES)]
+    marker = MARKERS[(own.marker + before) % len(MARKERS)]
+    pair = pairs.get(groups.named(runs[0]))
+    return Series(label, runs, RUNS[own.colour].light, (0, dash) if dash else "-", marker, pair)
 
 
 def _style(look: Look) -> dict[Any, Any]:
@@ -295,10 +293,7 @@ def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
     left = [0.0] * len(series)
     for name in _order(sums):
         widths = [each.get(name, 0.0) for each in sums]
-        hatch = "////" if name in HATCHED else None
-        axes.barh(
-            range(len(series)), widths, 0.65, left, label=phase(name), color=rgba(name), edgecolor="white", hatch=hatch
-        )
+        axes.barh(range(len(series)), widths, 0.65, left, label=phase(name), **look_of(name))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _by_method(axes, series)
     axes.margins(x=0.03)

@@ -58,7 +58,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
 def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
     """Where rounds were measured with a validation part: the accuracy of the last weights on the test part."""
     found = summary.get("test_accuracy")
-    return [] if found is None else [("on the test part, once", found, percent)]
+    return [] if found is None else [("on the test part, once", found, accuracy)]
 
 
 def calibration_row(row: t.Calibrated) -> dict[str, Any]:

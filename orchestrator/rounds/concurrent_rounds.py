@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.event_loop import now_ns, now_s, uninterrupted
+from orchestrator.rounds.event_loop import now_s, uninterrupted
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps
 from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
@@ -34,8 +36,9 @@ class ConcurrentRounds:
     def __init__(self, steps: RoundSteps, weights: Weights, progress: Progress) -> None:
         self._steps, self._weights, self._progress = steps, weights, progress
         self._lock = asyncio.Lock()
-        self._start_ns, self._before_s = now_ns(), progress.elapsed_s
+        self._start_ns, self._before_s = 0, progress.elapsed_s  # when the first round began
         self._untested: tuple[int, Weights] | None = None
+        self._unsaid: list[tuple[Progress, RoundResult, float]] = []  # rounds whose weights are not tested yet
         self._news = asyncio.Event()
         self._ended = False
         self.missing: Mapping[str, str] = {}
@@ -52,6 +55,7 @@ class ConcurrentRounds:
             for task in (*rounds, tests):
                 task.cancel()
             await asyncio.gather(*rounds, tests, return_exceptions=True)
+        self._say(self._unsaid)
         await self._steps.keep(self._progress.round - 1, self._weights, self._progress)
         return self._weights
 
@@ -86,7 +90,9 @@ class ConcurrentRounds:
                 lanes = steps.method.lanes(await steps.prepare(progress))
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
-                    return steps.begin(name, able[name], progress)
+                    begun = steps.begin(name, able[name], progress)
+                    self._start_ns = self._start_ns or begun.start_ns
+                    return begun
                 self._check_somebody(lanes, any(able.values()))
             await asyncio.sleep(ABSENT_S)
 
@@ -113,9 +119,9 @@ class ConcurrentRounds:
         steps, progress = self._steps, self._progress
         self._weights = await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
-        progress.elapsed_s = self._before_s + (now_ns() - self._start_ns) / 1e9
+        progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
         await steps.keep(begun.number, self._weights, progress)
-        steps.watch(progress, result, seconds)
+        self._unsaid.append((msgspec.structs.replace(progress), result, seconds))
         if result.contributions:
             self._untested = begun.number, self._weights
             self._news.set()
@@ -127,6 +133,14 @@ class ConcurrentRounds:
             self._news.clear()
             if self._untested is not None:
                 (number, weights), self._untested = self._untested, None
+                covered, self._unsaid = self._unsaid, []
                 await self._steps.test(number, weights, self._progress)
+                self._say(covered)
                 if self._steps.reached(self._progress):
                     return
+
+    def _say(self, rounds: list[tuple[Progress, RoundResult, float]]) -> None:
+        """Tell of rounds that have ended, with the accuracy of the weights that were tested last: those of the last of
+        these rounds."""
+        for progress, result, seconds in rounds:
+            self._steps.watch(msgspec.structs.replace(progress, accuracy=self._progress.accuracy), result, seconds)

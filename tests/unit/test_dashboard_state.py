@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from edgebed.wire.messages import Phase
-from orchestrator import dashboard
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
 from orchestrator.records import types as t
@@ -21,7 +20,6 @@ from orchestrator.records.run_state import RunState
 from orchestrator.records.settling import PATIENCE
 from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
-from orchestrator.report.palette import PHASES
 from tests.synthetic import FLEET, MS, Speed, Synthetic
 
 
@@ -315,14 +313,6 @@ def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:
     assert ends == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert [point[0] for point in curve(state)] == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert summary(state)["total_s"] == pytest.approx(expected["total_s"], abs=0.01)
-
-
-STATIC = Path(dashboard.__file__).parent / "static"
-
-
-def test_the_page_knows_every_name_that_the_report_has_a_colour_for() -> None:
-    style = (STATIC / "style.css").read_text()
-    assert {name for name in PHASES if f".p-{name} " not in style} == set()
 
 
 def test_calibration_is_sent_whenever_it_has_grown() -> None:

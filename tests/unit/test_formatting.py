@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.records import formatting as f
 from orchestrator.records import vocabulary
+from orchestrator.records.palette import COLOURED_AS, PHASES
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.timeline import WAITING
-from orchestrator.report.palette import COLOURED_AS, PHASES
 
 
 @pytest.mark.parametrize(

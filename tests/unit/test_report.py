@@ -14,12 +14,12 @@ import pytest
 
 from orchestrator import report
 from orchestrator.records import types as t
+from orchestrator.records.palette import PHASES
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.page import badges, embedded
-from orchestrator.report.palette import PHASES
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep, resumed, throttle
 

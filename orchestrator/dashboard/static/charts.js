@@ -52,7 +52,8 @@ export class Chart {
     svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
     svg.setAttribute("aria-label", `${this.title.textContent}. ${data.summary || ""} Arrow keys read single values.`);
     this.legend.replaceChildren(...(data.legend || data.series.filter((one) => one.name)).map((one) =>
-      h("span", {}, h("i." + one.cls), one.name)));
+      h("span", {}, one.marker === undefined ? h("i." + one.cls) : s("svg.sample", {viewBox: "0 0 28 12"},
+        s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)})), one.name)));
     if (!known.length) {
       svg.replaceChildren(s("text.empty", {x: width / 2, y: this.height / 2}, data.empty || "nothing yet"));
       return;
@@ -99,8 +100,11 @@ export class Chart {
       const here = `${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`;
       return i === 0 ? `M${here}` : series.step ? `H${X(p[0]).toFixed(1)}V${Y(p[1]).toFixed(1)}` : `L${here}`;
     });
-    const made = [s("path.line." + series.cls, {d: steps.join("")})];
-    if (points.length <= 60) made.push(...points.map((p) => s("circle.dot." + series.cls, {cx: X(p[0]), cy: Y(p[1]), r: 2.5})));
+    const made = [s(`path.line.${series.cls}.d${series.dash ?? 0}`, {d: steps.join("")})];
+    const every = Math.max(1, Math.ceil(points.length / (series.marker === undefined ? 60 : 12)));
+    if (series.marker !== undefined || every === 1) {
+      made.push(...points.filter((_, i) => i % every === 0).map((p) => s(`path.dot.${series.cls}`, {d: marker(series.marker ?? 0, X(p[0]), Y(p[1]))})));
+    }
     return made;
   }
 
@@ -200,4 +204,14 @@ function thin(points, X) {
     i = j;
   }
   return kept;
+}
+
+/** Path of a marker around (x, y): circle, square, triangle, diamond, triangle down, cross, star, plus. */
+function marker(shape, x, y) {
+  const at = (points) => `M${points.map(([a, b]) => `${(x + a).toFixed(1)} ${(y + b).toFixed(1)}`).join("L")}Z`;
+  if (shape % 8 === 0) return `M${x - 3} ${y}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0Z`;
+  const star = [...Array(10).keys()].map((i) => [(i % 2 ? 1.8 : 4.2) * Math.sin(i * Math.PI / 5), -(i % 2 ? 1.8 : 4.2) * Math.cos(i * Math.PI / 5)]);
+  const plus = [[-1, -4], [1, -4], [1, -1], [4, -1], [4, 1], [1, 1], [1, 4], [-1, 4], [-1, 1], [-4, 1], [-4, -1], [-1, -1]];
+  return at([null, [[-3, -3], [3, -3], [3, 3], [-3, 3]], [[0, -4], [3.8, 3], [-3.8, 3]], [[0, -4.2], [4.2, 0], [0, 4.2], [-4.2, 0]],
+    [[0, 4], [3.8, -3], [-3.8, -3]], plus.map(([a, b]) => [(a - b) * 0.71, (a + b) * 0.71]), star, plus][shape % 8]);
 }

@@ -37,14 +37,14 @@ export class CompareView {
   }
 
   draw({texts, labels, notes, curves}) {
-    const names = distinct(curves), series = (x, y, text) => curves.map((curve, i) => ({name: names[i], cls: `c${i % 8}`,
+    const names = distinct(curves), series = (x, y, text) => curves.map((curve, i) => ({name: names[i], cls: `c${curve.style.colour}`, dash: curve.style.dash, marker: curve.style.marker,
       points: curve.points.map((p) => [p[x], p[y], text(p)])}));
     this.notes.replaceChildren(...notes.map((note) => h("li", {}, note)));
     const all = (x, label) => ({columns: [["run"], [label, "num"], ["accuracy", "num"], ["gap", "num"]],
       rows: () => curves.flatMap((curve, i) => curve.points.map((p) => [names[i], x ? p[3] : seconds(p[0]), accuracy(p[1]), seconds(p[2])]))});
     this.time.draw({series: series(0, 1, (p) => `${accuracy(p[1])} after ${seconds(p[0])}`), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(false, "time")});
-    this.rounds.draw({series: series(3, 1, (p) => `${accuracy(p[1])} after round ${p[3]}`), whole: true, x: ["round", String], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(true, "round")});
-    this.gap.draw({series: series(3, 2, (p) => `round ${p[3]}: ${seconds(p[2])}`), whole: true, x: ["round", String], y: ["behind the median device", tick], ...all(true, "round")});
+    this.rounds.draw({series: series(3, 1, (p) => `${accuracy(p[1])} after ${p[3]} rounds`), whole: true, x: ["rounds that have ended", String], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(true, "round")});
+    this.gap.draw({series: series(3, 2, (p) => `after ${p[3]} rounds: ${seconds(p[2])}`), whole: true, x: ["rounds that have ended", String], y: ["behind the median device", tick], ...all(true, "round")});
     const keys = Object.keys(labels).filter((key) => key !== "method");
     this.body.replaceChildren(table("Runs side by side", [[""], ...names.map((name) => [name, "num"])], keys.map((key) => [labels[key], ...texts.map((row) => row[key])])));
   }

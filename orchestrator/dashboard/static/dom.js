@@ -26,6 +26,13 @@ function fill(element, classes, attributes, children) {
   return element;
 }
 
+/** Patterns that `rect.p-NAME` of a wait is filled with (palette.css). */
+export function hatches(names) {
+  return s("svg", {width: 0, height: 0, "aria-hidden": "true", class: "hatches"}, s("defs", {}, names.map((name) =>
+    s("pattern", {id: `hatch-${name}`, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)"},
+      s(`rect.p-solid.p-${name}`, {width: 5, height: 5}), s("line.hatch", {x1: 0, x2: 0, y1: 0, y2: 5})))));
+}
+
 export const $ = (id) => document.getElementById(id);
 
 /** Text of an element, touched only where it differs: selections and screen readers stay undisturbed. */

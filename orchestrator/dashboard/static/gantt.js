@@ -2,7 +2,7 @@
 
 import {fold, h, s, table, tip} from "./dom.js";
 import {ordered, phase, seconds, tick, ticks} from "./format.js";
-import {PHASES} from "../vocabulary.js";
+import {PHASES, WAITS} from "../vocabulary.js";
 
 const RIGHT = 16, TOP = 22;
 
@@ -81,7 +81,7 @@ export class Gantt {
     const seen = new Set(rows.flatMap((one) => one.bars.map((bar) => bar[0])));
     const predicted = rows.some((one) => one.one?.predicted_s);
     this.legend.replaceChildren(
-      ...ordered(seen).map((name) => h("span", {title: PHASES[name]}, h(`i.p-${name}`), phase(name))),
+      ...ordered(seen).map((name) => h("span", {title: PHASES[name]}, h(`i.p-${name}${WAITS.includes(name) ? ".hatched" : ""}`), phase(name))),
       predicted ? h("span", {}, h("i.predicted-key"), "predicted") : "");
   }
 

@@ -1,10 +1,13 @@
 // Routes (#/, #/run/ID, #/compare/ID,ID), the stream of changes, and the strip that is always in sight.
 
 import {CompareView} from "./compare.js";
-import {$, announce, h, put} from "./dom.js";
+import {$, announce, h, hatches, put} from "./dom.js";
 import {number} from "./format.js";
 import {RunView} from "./run.js";
 import {RunsView} from "./runs.js";
+import {WAITS} from "../vocabulary.js";
+
+document.body.append(hatches(WAITS));
 
 const views = {runs: new RunsView($("view-runs")), run: new RunView($("view-run")), compare: new CompareView($("view-compare"))};
 let source = null, cards = [], shown = "", ended = false, arrived = false;

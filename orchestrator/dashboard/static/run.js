@@ -151,17 +151,14 @@ export class RunView {
   }
 
   drawFigures() {
-    const {head} = this, done = this.finished(), known = done.filter((row) => row[R.accuracy] !== null);
-    const best = known.reduce((a, row) => Math.max(a, row[R.accuracy]), 0);
-    const reached = known.find((row) => row[R.accuracy] >= head.target);
-    const gaps = done.map((row) => row[R.gap]).filter((gap) => gap !== null).sort((a, b) => a - b);
+    const {head} = this, top = head.figures, reached = top.time_to_target_s;
     const figures = [
-      ["rounds done", String(done.length)],
+      ["rounds done", String(top.rounds)],
       ["time of rounds", seconds(head.elapsed_s)],
-      ["accuracy now", known.length ? accuracy(known.at(-1)[R.accuracy]) : "–"],
-      ["best", known.length ? accuracy(best) : "–"],
-      [`time to ${percent(head.target, 0)}`, reached ? seconds(reached[R.axis] + reached[R.seconds]) : "not yet"],
-      head.serving ? ["devices", String(this.devices.length)] : ["median straggler gap", gaps.length ? seconds(median(gaps)) : "–"],
+      ["accuracy now", accuracy(top.final_accuracy)],
+      ["best accuracy", accuracy(top.best_accuracy)],
+      [`time to ${percent(head.target, 0)}`, reached === null ? "not yet" : seconds(reached)],
+      head.serving ? ["devices", String(this.devices.length)] : ["straggler gap, median", seconds(top.straggler_gap_s)],
       ["bytes up", bytes(head.bytes_up)],
       ["bytes down", bytes(head.bytes_down)],
     ];
@@ -273,12 +270,6 @@ export class RunView {
       this.calibration.map((row) => [row.device, row.quantity, row.condition, quantity(row.requested, row.unit), quantity(row.measured, row.unit),
         signedPercent(row.error), row.judged ? (row.passed ? "holds" : `FAILS ${row.cause}`) : "not judged"]));
   }
-}
-
-/** Of sorted values. */
-function median(values) {
-  const middle = Math.floor(values.length / 2);
-  return values.length % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 function legendOf(marks) {
