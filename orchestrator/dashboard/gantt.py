@@ -11,14 +11,11 @@ from typing import Any
 
 from orchestrator.records import types as t
 from orchestrator.records.clock_alignment import FOREVER
-from orchestrator.records.gantt import bars, joined, own_segments, server_segments
+from orchestrator.records.gantt import FINEST, bars, joined, own_segments, server_segments
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.run_state import RoundRow
 from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import Segment, timelines
-
-FINEST = 600
-"""A bar shorter than this part of the round is drawn together with its neighbours."""
 
 Bars = list[tuple[str, float, float, str]]
 

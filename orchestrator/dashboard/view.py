@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
+from orchestrator.records.palette import style
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.summary import percentile
 
@@ -69,6 +70,7 @@ def head(state: RunState) -> dict[str, Any]:
         "run": started.run,
         "experiment": started.experiment,
         "method": started.method,
+        "style": msgspec.structs.asdict(style(started.method)),
         "serving": started.method == "serve",
         "seed": started.seed,
         "backend": started.backend,

@@ -10,6 +10,9 @@ from orchestrator.records.clock_alignment import FOREVER
 from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline import RoundTimeline, Segment
 
+FINEST = 600
+"""A bar shorter than this part of the round is drawn together with its neighbours."""
+
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
     """A named part of a row. Seconds since the start of the round, divided by the dilation."""
@@ -35,6 +38,15 @@ def device_rows(timeline: RoundTimeline) -> list[GanttRow]:
     """A row per device with every segment of its timeline."""
     facts = timeline.facts
     return [GanttRow(name, list(bars(device.segments, facts))) for name, device in timeline.devices.items()]
+
+
+def orchestrator_rows(timeline: RoundTimeline) -> list[GanttRow]:
+    """A row of the server halves and one of the orchestrator, where they did anything. Steps that are too short to be
+    drawn are drawn together."""
+    facts = timeline.facts
+    finest_ns = (facts.end_ns - facts.start_ns) // FINEST
+    rows = (("server halves", joined(server_segments(facts), finest_ns)), ("orchestrator", own_segments(facts)))
+    return [GanttRow(label, list(bars(segments, facts, facts.end_ns))) for label, segments in rows if segments]
 
 
 def length_s(facts: RoundFacts) -> float:

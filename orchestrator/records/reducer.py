@@ -116,8 +116,10 @@ def _take_round(state: RunState, facts: RoundFacts) -> None:
         device = state.devices.get(name)
         if device is not None:
             _count_bytes(state, device, facts, indexed)
+            _count_batches(device, facts, indexed)
             if not indexed.settled:
                 _take_progress(state, device, facts, indexed.row)
+                device.uplink_share = _uplink_share(state, device, facts) or device.uplink_share
 
 
 def _begin_round(state: RunState, facts: RoundFacts) -> None:
@@ -151,6 +153,15 @@ def _count_bytes(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     state.bytes_down += new_down - down
 
 
+def _count_batches(device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:
+    """Batches by whether they fit into one period's quota, once per update."""
+    update = facts.updates.get(device.name)
+    if update is not None and device.name not in indexed.updated:
+        indexed.updated.add(device.name)
+        device.pieces += update.report.pieces
+        device.pieces_in_quota += update.report.pieces_in_quota
+
+
 def _take_progress(state: RunState, device: DeviceState, facts: RoundFacts, row: int) -> None:
     """How far a device has come in a round. A round before its current one says nothing of what it does now."""
     sent, done = facts.sent.get(device.name), facts.done.get(device.name)
@@ -177,24 +188,27 @@ def _activity(facts: RoundFacts, name: str) -> str:
 
 
 def _take_link_use(device: DeviceState, facts: RoundFacts) -> None:
-    """Shares of the links' limits while the task came and while uploads went."""
+    """Share of the downlink's limit while the task came; memory while it worked."""
     sent, delivered = facts.sent.get(device.name), facts.delivered.get(device.name)
-    update = facts.updates.get(device.name)
     if sent is not None and delivered is not None and delivered.at_ns > sent.at_ns and device.downlink_bit_s:
-        received = delivered.bytes * 8e9 / (delivered.at_ns - sent.at_ns) * facts.dilation
+        received = facts.download_bytes(device.name) * 8e9 / (delivered.at_ns - sent.at_ns) * facts.dilation
         device.downlink_share = received / device.downlink_bit_s
-    if update is None:
-        return
-    report = update.report
-    size, took = report.upload_bytes, report.upload_s
-    if not size or not took:  # one chunk takes no time that could be seen here: all uploads of the round together do
-        arrived = [update, *facts.uploads.get(device.name, ())]
-        size, took = sum(each.bytes for each in arrived), sum(each.at_ns - each.first_ns for each in arrived) / 1e9
-    if took > 0 and device.uplink_bit_s:
-        device.uplink_share = size / took * 8 * facts.dilation / device.uplink_bit_s
-    device.memory_used_mib = report.memory_mib or device.memory_used_mib
-    device.pieces += report.pieces
-    device.pieces_in_quota += report.pieces_in_quota
+    if (update := facts.updates.get(device.name)) is not None:
+        device.memory_used_mib = update.report.memory_mib or device.memory_used_mib
+
+
+def _uplink_share(state: RunState, device: DeviceState, facts: RoundFacts) -> float | None:
+    """Share of the uplink's limit while uploads went, as the device reports it. One that sent nothing but its update
+    reports no time: then the update counts, over the phases in which it was sent. None: not known yet."""
+    update = facts.updates.get(device.name)
+    if update is None or not device.uplink_bit_s:
+        return None
+    size, took = update.report.upload_bytes, update.report.upload_s
+    if not size or not took:
+        phases = [phase for _, phase in state.session.device(device.name).phases if phase.task == update.task]
+        size = update.bytes
+        took = sum(phase.end_ns - phase.start_ns for phase in phases if phase.name == "upload_tail") / 1e9
+    return size / took * 8 * facts.dilation / device.uplink_bit_s if took else None
 
 
 # ---- devices ----

@@ -59,11 +59,13 @@ class IndexedRound(msgspec.Struct):
         row: index of its RoundRow.
         settled: whether its straggler is known for good; the index has dropped its transfers and steps then.
         moved: bytes up and down by device, of its records that the index has; they are part of the sums of the state.
+        updated: devices whose update is part of the sums of the state.
     """
 
     row: int
     settled: bool = False
     moved: dict[str, tuple[int, int]] = {}
+    updated: set[str] = set()
 
 
 class RecentUse(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.records import vocabulary
 from orchestrator.records.events import events
 from orchestrator.records.formatting import percent
-from orchestrator.records.gantt import device_rows, length_s
+from orchestrator.records.gantt import device_rows, length_s, orchestrator_rows
 from orchestrator.records.groups import Group
 from orchestrator.records.palette import COLOURED_AS, DASHES, RUNS, WAITS, colour, ordered, style
 from orchestrator.records.run_index import RunFacts
@@ -92,7 +92,11 @@ def _dash(index: int) -> str:
 
 def _fill(name: str) -> dict[str, Any]:
     """Colour of a phase, and the hatching of a wait."""
-    hatch = {"pattern": {"shape": "/", "fgcolor": "#fff", "size": 5, "solidity": 0.35}} if name in WAITS else {}
+    hatch = (
+        {"pattern": {"shape": "/", "fgcolor": "#fff", "bgcolor": colour(name), "size": 5, "solidity": 0.35}}
+        if name in WAITS
+        else {}
+    )
     return {"color": colour(name), "line": {"width": 0}} | hatch
 
 
@@ -173,8 +177,8 @@ def stride(count: int, most: int) -> int:
 
 
 def gantt(timeline: RoundTimeline) -> Figure:
-    """Every device's segments of one round, over seconds since its start."""
-    rows = device_rows(timeline)
+    """Every device's segments of one round, and what the server did, over seconds since its start."""
+    rows = device_rows(timeline) + orchestrator_rows(timeline)
     data = []
     for name in ordered({bar.name for row in rows for bar in row.bars}):
         bars = [(row.label, bar) for row in rows for bar in row.bars if bar.name == name]

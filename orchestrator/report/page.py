@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from base64 import b85encode
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +20,7 @@ from orchestrator.records.formatting import number, percent, seconds, size
 from orchestrator.records.groups import group, profiles
 from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import paired
+from orchestrator.records.palette import PHASES, RUNS
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import charts, tables
@@ -176,12 +179,20 @@ def _render(template: str, *, figures: dict[str, Figure], gantt: list[dict[str, 
     )
     environment.filters |= {"seconds": seconds, "number": number, "size": size}
     return environment.get_template(template).render(
-        plotly=Markup(get_plotlyjs()),
-        data=embedded({"figures": figures, "gantt": gantt}),
+        plotly=Markup(packed(get_plotlyjs())),
+        data=embedded(
+            {"figures": figures, "gantt": gantt, "dark": {one.light: one.dark for one in (*PHASES.values(), *RUNS)}}
+        ),
         figures=figures,
         gantt=gantt,
         **values,
     )
+
+
+def packed(text: str) -> str:
+    """Compressed text for a <script> element, which `unpacked` in base.html.j2 reads: gzip in base 85, "<" as ",". With
+    it a page is less than half as large."""
+    return b85encode(gzip.compress(text.encode(), 9, mtime=0)).decode().replace("<", ",")
 
 
 def embedded(value: Any) -> Markup:

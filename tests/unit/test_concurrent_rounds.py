@@ -16,7 +16,7 @@ from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
-from orchestrator.records.types import Evaluated, Fault, Record, RoundStarted
+from orchestrator.records.types import Evaluated, Fault, Record, RoundFinished, RoundStarted
 from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
@@ -74,6 +74,7 @@ class Harness:
     def __init__(self, rounds: int, **training: Any) -> None:
         self.rounds, self.records = ByHand(), list[Record]()
         self.saved: list[tuple[float, int]] = []
+        self.told: list[tuple[int, float, float]] = []  # round, accuracy, seconds of all rounds
         self.loop = Loop(
             method=Counting(),
             driver=self.rounds,
@@ -88,6 +89,7 @@ class Harness:
         )
 
     def watch(self, progress: Progress, result: RoundResult, seconds: float) -> None:
+        self.told.append((result.round, progress.accuracy, progress.elapsed_s))
         if result.round == 4:
             self.rounds.hold_b.set()
 
@@ -108,6 +110,16 @@ async def test_rounds_have_one_counter_and_every_merge_builds_on_the_newest_weig
     assert progress.accuracy == pytest.approx(0.06)
     assert progress.elapsed_s > 0
     assert set(made.rounds.quorums) == {1}, "a lane of one device cannot have a quorum of two"
+
+
+async def test_a_round_is_told_with_the_accuracy_and_the_seconds_that_the_records_have() -> None:
+    made = Harness(6)
+    await made.run()
+    assert sorted(number for number, _, _ in made.told) == [0, 1, 2, 3, 4, 5]
+    assert made.told[-1][1] == pytest.approx(0.06), "the last line has the accuracy of the last weights"
+    begin_ns = min(r.at_ns for r in made.records if isinstance(r, RoundStarted))
+    ends_s = {r.round: (r.at_ns - begin_ns) / 1e9 for r in made.records if isinstance(r, RoundFinished)}
+    assert {number: elapsed_s for number, _, elapsed_s in made.told} == pytest.approx(ends_s)
 
 
 async def test_a_resumed_run_goes_on_with_the_next_number() -> None:

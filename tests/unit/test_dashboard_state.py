@@ -15,12 +15,12 @@ from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
 from orchestrator.records.reader import read
 from orchestrator.records.reducer import reduce
-from orchestrator.records.run_index import RoundFacts
+from orchestrator.records.run_index import RoundFacts, sort
 from orchestrator.records.run_state import RunState
 from orchestrator.records.settling import PATIENCE
 from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
-from tests.synthetic import FLEET, MS, Speed, Synthetic
+from tests.synthetic import FLEET, MS, WEAK, WEIGHTS, Speed, Synthetic
 
 
 def folded(records: list[t.Record], portion: int = 1 << 30) -> RunState:
@@ -313,6 +313,56 @@ def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:
     assert ends == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert [point[0] for point in curve(state)] == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert summary(state)["total_s"] == pytest.approx(expected["total_s"], abs=0.01)
+
+
+def with_lanes(run: Synthetic, late: int) -> list[t.Record]:
+    """Its rounds in two lanes; round `late` ends (and is evaluated) after all others."""
+    end = sort(run.records).sessions[0].end_ns
+    moved: list[t.Record] = []
+    for r in run.records:
+        if isinstance(r, t.RoundStarted):
+            r = msgspec.structs.replace(r, lane=("slow", "quick")[r.round != late])
+        elif isinstance(r, t.RoundFinished) and r.round == late:
+            seconds = r.seconds + (end - r.at_ns) / 1e9
+            moved.append(msgspec.structs.replace(r, at_ns=end, seconds=seconds))
+            continue
+        elif isinstance(r, t.Evaluated) and r.round == late:
+            moved.append(msgspec.structs.replace(r, at_ns=end))
+            continue
+        moved.append(r)
+    return sorted(moved, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+
+
+def test_rounds_that_overlap_are_shown_in_the_order_in_which_they_ended() -> None:
+    records = with_lanes(Synthetic(rounds=5, finish=False, accuracy=0.1), late=1)
+    state, expected = folded(records), summarise(records)
+    assert [row.number for row in state.finished] == [0, 2, 3, 4, 1]
+    assert [ended for _, _, _, ended in curve(state)] == [1, 2, 3, 4, 5]
+    assert [accuracy for _, accuracy, _, _ in curve(state)] == pytest.approx(expected["accuracy"])
+    assert state.accuracy == expected["final_accuracy"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("run", CASES.values(), ids=CASES)
+def test_the_figures_on_top_are_those_of_the_summary(run: Synthetic) -> None:
+    expected, found = summarise(run.records), head(folded(run.records))["figures"]
+    assert set(found) == {"rounds", "final_accuracy", "best_accuracy", "time_to_target_s", "straggler_gap_s"}
+    for key, value in found.items():
+        assert value == (pytest.approx(expected[key]) if isinstance(value, float) else expected[key]), key
+
+
+def test_the_uplink_of_a_device_that_sends_only_its_update_is_known() -> None:
+    """The update is one chunk, so it takes no time where it arrives; the device says how long it sent."""
+    state = folded(
+        [
+            msgspec.structs.replace(r, first_ns=r.at_ns, report=msgspec.structs.replace(r.report, upload_bytes=0))
+            if isinstance(r, t.UpdateReceived)
+            else r
+            for r in Synthetic(rounds=2).records
+            if not isinstance(r, t.UploadReceived)
+        ]
+    )
+    sent_s = WEAK.tail / 1000
+    assert state.devices["weak"].uplink_share == pytest.approx(WEIGHTS * 8 / sent_s / 30e6)
 
 
 def test_calibration_is_sent_whenever_it_has_grown() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import re
+from base64 import b85decode
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from plotly.offline import get_plotlyjs
 
 from orchestrator import report
 from orchestrator.records import types as t
@@ -19,6 +23,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
+from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep, resumed, throttle
@@ -85,8 +90,10 @@ def test_every_round_can_be_chosen_and_its_gantt_holds_the_timeline(page: str) -
     gantt = data_of(page)["gantt"]
     assert len(gantt) == 4
     first = next(timelines(sort(LOST)))
-    bars = sum(len(trace["x"]) for trace in gantt[0]["figure"]["data"])
-    assert bars == sum(len(device.segments) for device in first.devices.values())
+    rows = [row for trace in gantt[0]["figure"]["data"] for row in trace["y"]]
+    for name, device in first.devices.items():
+        assert rows.count(name) == len(device.segments)
+    assert set(rows) == {*first.devices, "server halves", "orchestrator"}
     longest = max(b + x for trace in gantt[0]["figure"]["data"] for b, x in zip(trace["base"], trace["x"], strict=True))
     assert longest == pytest.approx((first.facts.end_ns - first.facts.start_ns) / 1e9 / 2.5, abs=1e-5)
 
@@ -271,3 +278,23 @@ def test_without_room_for_the_report_the_summary_is_written_and_that_is_said(
     (line,) = said
     assert "No space left" in line
     assert "edgebed report run" in line
+
+
+def test_the_script_in_the_page_is_packed_so_that_the_page_stays_below_2_mb(page: str) -> None:
+    assert len(page.encode()) < 2_000_000
+    found = re.search(r'<script type="text/plain" id="plotly">([^<]*)</script>', page)
+    assert found is not None, "nothing in it can end the element"
+    assert gzip.decompress(b85decode(found[1].replace(",", "<"))).decode() == get_plotlyjs()
+
+
+def test_runs_of_one_method_have_one_colour_whatever_is_beside_them() -> None:
+    dtfl, fedavg = (summarise(Synthetic(method=name).records) for name in ("dtfl", "fedavg"))
+    seeds = [fedavg | {"seed": seed, "run": f"fedavg-{seed}"} for seed in (1, 2)]
+    lines = [trace["line"] for trace in charts.accuracy([*seeds, dtfl])["data"]]
+    assert lines[0] == lines[1] != lines[2]
+    assert charts.accuracy([fedavg])["data"][0]["line"] == lines[0]
+
+
+def test_the_cut_of_an_asynchronous_round_stands_at_its_number() -> None:
+    summary = {"number": [1, 3, 2], "cut": {"a": [4, None, 6], "b": [5, 7, None]}}
+    assert cut_columns(summary) == pytest.approx(np.array([[4, 6, np.nan], [5, np.nan, 7]]), nan_ok=True)

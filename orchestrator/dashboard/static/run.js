@@ -207,7 +207,7 @@ export class RunView {
     const marks = this.marks.filter((m) => m[2] !== "ended").map(([x, , kind, device, text]) => ({x, kind, text: `${device}${device ? ": " : ""}${text}`}));
     const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
     this.accuracy.draw({
-      series: [{name: "", cls: "c0", points: done.map((row) => [end(row), row[R.accuracy],
+      series: [{name: "", cls: `c${this.head.style.colour}`, points: done.map((row) => [end(row), row[R.accuracy],
         `${accuracy(row[R.accuracy])} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
       legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1,
       line: {y: this.head.target, label: `target ${percent(this.head.target, 0)}`}, marks: spread(marks),
