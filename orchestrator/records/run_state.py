@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 8
+VERSION = 9
 """Of the structs below. A state of another version is made again from the records."""
 
 

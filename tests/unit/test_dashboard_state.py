@@ -388,3 +388,14 @@ def test_a_serving_run_has_no_straggler() -> None:
     state = folded(Synthetic(rounds=2, method="serve").records)
     assert [row.straggler for row in state.rows] == ["", ""]
     assert head(state)["serving"]
+
+
+def test_batches_are_counted_once_however_often_a_round_is_looked_at() -> None:
+    records = [
+        msgspec.structs.replace(r, report=msgspec.structs.replace(r.report, pieces=3, pieces_in_quota=1))
+        if isinstance(r, t.UpdateReceived)
+        else r
+        for r in Synthetic(rounds=4).records
+    ]
+    device = folded(records, portion=1).devices["weak"]
+    assert (device.pieces, device.pieces_in_quota) == (12, 4)
