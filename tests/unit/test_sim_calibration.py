@@ -18,6 +18,7 @@ from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device
+from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.fitting import (
     STRETCH,
     Seen,
@@ -118,6 +119,13 @@ def test_the_file_gives_back_what_was_kept(tmp_path: Path) -> None:
 
 def costs(made: Calibration) -> CalibratedCosts:
     return CalibratedCosts(made, reference(), lambda: 0.0)
+
+
+def test_paced_devices_take_cpu_seconds_over_cpus_and_others_run_under_the_quota() -> None:
+    made = fit([real()], reference())
+    paced = CalibratedCosts(made, reference(), lambda: 0.0, "pacing")
+    assert isinstance(paced.cpu(lambda: DEVICE), PlainCpu)
+    assert isinstance(costs(made).cpu(lambda: DEVICE), QuotaCpu)
 
 
 def test_seconds_come_from_the_profile_and_unknown_work_from_its_ratio() -> None:

@@ -151,11 +151,11 @@ def test_a_transfer_given_up_frees_the_link() -> None:
 # ---- CPU ----
 
 
-def used(cpus: float, *seconds: float, threads: int = 1) -> list[float]:
+def used(cpus: float, *seconds: float, threads: int = 1, period_s: float = 0.1) -> list[float]:
     """When each of several pieces of work, one after another, is done."""
 
     async def main(loop: VirtualLoop) -> list[float]:
-        cpu = QuotaCpu(lambda: cpus, lambda: threads, loop.time, 0.0)
+        cpu = QuotaCpu(lambda: cpus, lambda: threads, loop.time, 0.0, period_s)
         done = []
         for each in seconds:
             await cpu.use(each)
@@ -174,6 +174,12 @@ def test_work_within_the_quota_is_quick_and_the_rest_waits_for_the_next_period()
     quick, slow = used(0.1, 0.008, 0.008)
     assert quick == pytest.approx(0.008)
     assert 0.1 <= slow <= 0.12
+
+
+def test_a_shorter_period_slows_shorter_work() -> None:
+    (usual,), (short,) = used(0.5, 0.040), used(0.5, 0.040, period_s=0.008)
+    assert usual == pytest.approx(0.040)
+    assert short == pytest.approx(0.080, abs=0.010)
 
 
 @pytest.mark.parametrize("cpus", [0.02, 0.1, 0.41, 0.82])
