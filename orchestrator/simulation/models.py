@@ -24,7 +24,7 @@ def cost_model(
     model: StagedModel,
     batch: Batch,
     calibration: Calibration | None,
-    grain: Grain,
+    grain: Grain = "quota",
 ) -> CostModel:
     """The cost model of a simulation. A given `calibration` takes precedence over what the experiment names; where it
     names nothing, the costs of this host do, if they were measured.
