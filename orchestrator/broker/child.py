@@ -61,6 +61,9 @@ class Child:
             process.kill()
             await process.wait()
 
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def failure(self) -> str:
         if self._process is None or self._process.returncode is None:
             return ""

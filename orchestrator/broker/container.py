@@ -79,6 +79,14 @@ class _Container:
             with contextlib.suppress(docker.errors.DockerException):
                 await asyncio.to_thread(container.remove, force=True)
 
+    def pid(self) -> int | None:
+        """None too where the engine runs on another host."""
+        state = {} if self._container is None else self._container.attrs.get("State") or {}
+        with contextlib.suppress(OSError):
+            pid = int(state.get("Pid") or 0)
+            return pid if Path(f"/proc/{pid}/comm").read_text().strip() == "mosquitto" else None
+        return None
+
     def failure(self) -> str:
         import docker.errors
 

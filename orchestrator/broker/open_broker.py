@@ -54,6 +54,10 @@ class Broker:
         ours = self._runner is not None or _is_loopback(self._address.host)
         return Access(host if ours else self._address.host, self.port, self.username, self.password)
 
+    def pid(self) -> int | None:
+        """Its process; None if the broker is not ours, or not on this host."""
+        return None if self._runner is None else self._runner.pid()
+
     async def restart(self) -> None:
         """Stop it and start it again on the same port; all it held is lost. For tests of faults."""
         if self._runner is None or self._listen is None:

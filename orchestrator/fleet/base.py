@@ -41,6 +41,10 @@ class Access(msgspec.Struct, frozen=True):
 class BrokerAccess(Protocol):
     """Tells the fleet how a device reaches the broker."""
 
+    def pid(self) -> int | None:
+        """The broker's process on this host, if it is ours."""
+        ...
+
     def access(self, host: str) -> Access:
         """Address and user for a device that reaches this machine as `host`."""
         ...

@@ -32,6 +32,8 @@ TEMPORARY = Path("/tmp")
 LOCK_S = 20.0
 LOCAL = re.compile(r"(f[0-9a-f]{8})-\d+$")
 """The name of a local device's cgroup: the id of its fleet and a number."""
+CONTAINER = re.compile(r"(?:docker-)?([0-9a-f]{64})(?:\.scope)?$")
+"""The name of a container's cgroup: its id, as the engine or systemd writes it."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -238,14 +240,13 @@ def _in_cgroups() -> Iterator[Standing]:
     """Fleets by the quotas of the cgroups in which their devices run."""
     root = MOUNT if (MOUNT / "cgroup.controllers").is_file() else MOUNT / "cpu"
     quotas = {path.name: quota for parent in (PARENT, SLICE) for path, quota in _quotas(root / parent)}
-    containers = {name: quota for name, quota in quotas.items() if not LOCAL.match(name)}
+    containers = {found[1]: quota for name, quota in quotas.items() if (found := CONTAINER.match(name))}
     by_fleet: dict[tuple[str, str], float] = {}
     for name, quota in quotas.items():
         if (local := LOCAL.match(name)) and not ownership.is_abandoned(leftovers.STATE / local[1]):
             by_fleet[local[1], "local"] = by_fleet.get((local[1], "local"), 0.0) + quota
     owners = _owners() if containers else {}
-    for name, quota in containers.items():
-        id_ = name.removeprefix("docker-").removesuffix(".scope")
+    for id_, quota in containers.items():
         fleet_id, dead = owners.get(id_, (f"container {id_[:12]}", False))
         if not dead:
             by_fleet[fleet_id, "docker"] = by_fleet.get((fleet_id, "docker"), 0.0) + quota

@@ -7,6 +7,7 @@ dead according to `ownership.is_dead`.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ ENGINE_S = 5
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing that a killed run left. `kind`: local fleet, folder, process, container or network."""
+    """One thing that a killed run left. `kind`: local fleet, cgroup, folder, process, container or network."""
 
     kind: str
     name: str
@@ -38,7 +39,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 def find_leftovers() -> list[Leftover]:
     """Everything that `remove` may remove now, also from the Docker engine if there is one. Removes nothing."""
-    return [*_local_fleets(), *_folders(), *_of_engine()]
+    return [*_local_fleets(), *_loop_groups(), *_folders(), *_of_engine()]
 
 
 def remove(leftover: Leftover) -> None:
@@ -46,6 +47,8 @@ def remove(leftover: Leftover) -> None:
     match leftover.kind:
         case "local fleet":
             remove_fleet(leftover.name)
+        case "cgroup":
+            Cgroup.named(leftover.name).remove()
         case "folder":
             shutil.rmtree(leftover.name, ignore_errors=True)
         case "process":
@@ -97,9 +100,26 @@ def _namespaces(fleet_id: str) -> list[str]:
 
 
 def _cgroup_names(fleet_id: str) -> list[str]:
+    return _cgroups(f"{fleet_id}-*")
+
+
+def _cgroups(pattern: str) -> list[str]:
+    """Names of cgroups of ours, from every hierarchy."""
     parents = (MOUNT / PARENT, MOUNT / "cpu" / PARENT, MOUNT / "cpuacct" / PARENT, MOUNT / "memory" / PARENT)
-    found = {path.name for parent in parents if parent.is_dir() for path in parent.glob(f"{fleet_id}-*")}
-    return sorted(found)
+    return sorted({path.name for parent in parents if parent.is_dir() for path in parent.glob(pattern)})
+
+
+def loop_group(fleet_id: str) -> str:
+    """The name of the cgroup of this process's reference loop."""
+    return f"{fleet_id}-loop-{os.getpid()}"
+
+
+def _loop_groups() -> Iterator[Leftover]:
+    """Cgroups of reference loops. The loop ends with its orchestrator, but nobody removes its cgroup."""
+    for name in _cgroups("*-loop-*"):
+        pid = name.rpartition("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            yield Leftover("cgroup", name, "its orchestrator has ended")
 
 
 # ---- folders and processes -------------------------------------------------------------------------------------------
