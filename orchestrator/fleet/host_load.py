@@ -1,4 +1,4 @@
-"""What the host did during each round: CPU time of all programs, of the devices, of the run's own processes, and steal."""
+"""What the host did in each round: CPU time of all programs, of the devices and of the run's processes, and steal."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ class HostLoad:
     def __init__(self, speed: HostSpeed, processes: Processes) -> None:
         self._speed = speed
         self._processes: Processes = {"orchestrator": os.getpid, **processes}
-        self._starts: dict[int, _Reading] = {}
 
     def recording(self, write: Callable[[Record], None]) -> Callable[[Record], None]:
-        """`write`, followed by a `HostRound` after every finished round. Called in the event loop's thread."""
+        """For `Platform.recording`: `write`, and a `HostRound` after every finished round. Called in the event loop's
+        thread."""
+        starts: dict[int, _Reading] = {}
 
         def record(record: Record) -> None:
             write(record)
             match record:
                 case RoundStarted(round=number):
-                    self._starts[number] = self._read()
-                case RoundFinished(round=number) if number in self._starts:
-                    write(self._between(number, self._starts.pop(number), self._read()))
+                    starts[number] = self._read()
+                case RoundFinished(round=number) if number in starts:
+                    write(self._between(number, starts.pop(number), self._read()))
                 case _:
                     pass
 

@@ -1,8 +1,8 @@
 """A program that measures how fast the host is: `python -m orchestrator.fleet.reference_loop [CGROUP.PROCS…]`.
 
-It joins the cgroups whose files it is given. Then it does the same small piece of work again and again, and prints a line
-for each: nanoseconds of the monotonic clock, and nanoseconds of CPU time that the work took. It ends when its standard
-input ends, and so with the process that started it, however that ends.
+It joins the cgroups whose files it is given. Then it does the same small piece of work again and again, and prints a
+line for each: nanoseconds of the monotonic clock, and nanoseconds of CPU time that the work took. It ends when its
+standard input ends, and so with the process that started it, however that ends.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
 from orchestrator.fleet.host_cpus import Admitted, admit
+from orchestrator.fleet.host_load import HostLoad
+from orchestrator.fleet.host_speed import watch_speed
+from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
 from orchestrator.rounds.replay import read_replay
@@ -178,11 +181,19 @@ async def run_methods(
 ) -> list[Path]:
     """Run every method of the experiment on a standing fleet, one after the other or interleaved. Returns the run
     folders in the order of the methods."""
+    async with watch_speed(loop_group(controller.fleet_id)) as speed:
+        carrier = _platform(controller, calibration, HostLoad(speed, {"broker": controller.broker.pid}))
+        return await _run_methods(request, controller, prepared, carrier, watch)
+
+
+async def _run_methods(
+    request: Request, controller: FleetController, prepared: Prepared, carrier: Platform, watch: Watch
+) -> list[Path]:
     experiment = request.experiment
     series = request.series or uuid.uuid4().hex[:12]
     methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(experiment.methods)]
     controller.labels = prepared.label_counts
-    carrier, folders = _platform(controller, calibration), dict(request.finished)
+    folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
         runs = {
             number: Run(_run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch)
@@ -217,7 +228,7 @@ def _run_request(
     )
 
 
-def _platform(controller: FleetController, calibration: Calibration) -> Platform:
+def _platform(controller: FleetController, calibration: Calibration, load: HostLoad) -> Platform:
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Platform(
         fleet=controller,
@@ -226,6 +237,7 @@ def _platform(controller: FleetController, calibration: Calibration) -> Platform
         server_slots=1,
         calibrated=calibration.passed,
         host=host_facts(),
+        recording=load.recording,
     )
 
 

@@ -4,21 +4,32 @@ not count."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from edge_agent.telemetry import RunDelay
 from edgebed.errors import CapacityError
+from orchestrator.fleet import leftovers
+from orchestrator.fleet.cgroups import Cgroup, version_of
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import admit, standing
-from orchestrator.fleet.profile import dilation_of
+from orchestrator.fleet.host_load import HostLoad
+from orchestrator.fleet.host_speed import watch_speed
+from orchestrator.fleet.leftovers import loop_group
+from orchestrator.fleet.profile import Limits, dilation_of
+from orchestrator.records.disturbance import Work, not_got_s
+from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import small_fleet
 
@@ -69,9 +80,112 @@ async def test_an_idle_fleet_counts_until_its_process_is_killed(tmp_path: Path) 
     assert doctor["facts"]["taken_cpus"] == pytest.approx(0.8)
 
     os.kill(fleet["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + DEADLINE_S
-    while standing():
-        assert time.monotonic() < deadline, standing()
-        await asyncio.sleep(0.01)
+    wait_for(lambda: not standing())
     async with standing_fleet(spec, backend="local", dilation="off"):
         assert len(standing()) == 1
+
+
+# ---- CPU not got -----------------------------------------------------------------------------------------------------
+
+BUSY = "import sys, threading, hashlib\ndata = bytes(1 << 20)\n" + (
+    "def work():\n    while True: hashlib.sha256(data).digest()\n"
+    "for _ in range(int(sys.argv[1]) - 1): threading.Thread(target=work, daemon=True).start()\nwork()\n"
+)
+"""A program that keeps so many threads busy, without the interpreter's lock."""
+WALL_S = 2.0
+
+
+@pytest.fixture
+def group() -> Iterator[Cgroup]:
+    """A cgroup like that of a device, without the devices' priority: else a rival could take nothing."""
+    cgroup = Cgroup({c: p.parent.parent / "edgebed-test" for c, p in Cgroup.named("x").paths.items()}, version_of())
+    for path in set(cgroup.paths.values()):
+        path.mkdir(exist_ok=True)
+    yield cgroup
+    cgroup.kill()
+    wait_for(cgroup.remove)
+
+
+@contextlib.contextmanager
+def busy(threads: int, cpu: int | None = None, cgroup: Cgroup | None = None) -> Iterator[int]:
+    """A process with busy threads, on one core if `cpu` is given."""
+    with subprocess.Popen([sys.executable, "-c", BUSY, str(threads)]) as process:
+        try:
+            if cpu is not None:
+                os.sched_setaffinity(process.pid, {cpu})
+            for procs in cgroup.procs_files() if cgroup else ():
+                Path(procs).write_text(str(process.pid))
+            wait_for(lambda: len(os.listdir(f"/proc/{process.pid}/task")) >= threads)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def lost_share(cgroup: Cgroup, pid: int, cpus: float) -> float:
+    """CPU that the group did not get, as a share of what its quota allowed in WALL_S seconds."""
+    before, delay, begun = cgroup.read(), RunDelay(f"/proc/{pid}/task"), time.monotonic()
+    wait_for(lambda: time.monotonic() - begun > WALL_S)
+    after, delayed_s, wall_s = cgroup.read(), delay.seconds(), time.monotonic() - begun
+    assert delayed_s is not None
+    work = Work(wall_s, after.cpu_s - before.cpu_s)
+    return not_got_s(cpus, work, delayed_s, after.throttled_s - before.throttled_s) / (cpus * wall_s)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("threads", "rivals", "cpus", "least", "most"),
+    [(1, 0, 0.2, 0, 0.03), (2, 0, 0.2, 0, 0.05), (1, 1, 0.8, 0.2, 0.5), (1, 1, 0.2, 0, 0.05)],
+    ids=["alone", "two threads", "a rival on its core", "a rival that leaves it enough"],
+)
+def test_cpu_not_got(group: Cgroup, threads: int, rivals: int, cpus: float, least: float, most: float) -> None:
+    group.set(Limits(cpus, 0, 0, 256))
+    with contextlib.ExitStack() as stack:
+        for _ in range(rivals):
+            stack.enter_context(busy(1, 0))
+        pid = stack.enter_context(busy(threads, None if threads > 1 else 0, group))
+        assert least <= lost_share(group, pid, cpus) <= most
+
+
+# ---- the host in a round ---------------------------------------------------------------------------------------------
+
+
+async def test_a_round_tells_what_the_host_did(tmp_path: Path) -> None:
+    records: list[Record] = []
+    name = loop_group("f00000009")
+    async with watch_speed(name) as speed:
+        record = HostLoad(speed, {"broker": lambda: None}).recording(records.append)
+        record(RoundStarted(time.monotonic_ns(), 0, 0.0, 0.1, ()))
+        with busy(1) as rival:
+            await asyncio.to_thread(wait_for, lambda: cpu_s(rival) > 0.5 * WALL_S)
+            used_s = cpu_s(rival)
+        record(RoundFinished(time.monotonic_ns(), 0, WALL_S, (), "all done"))
+        (pid,) = Cgroup.named(name).pids()
+        loop_s = cpu_s(pid)
+    assert not Cgroup.named(name).paths["cpu"].exists()
+    host = records[-1]
+    assert isinstance(host, HostRound)
+    assert host.busy_s > 0.8 * used_s
+    assert host.loops >= 1
+    assert host.loop_ms is not None
+    assert loop_s < 0.3, "the start of an interpreter, and 2 ms in every 300"
+    assert set(host.load_s) == {"orchestrator", "event loop"}
+    assert host.devices_s is not None
+
+
+def test_the_cgroup_of_a_killed_loop_is_collected() -> None:
+    group = Cgroup.named("f00000009-loop-4194305")  # above the kernel's largest process id
+    group.make()
+    assert ("cgroup", "f00000009-loop-4194305") in {(left.kind, left.name) for left in leftovers.collect()}
+    assert not group.paths["cpu"].exists()
