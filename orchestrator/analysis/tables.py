@@ -97,12 +97,19 @@ def rounds_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
     rounds = Rounds(run)
     start_s = {facts.number + 1: rounds.seconds(facts, facts.start_ns) for _, facts in rounds.finished}
     table = _typed({name: summary[key] for name, key in FROM_SUMMARY.items()})
+    for name in ("host_speed", "stolen_share", "others_share"):
+        table[name] = pd.array(summary[name], dtype="float64")
+    table["disturbed"] = pd.array([_words(causes) for causes in summary["disturbed"]], dtype="str")
     table.insert(2, "start_s", table["round"].map(start_s).astype("float64"))
     for cause, seconds in _behind(summary).items():
         table[f"straggler_behind_{cause}_s"] = pd.array(seconds, dtype="float64")
     for name, values in summary["extra"].items():
         table[f"extra_{name}"] = pd.array(values, dtype="float64")
     return table
+
+
+def _words(causes: Sequence[str] | None) -> str | None:
+    return None if causes is None else " ".join(causes)
 
 
 def _behind(summary: Summary) -> dict[str, list[float | None]]:

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.records import formatting
+from orchestrator.records import formatting, vocabulary
 from orchestrator.records import types as t
 from orchestrator.records.formatting import accuracy, known, seconds, size
 from orchestrator.records.reducer import reduce
@@ -116,6 +116,8 @@ def _foot(state: RunState) -> str:
         parts.append(f"Waiting for {named}.")
     if last is not None and last.straggler:
         parts.append(f"The last round's straggler: {last.straggler}.")
+    if last is not None and last.disturbed:
+        parts.append(f"The host disturbed it: {vocabulary.disturbances(last.disturbed)}.")
     return " ".join(parts)
 
 

@@ -107,7 +107,8 @@ def _figures(state: RunState) -> dict[str, float | None]:
 
 
 def _row(row: RoundRow) -> list[Any]:
-    """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind."""
+    """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind,
+    disturbed by."""
     behind = [_short(value) for value in row.behind_s]
     numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
     return [
@@ -120,6 +121,7 @@ def _row(row: RoundRow) -> list[Any]:
         _short(row.gap_s),
         row.why,
         behind,
+        row.disturbed,
     ]
 
 
@@ -188,6 +190,8 @@ def summary(state: RunState) -> dict[str, Any]:
             "idle_share_mean": None,
             "timeline_residual_max": None,
             "batches_in_quota_share": _in_quota(state),
+            "disturbed_rounds": _disturbed(state),
+            "disturbed": [row.disturbed for row in state.rows if row.seconds is not None],
             "bytes_up_total": state.bytes_up,
             "bytes_down_total": state.bytes_down,
         }
@@ -199,6 +203,11 @@ def _in_quota(state: RunState) -> float | None:
     """Share of all batches within one period's quota; None: none was counted."""
     pieces = sum(device.pieces for device in state.devices.values())
     return sum(device.pieces_in_quota for device in state.devices.values()) / pieces if pieces else None
+
+
+def _disturbed(state: RunState) -> int | None:
+    known = [row.disturbed for row in state.rows if row.disturbed is not None]
+    return sum(bool(causes) for causes in known) if known else None
 
 
 def measures(state: RunState) -> dict[str, Any]:

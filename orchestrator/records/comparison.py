@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from orchestrator.records import vocabulary
 from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import unpaired
@@ -31,7 +33,7 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     costs = [str(summary.get("costs") or "") for summary in summaries]
-    notes = _notes(rows, costs) + unpaired(summaries)
+    notes = _notes(rows, costs) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, notes)
 
@@ -64,6 +66,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "dilation": ("dilation", number),
     "grain": ("grain", str),
     "batches_in_quota_share": ("batches within one period's quota", percent),
+    "disturbed_rounds": ("rounds disturbed by the host", str),
     "calibrated": ("calibrated", lambda value: "yes" if value else "NO"),
 }
 
@@ -94,6 +97,16 @@ def _doubts(row: Summary, costs: str) -> Iterable[str]:
     residual = row["timeline_residual_max"]
     if residual is not None and residual > RESIDUAL_LIMIT:
         yield f"up to {percent(residual)} of a round has no name in the timeline"
+
+
+def _disturbed(summary: Summary) -> Iterable[str]:
+    if count := summary.get("disturbed_rounds"):
+        causes = Counter(cause for causes in summary.get("disturbed") or () for cause in causes or ())
+        by = ", ".join(f"{vocabulary.disturbance(cause)} in {rounds}" for cause, rounds in causes.most_common())
+        yield (
+            f"{summary['run']}: the host disturbed {count} of {summary['rounds']} rounds ({by}): end what disturbs it "
+            "and repeat the run, or leave these rounds out"
+        )
 
 
 def _named(runs: Sequence[str], of: int) -> str:

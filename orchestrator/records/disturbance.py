@@ -65,6 +65,11 @@ class HostOfRound(msgspec.Struct, frozen=True):
     load: dict[str, float] = {}
 
     @property
+    def why(self) -> str:
+        """All causes with their figures, for people; empty if there is none."""
+        return "; ".join(each.why for each in self.disturbed or ())
+
+    @property
     def causes(self) -> list[str] | None:
         return None if self.disturbed is None else [each.cause for each in self.disturbed]
 
@@ -94,7 +99,8 @@ def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
     works = {id(session): works_of(session) for session in run.sessions}
     limits = {id(session): Limits(session) for session in run.sessions}
     return {
-        facts.number: _host_of(facts, works[id(session)], limits[id(session)], usual_ms) for session, facts in rounds
+        facts.number: host_of_round(facts, works[id(session)], limits[id(session)], usual_ms)
+        for session, facts in rounds
     }
 
 
@@ -110,7 +116,13 @@ def works_of(session: Session) -> dict[str, Work]:
     return works
 
 
-def _host_of(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, usual_ms: float | None) -> HostOfRound:
+def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, usual_ms: float | None) -> HostOfRound:
+    """What the host did in one round.
+
+    Args:
+        works: of the tasks of the round, by task.
+        usual_ms: CPU time of a reference loop in the median round.
+    """
     lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
     at_work = {device: works[update.task].wall_s for device, update in facts.updates.items() if update.task in works}
     host = facts.host

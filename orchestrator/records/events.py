@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.records import types as t
+from orchestrator.records.disturbance import HostOfRound
 from orchestrator.records.formatting import number, rate
 from orchestrator.records.limits_in_force import Change, changes
-from orchestrator.records.run_index import Session
+from orchestrator.records.run_index import RoundFacts, Session
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -47,6 +48,13 @@ def changed_profile(change: Change, dilation: float) -> Event:
     """With the limits of the new profile, before dilation."""
     text = f"profile {change.before} → {change.after.profile}: {limits(change.after, dilation)}"
     return Event(change.at_ns, "profile", change.device, text)
+
+
+def disturbed(facts: RoundFacts, host: HostOfRound) -> list[Event]:
+    """One event if the host disturbed a finished round."""
+    if not host.disturbed or facts.finished is None:
+        return []
+    return [Event(facts.finished.at_ns, "disturbed", "", f"round {facts.number + 1}: {host.why}")]
 
 
 def limits(row: t.LimitsSet, dilation: float) -> str:

@@ -45,7 +45,8 @@ def _refresh(state: RunState, over: bool) -> None:
         _take_round(state, session.rounds[number])
     session.changed.clear()
     _take_events(state, session)
-    settle(state, over)
+    for event in settle(state, over):
+        _tell(state, event)
 
 
 # ---- sessions ----

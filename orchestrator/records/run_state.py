@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 9
+VERSION = 10
 """Of the structs below. A state of another version is made again from the records."""
 
 
@@ -26,6 +26,8 @@ class RoundRow(msgspec.Struct, array_like=True):
         session: index of its session.
         axis_s: its start on the time axis.
         straggler, gap_s, why, behind_s: as in `orchestrator.records.stragglers`, divided by the dilation.
+        loop_ms, disturbed: CPU time of the reference loop, and what the host disturbed the round by; None: not
+            measured, or not known yet.
         rev: revision of the state when the row last changed.
     """
 
@@ -44,6 +46,8 @@ class RoundRow(msgspec.Struct, array_like=True):
     gap_s: float | None = None
     why: str = ""
     behind_s: tuple[float, ...] = ()
+    loop_ms: float | None = None
+    disturbed: tuple[str, ...] | None = None
     rev: int = 0
 
     @property

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import msgspec
 
+from orchestrator.records.disturbance import host_of_round, works_of
+from orchestrator.records.events import Event, disturbed
+from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
 from orchestrator.records.run_state import IndexedRound, RunState
 from orchestrator.records.stragglers import CAUSES, Straggler, judge, straggler
@@ -14,8 +19,9 @@ PATIENCE = 64
 without their transfers and steps: their accuracy may come late."""
 
 
-def settle(state: RunState, over: bool) -> None:
-    """Work out stragglers of rounds that have ended; drop the facts of those that are settled.
+def settle(state: RunState, over: bool) -> list[Event]:
+    """Work out stragglers of rounds that have ended; drop the facts of those that are settled, and return which of them
+    the host disturbed.
 
     Args:
         over: nothing more will come of this session.
@@ -31,10 +37,12 @@ def settle(state: RunState, over: bool) -> None:
     wanted = complete + (late if session.finished is not None else given_up)
     _stragglers(state, wanted, late)
     abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
+    found = _disturbed(state, complete + given_up)
     if dropped := complete + given_up + abandoned:
         for facts in dropped:
             _drop(session, facts, state.rounds[facts.number])
         _forget(state)
+    return found
 
 
 def _is_complete(session: Session, facts: RoundFacts) -> bool:
@@ -55,6 +63,21 @@ def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts
     if wanted:
         for timeline in timelines(RunFacts([session]), {facts.number for facts in wanted}):
             _put(state, timeline.facts, straggler(timeline))
+
+
+def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
+    """What the host did in these rounds, against the median loop of all rounds so far."""
+    if not any(facts.host for facts in settled):
+        return []
+    works, limits, found = works_of(state.session), Limits(state.session), list[Event]()
+    for facts in settled:
+        row = state.rows[state.rounds[facts.number].row]
+        row.loop_ms = facts.host.loop_ms if facts.host else None
+        usual_ms = [each.loop_ms for each in state.rows if each.loop_ms is not None]
+        host = host_of_round(facts, works, limits, median(usual_ms) if usual_ms else None)
+        row.disturbed, row.rev = None if host.causes is None else tuple(host.causes), state.rev
+        found += disturbed(facts, host)
+    return found
 
 
 def _put(state: RunState, facts: RoundFacts, found: Straggler | None) -> None:

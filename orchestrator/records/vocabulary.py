@@ -6,6 +6,8 @@ Terminal, report, figures, comparison and live page use these words. Files keep 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from orchestrator.records.palette import WAITS
 
 PHASES = {
@@ -40,12 +42,22 @@ CAUSES = {"cpu": "its CPU", "uplink": "its uplink", "downlink": "its downlink", 
 
 NO_CAUSE = "no single cause"
 
+DISTURBANCES = {
+    "rival": "other programs",
+    "steal": "the hypervisor",
+    "slow_host": "a slow host",
+    "orchestrator": "an overloaded orchestrator",
+    "broker": "an overloaded broker",
+}
+"""What the host disturbed a round by."""
+
 EVENTS = {
     "left": "left",
     "joined": "came back",
     "out": "left out",
     "fault": "fault",
     "profile": "profile changed",
+    "disturbed": "disturbed by the host",
     "resumed": "resumed",
     "ended": "ended",
 }
@@ -62,6 +74,23 @@ def cause(name: str) -> str:
     return CAUSES.get(name, name) if name else NO_CAUSE
 
 
+def disturbance(name: str) -> str:
+    """The words for what the host disturbed a round by."""
+    return DISTURBANCES.get(name, name)
+
+
+def disturbances(names: Iterable[str]) -> str:
+    """All of them; "nothing" if there is none."""
+    return ", ".join(map(disturbance, names)) or "nothing"
+
+
 def for_page() -> dict[str, object]:
     """All words, for the live page."""
-    return {"PHASES": PHASES, "WAITS": WAITS, "CAUSES": CAUSES, "NO_CAUSE": NO_CAUSE, "EVENTS": EVENTS}
+    return {
+        "PHASES": PHASES,
+        "WAITS": WAITS,
+        "CAUSES": CAUSES,
+        "NO_CAUSE": NO_CAUSE,
+        "DISTURBANCES": DISTURBANCES,
+        "EVENTS": EVENTS,
+    }

@@ -264,10 +264,15 @@ def rounds(summary: Summary, happened: Sequence[tuple[int, str]] = ()) -> Figure
     }
     line |= {"x": [numbers[i] for i in order], "y": [summary["round_s"][i] for i in order]}
     data.append(line | {"line": {"color": "#888"}, "hovertemplate": "round %{x}: %{y:.2f} s<extra></extra>"})
-    if happened:
+    if happened := [*happened, *_disturbed(summary)]:
         data.append(_marked(happened, max(summary["round_s"], default=1.0)))
     every = {"dtick": 1} if len(numbers) <= 20 else {}
     return figure(data, "round", "seconds", xaxis=every, yaxis={"rangemode": "tozero"}, barmode="stack", height=400)
+
+
+def _disturbed(summary: Summary) -> list[tuple[int, str]]:
+    rounds = zip(summary["number"], summary["disturbed"], strict=True)
+    return [(number, f"disturbed by {vocabulary.disturbances(causes)}") for number, causes in rounds if causes]
 
 
 def _marked(happened: Sequence[tuple[int, str]], top: float) -> dict[str, Any]:
@@ -279,7 +284,7 @@ def _marked(happened: Sequence[tuple[int, str]], top: float) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "a fault, a device gone or back, a new profile",
+        "name": "a fault, a device gone or back, a new profile, a disturbance by the host",
         "x": list(by_round),
         "y": [top * 1.08] * len(by_round),
         "customdata": ["<br>".join(html.escape(text) for text in what) for what in said],

@@ -49,6 +49,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
         ("95th percentile", summary["round_s_p95"], seconds),
         ("straggler gap", summary["straggler_gap_s"], seconds),
         ("idle share", summary["idle_share_mean"], percent),
+        ("rounds disturbed by the host", summary["disturbed_rounds"], str),
         ("bytes up", summary["bytes_up_total"], size),
         ("bytes down", summary["bytes_down_total"], size),
     ]
@@ -174,7 +175,8 @@ def _round_row(summary: Summary, index: int) -> list[str]:
         known(of("straggler_gaps_s"), seconds),
         known(of("straggler_why"), vocabulary.cause),
     ]
-    return [*own, *why, *(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
+    against = [known(behind.get(cause), signed_seconds) for cause in CAUSES]
+    return [*own, *why, *against, seconds(of("waited_s")), known(of("disturbed"), vocabulary.disturbances)]
 
 
 def paired(rows: list[Paired]) -> dict[str, Any] | None:

@@ -95,15 +95,20 @@ BUSY = "import sys, threading, hashlib\ndata = bytes(1 << 20)\n" + (
 WALL_S = 2.0
 
 
-@pytest.fixture
-def group() -> Iterator[Cgroup]:
-    """A cgroup like that of a device, without the devices' priority: else a rival could take nothing."""
-    cgroup = Cgroup({c: p.parent.parent / "edgebed-test" for c, p in Cgroup.named("x").paths.items()}, version_of())
+@contextlib.contextmanager
+def device_group(priority: bool) -> Iterator[Cgroup]:
+    """A cgroup like that of a device. Without the devices' priority a rival can take what its quota allows."""
+    cgroup = Cgroup.named("f00000009-0")
+    if not priority:
+        cgroup = Cgroup({c: p.parent.parent / "edgebed-test" for c, p in cgroup.paths.items()}, version_of())
     for path in set(cgroup.paths.values()):
-        path.mkdir(exist_ok=True)
-    yield cgroup
-    cgroup.kill()
-    wait_for(cgroup.remove)
+        path.mkdir(parents=True, exist_ok=True)
+    cgroup.favour()
+    try:
+        yield cgroup
+    finally:
+        cgroup.kill()
+        wait_for(cgroup.remove)
 
 
 @contextlib.contextmanager
@@ -145,13 +150,19 @@ def lost_share(cgroup: Cgroup, pid: int, cpus: float) -> float:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("threads", "rivals", "cpus", "least", "most"),
-    [(1, 0, 0.2, 0, 0.03), (2, 0, 0.2, 0, 0.05), (1, 1, 0.8, 0.2, 0.5), (1, 1, 0.2, 0, 0.05)],
-    ids=["alone", "two threads", "a rival on its core", "a rival that leaves it enough"],
+    ("threads", "rivals", "cpus", "priority", "least", "most"),
+    [
+        (1, 0, 0.2, True, 0.0, 0.05),
+        (2, 0, 0.2, True, 0.0, 0.05),
+        (1, 1, 0.8, True, 0.0, 0.05),
+        (1, 1, 0.8, False, 0.2, 1.0),
+    ],
+    ids=["alone", "two threads", "a rival on its core", "the same without the priority"],
 )
-def test_cpu_not_got(group: Cgroup, threads: int, rivals: int, cpus: float, least: float, most: float) -> None:
-    group.set(Limits(cpus, 0, 0, 256))
+def test_cpu_not_got(threads: int, rivals: int, cpus: float, priority: bool, least: float, most: float) -> None:
     with contextlib.ExitStack() as stack:
+        group = stack.enter_context(device_group(priority))
+        group.set(Limits(cpus, 0, 0, 256))
         for _ in range(rivals):
             stack.enter_context(busy(1, 0))
         pid = stack.enter_context(busy(threads, None if threads > 1 else 0, group))

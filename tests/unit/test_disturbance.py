@@ -8,9 +8,13 @@ import msgspec
 import pytest
 
 from orchestrator.records import types as t
+from orchestrator.records.comparison import compare
 from orchestrator.records.disturbance import HostOfRound, Work, hosts_of_rounds, not_got_s
+from orchestrator.records.reducer import reduce
 from orchestrator.records.run_index import sort
+from orchestrator.records.run_state import RunState
 from orchestrator.records.summary import summarise
+from orchestrator.report.tables import round_rows
 from tests.synthetic import Synthetic
 
 CALM = {"cores": 2.0, "busy_s": 0.8, "stolen_s": 0.0, "devices_s": 0.4, "load_s": {"orchestrator": 0.2}, "loop_ms": 2.0}
@@ -149,6 +153,32 @@ def test_the_summary_counts_disturbed_rounds() -> None:
     assert summary["host_speed"] == pytest.approx([1.0, 1.0, 1.0, 0.5])
     assert summary["others_share"][1] == pytest.approx(0.1)
     assert summary["load"] == {"orchestrator": pytest.approx([0.2] * 4)}
+
+
+def test_the_live_state_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = with_host(Synthetic().records, {1: {"stolen_s": 0.5, "load_s": {"broker": 0.95}}})
+    state = RunState()
+    for record in records:
+        reduce(state, [(0, record)])
+    assert [list(row.disturbed or ()) for row in state.rows] == summarise(records)["disturbed"]
+    assert [event.text for event in state.events if event.kind == "disturbed"] == [
+        "round 2: the hypervisor took 25% of the CPU time; the broker was busy for 95% of the time"
+    ]
+
+
+def test_the_comparison_says_how_many_rounds_were_disturbed() -> None:
+    calm = summarise(with_host(Synthetic().records)) | {"run": "calm"}
+    rough = summarise(with_host(Synthetic().records, {0: {"busy_s": 2.0}, 3: {"busy_s": 2.0}})) | {"run": "rough"}
+    made = compare([calm, rough, summarise(Synthetic().records)])
+    assert [text["disturbed_rounds"] for text in made.texts] == ["0", "2", "–"]
+    (note,) = [note for note in made.notes if "disturbed" in note]
+    assert note.startswith("rough: the host disturbed 2 of 4 rounds (other programs in 2): end what")
+
+
+def test_the_report_names_what_disturbed_a_round() -> None:
+    summary = summarise(with_host(Synthetic().records, {2: {"loop_ms": 3.0}}))
+    assert [row[-1] for row in round_rows(summary)] == ["nothing", "nothing", "a slow host", "nothing"]
+    assert [row[-1] for row in round_rows(summarise(Synthetic().records))] == ["–"] * 4
 
 
 def test_a_summary_of_older_records_says_that_it_does_not_know() -> None:

@@ -6,9 +6,9 @@ import {Fleet} from "./fleet.js";
 import {accuracy, bytes, number, percent, quantity, rate, seconds, signed, signedPercent, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
-import {CAUSES, EVENTS, NO_CAUSE} from "../vocabulary.js";
+import {CAUSES, DISTURBANCES, EVENTS, NO_CAUSE} from "../vocabulary.js";
 
-export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11};
+export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12};
 
 export class RunView {
   constructor(root) {
@@ -194,7 +194,8 @@ export class RunView {
     if (row[R.seconds] === null) return [live ? "The straggler is known when the round is over." : "This round was not finished."];
     const out = row[R.out] ? ` ${row[R.out]} left out.` : "";
     if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
-    const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out} `;
+    const rough = row[R.disturbed]?.length ? ` The host disturbed it: ${row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ")}.` : "";
+    const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out}${rough} `;
     if (!row[R.straggler]) return [took, "Fewer than two devices got done: nobody was behind."];
     const why = row[R.why] ? [" because of ", h("b", {}, CAUSES[row[R.why]]), ` (against the median device: ${Object.values(CAUSES).map((cause, i) =>
       `${cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : row[R.behind].length ? [`; ${NO_CAUSE} stands out.`] : ["; why is known when it has reported its phases."];
@@ -225,8 +226,8 @@ export class RunView {
     this.lengths.draw({
       series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number], !serving && row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
       legend: serving ? [] : [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
-      x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"]],
-      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out]]),
+      x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"], ["disturbed by"]],
+      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out], row[R.disturbed] ? row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ") || "nothing" : "–"]),
     });
     this.drawPredicted();
   }
