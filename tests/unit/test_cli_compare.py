@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
 from orchestrator.records import comparison
 from orchestrator.records.summary import summarise
+from orchestrator.records.types import RunStarted
 from orchestrator.runs.find import find_run
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
@@ -40,6 +42,24 @@ def test_compare_finds_runs_by_the_beginning_of_their_id(runs: Path, app: typer.
     found = json.loads(result.stdout)
     assert [row["speed_up"] for row in found["rows"]] == pytest.approx([3.0, 1.0])
     assert any("dilation" in note for note in found["notes"])
+
+
+def test_of_a_simulation_beside_its_real_run_the_error_is_told(runs: Path, app: typer.Typer) -> None:
+    real = Synthetic(dilation=3.0).records
+    simulated = [
+        msgspec.structs.replace(record, enforcement="simulated", backend="simulated")
+        if isinstance(record, RunStarted)
+        else record
+        for record in real
+    ]
+    keep(runs / "sim-dtfl-1", simulated)
+    said = CliRunner().invoke(app, ["compare", "sim-dtfl-1", "demo-dtfl-1"], env={"COLUMNS": "200"}).stdout
+    assert "Error of the simulation over" in said
+    assert "100% of the assignments are the same" in said
+    found = json.loads(CliRunner().invoke(app, ["compare", "sim-dtfl-1", "demo-dtfl-1", "--json"]).stdout)["sim_error"]
+    assert {row["error"] for row in found["rounds"]} == {0.0}
+    alone = json.loads(CliRunner().invoke(app, ["compare", "sim-dtfl-1", "demo-fedavg-2", "--json"]).stdout)
+    assert "sim_error" not in alone, "another method's"
 
 
 def test_the_baseline_can_be_named(runs: Path, app: typer.Typer) -> None:
