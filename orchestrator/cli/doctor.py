@@ -17,6 +17,7 @@ from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host_facts import gather
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.formatting import number
 from orchestrator.runs.find import runs_folder
 
 
@@ -75,7 +76,7 @@ def _table(backend: str, rows: list[Check]) -> Table:
 
 
 def _fleet_table(name: str, fitting: FleetFit) -> Table:
-    dilation = "no dilation fits" if fitting.dilation is None else f"dilation {fitting.dilation:.3g}"
+    dilation = "no dilation fits" if fitting.dilation is None else f"dilation {number(fitting.dilation)}"
     hint = f" Hint: {fitting.hint}" if fitting.hint else ""
     said = ". ".join(text for text in (fitting.lack, fitting.warning) if text)
     table = Table(box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + hint) or None)
@@ -85,9 +86,9 @@ def _fleet_table(name: str, fitting: FleetFit) -> Table:
     table.add_column("")
     for device in fitting.devices:
         limits = device.limits
-        rates = (f"{rate / 1e6:.4g}" for rate in (limits.uplink_bit_s, limits.downlink_bit_s))
+        rates = (number(rate / 1e6, 4) for rate in (limits.uplink_bit_s, limits.downlink_bit_s))
         verdict = f"[bold red]{escape(device.lack)}[/]" if device.lack else "[green]fits[/]"
-        cells = (f"{limits.cpus:.4g}", *rates, str(limits.memory_mib), f"{limits.latency_ms:g}")
+        cells = (number(limits.cpus, 4), *rates, str(limits.memory_mib), number(limits.latency_ms))
         table.add_row(device.name, *cells, verdict)
     return table
 

@@ -19,8 +19,9 @@ from orchestrator.fleet import host_cpus
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.records.formatting import NONE, fixed, number, seconds, size
 from orchestrator.runs import daemon
-from orchestrator.runs.daemon import DeviceState, State
+from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
 Fleet = Annotated[Path, typer.Argument(help="The fleet file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -44,7 +45,7 @@ def up(
 ) -> None:
     """Start every device of FLEET. Return when all are running with their limits."""
     spec = load_fleet(fleet)
-    place = daemon.Place.of(spec)
+    place = daemon.FleetFolder.of(spec)
     if place.alive():
         raise UsageError(f"the fleet {spec.name} is already running", hint=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
@@ -58,11 +59,11 @@ def up(
     state = place.ask()
     log.print(f"{len(state.devices)} devices are running (process {pid}); limits: {state.enforcement}")
     if state.dilation > 1:
-        log.print(f"every quota and rate is divided by D = {state.dilation:.3g}")
+        log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
 
 
-def _until_ready(place: daemon.Place, status: Status) -> None:
+def _until_ready(place: daemon.FleetFolder, status: Status) -> None:
     while not place.ready():
         if not place.alive():
             raise _failed(place)
@@ -70,7 +71,7 @@ def _until_ready(place: daemon.Place, status: Status) -> None:
         time.sleep(0.1)
 
 
-def _failed(place: daemon.Place) -> FleetError:
+def _failed(place: daemon.FleetFolder) -> FleetError:
     message, _, hint = place.failure().partition("\n")
     return FleetError(f"the fleet did not start: {message}", hint=hint or f"see {place.log}")
 
@@ -100,20 +101,22 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         print_json({"fleets": msgspec.to_builtins(fleets), "cores": cores, "left": left})
         return
-    table = Table(title="fleets on this host", caption=f"{left:.3g} of {cores:g} cores are left for another one")
+    table = Table(
+        title="fleets on this host", caption=f"{number(left)} of {number(cores)} cores are left for another one"
+    )
     for name in ("fleet", "id", "backend", "process"):
         table.add_column(name)
     for name in ("CPUs in quotas", "reserved"):
         table.add_column(name, justify="right")
     for fleet in fleets:
         process = str(fleet.pid) if fleet.pid else "–"
-        shares = (f"{fleet.cpus:.3g}", f"{fleet.reserve_cpus:g}")
+        shares = (number(fleet.cpus), number(fleet.reserve_cpus))
         table.add_row(fleet.name or "–", fleet.fleet_id, fleet.backend, process, *shares)
     console.print(table)
 
 
-def _place(spec: FleetSpec) -> daemon.Place:
-    place = daemon.Place.of(spec)
+def _place(spec: FleetSpec) -> daemon.FleetFolder:
+    place = daemon.FleetFolder.of(spec)
     if not place.alive():
         raise FleetError(f"the fleet {spec.name} is not running", hint=f"edgebed fleet up {spec.path}")
     return place
@@ -124,9 +127,9 @@ SELF_HELD = (
 )
 
 
-def fleet_table(state: State) -> Table:
+def fleet_table(state: FleetState) -> Table:
     """What `edgebed fleet ps` prints of a fleet: a row per device."""
-    dilated = f"; limits divided by D = {state.dilation:.3g}" if state.dilation > 1 else ""
+    dilated = f"; limits divided by D = {number(state.dilation)}" if state.dilation > 1 else ""
     table = Table(
         title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{dilated})",
         caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
@@ -142,7 +145,7 @@ def fleet_table(state: State) -> Table:
     return table
 
 
-def _rows(device: DeviceState) -> list[list[str]]:
+def _rows(device: DeviceInFleet) -> list[list[str]]:
     wanted, held = device.requested, device.held
     if held is None:
         return [["requested", *_limits(wanted.cpus, wanted.uplink_bit_s, wanted.downlink_bit_s, wanted.memory_mib)],
@@ -161,21 +164,21 @@ def _set(held: Held) -> list[str]:
 
 
 def _used(held: Held) -> list[str]:
-    memory = f"{held.memory_used_mib:.0f}"
+    memory = fixed(held.memory_used_mib, 0)
     if not held.read_back:
-        return [f"{held.cpu_s:.1f} s", "–", "–", memory]
+        return [seconds(held.cpu_s), NONE, NONE, memory]
     return [
-        f"{held.cpu_s:.1f} s ({held.throttled_s:.1f} s throttled)",
-        f"{held.uplink_bytes / 1e6:.1f} MB",
-        f"{held.downlink_bytes / 1e6:.1f} MB",
+        f"{seconds(held.cpu_s)} ({seconds(held.throttled_s)} throttled)",
+        size(held.uplink_bytes),
+        size(held.downlink_bytes),
         memory,
     ]
 
 
 def _limits(cpus: float | None, up: int | None, down: int | None, memory: int | None) -> list[str]:
     return [
-        "none" if cpus is None else f"{cpus:.4g}",
-        "none" if up is None else f"{up / 1e6:.4g}",
-        "none" if down is None else f"{down / 1e6:.4g}",
+        "none" if cpus is None else number(cpus, 4),
+        "none" if up is None else number(up / 1e6, 4),
+        "none" if down is None else number(down / 1e6, 4),
         "none" if memory is None else str(memory),
     ]

@@ -16,6 +16,7 @@ from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.yaml_file import parse
+from orchestrator.records.formatting import NONE, number
 
 
 def register(app: typer.Typer) -> None:
@@ -100,11 +101,11 @@ def model_table(costs: ModelCosts) -> Table:
         table.add_row(
             str(cut.cut),
             f"{cut.after} *" if cut.cut in costs.split_points else cut.after,
-            "x".join(map(str, cut.feature_shape)) or "-",
-            f"{cut.feature_bytes / 1e6:.1f}" if cut.feature_shape else "-",
+            "x".join(map(str, cut.feature_shape)) or NONE,
+            number(cut.feature_bytes / 1e6) if cut.feature_shape else NONE,
             f"{cut.device_parameters:,}",
-            f"{cut.forward_flops / 1e9:.3g}",
-            f"{cut.training_flops / 1e9:.3g}",
-            f"{cut.server_flops / 1e9:.3g}" if cut.feature_shape else "-",
+            number(cut.forward_flops / 1e9),
+            number(cut.training_flops / 1e9),
+            number(cut.server_flops / 1e9) if cut.feature_shape else NONE,
         )
     return table

@@ -19,6 +19,7 @@ from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
+from orchestrator.records.formatting import NONE, factor, fixed, number
 from orchestrator.records.ratios import Cell
 from orchestrator.runs.find import runs_folder
 
@@ -121,8 +122,8 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     for heading in ("network", "layers without backward", "ours", "paper", ""):
         out.add_column(heading, justify="right")
     for label, counts in ours.items():
-        for number, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
-            out.add_row(label, str(number), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+        for layers, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
+            out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
     console.print(out)
 
 
@@ -170,19 +171,15 @@ def _table(title: str, cells: Sequence[Cell], baseline: str) -> Table:
 def text_of(cell: Cell) -> str:
     if cell.mean is None:
         return "not reached"
-    text = _number(cell.mean)
+    text = number(cell.mean)
     if cell.ratio is not None:
-        text += f"  ×{cell.ratio:.2f}"
+        text += f"  {factor(cell.ratio)}"
     if cell.low is not None and cell.high is not None:
-        text += f" [{cell.low:.2f}, {cell.high:.2f}]"
+        text += f" [{fixed(cell.low, 2)}, {fixed(cell.high, 2)}]"
     return text if cell.reached == cell.runs else f"{text} ({cell.reached} of {cell.runs})"
 
 
 def paper_of(cell: Cell) -> str:
     if cell.paper is None:
-        return "–"
-    return _number(cell.paper) + ("" if cell.paper_ratio is None else f"  ×{cell.paper_ratio:.2f}")
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        return NONE
+    return number(cell.paper) + ("" if cell.paper_ratio is None else f"  {factor(cell.paper_ratio)}")

@@ -25,7 +25,7 @@ Status = Literal["running", "finished", "interrupted", "failed", "killed"]
 Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backend", "started", "status"]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Seconds are divided by the dilation. `ended`: what the records say about the end."""
 
     id: str
@@ -74,13 +74,13 @@ def command(
         console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder}.")
 
 
-def read_row(records: Path) -> Row | None:
+def read_row(records: Path) -> ListedRun | None:
     """Read the beginning and end of the records, and the summary if it is up to date. None if this is not a run."""
     try:
         card = make_card(records)
         if card is None:
             return None
-        return Row(
+        return ListedRun(
             id=records.parent.name,
             **{key: card[key] for key in ("experiment", "method", "seed", "rounds", "accuracy", "backend", "started")},
             time_to_target_s=_time_to_target(records),
@@ -118,8 +118,8 @@ def _time_to_target(records: Path) -> float | None:
 
 
 def chosen(
-    rows: Iterable[Row], patterns: Sequence[str], method: str, experiment: str, status: Status | None
-) -> list[Row]:
+    rows: Iterable[ListedRun], patterns: Sequence[str], method: str, experiment: str, status: Status | None
+) -> list[ListedRun]:
     """Rows that match all filters, and at least one of the patterns if there are any."""
     wanted = [each if is_pattern(each) else f"{each}*" for each in patterns] or ["*"]
     return [
@@ -132,18 +132,18 @@ def chosen(
     ]
 
 
-def arranged(rows: Iterable[Row], key: Key, *, reverse: bool) -> list[Row]:
+def arranged(rows: Iterable[ListedRun], key: Key, *, reverse: bool) -> list[ListedRun]:
     """Rows sorted by a column. Rows without a value come last in both directions."""
     field = "time_to_target_s" if key == "time" else key
 
-    def value(row: Row) -> Any:
+    def value(row: ListedRun) -> Any:
         return getattr(row, field)
 
     known = sorted((row for row in rows if value(row) is not None), key=lambda row: row.started)
     return [*sorted(known, key=value, reverse=reverse), *(row for row in rows if value(row) is None)]
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[ListedRun]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("id", "experiment", "method", "rounds", "accuracy", "time to target", "backend", "started", "status"):
         table.add_column(name, justify="right" if name in ("rounds", "accuracy", "time to target") else "left")

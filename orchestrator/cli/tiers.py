@@ -17,6 +17,7 @@ from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.papers import tiers
+from orchestrator.records.formatting import fixed, number
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 from orchestrator.training.costs import profile_cuts
@@ -93,7 +94,7 @@ async def _measure(
                 quotas=quotas,
                 batch_size=batch,
                 repeats=repeats,
-                on_task=lambda quota, cut: status.update(f"quota {quota:g}: cut {cut}"),
+                on_task=lambda quota, cut: status.update(f"quota {number(quota)}: cut {cut}"),
             )
 
 
@@ -104,11 +105,11 @@ def _print(table: dict[float, list[float]], server: list[float], *, paper: bool)
     for tier in range(1, columns + 1):
         out.add_column(f"tier {tier}", justify="right")
     for quota, row in table.items():
-        out.add_row(f"device, {quota:g} CPU", *(f"{value:.2f}" for value in row))
-    out.add_row("device, mean ± sd over quotas", *(f"{m:.2f} ± {s:.2f}" for m, s in tiers.spread(table)))
+        out.add_row(f"device, {number(quota)} CPU", *(fixed(value, 2) for value in row))
+    out.add_row("device, mean ± sd over quotas", *(f"{fixed(m, 2)} ± {fixed(s, 2)}" for m, s in tiers.spread(table)))
     if paper:
-        out.add_row("device, DTFL table 2", *(f"{value:.2f}" for value in tiers.PAPER_DEVICE))
-    out.add_row("server", *(f"{value:.2f}" for value in server))
+        out.add_row("device, DTFL table 2", *(fixed(value, 2) for value in tiers.PAPER_DEVICE))
+    out.add_row("server", *(fixed(value, 2) for value in server))
     if paper:
-        out.add_row("server, DTFL table 2", *(f"{value:.2f}" for value in tiers.PAPER_SERVER))
+        out.add_row("server, DTFL table 2", *(fixed(value, 2) for value in tiers.PAPER_SERVER))
     console.print(out)

@@ -55,7 +55,7 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
-class Run:
+class FollowedRun:
     """One run that pages look at. Used by one thread at a time."""
 
     def __init__(self, follower: RecordTail) -> None:
@@ -112,7 +112,7 @@ class DashboardAPI:
 
     def __init__(self, shelf: RunList) -> None:
         self._shelf = shelf
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, FollowedRun] = {}
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
         self._closing = asyncio.Event()
 
@@ -126,16 +126,16 @@ class DashboardAPI:
             self._cards = (time.monotonic(), await asyncio.to_thread(self._shelf.cards))
         return self._cards[1]
 
-    async def run(self, name: str) -> Run | None:
+    async def run(self, name: str) -> FollowedRun | None:
         if name not in self._runs:
             await self.cards()
             follower = await asyncio.to_thread(self._shelf.follower, name)
             if follower is None:
                 return None
-            self._runs.setdefault(name, Run(follower))
+            self._runs.setdefault(name, FollowedRun(follower))
         return self._runs[name]
 
-    async def fresh(self, name: str) -> Run | None:
+    async def fresh(self, name: str) -> FollowedRun | None:
         """The run, up to date; None: there is none of that name."""
         run = await self.run(name)
         if run is not None:

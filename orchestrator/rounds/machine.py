@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 
-class State(enum.Enum):
+class TaskState(enum.Enum):
     SENDING = "sending"  # the task is on its way
     WORKING = "working"
     UPDATED = "updated"  # the update has arrived and is accepted; the server half still trains
@@ -23,8 +23,8 @@ class State(enum.Enum):
     OUT = "out"
 
 
-AT_WORK = (State.SENDING, State.WORKING)
-OPEN = (*AT_WORK, State.UPDATED)
+AT_WORK = (TaskState.SENDING, TaskState.WORKING)
+OPEN = (*AT_WORK, TaskState.UPDATED)
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class RoundMachine:
         enough: int | None = None,
         ceiling_s: float | None = None,
     ) -> None:
-        self.states = dict.fromkeys(sorted(devices), State.SENDING)
+        self.states = dict.fromkeys(sorted(devices), TaskState.SENDING)
         self._progress = dict.fromkeys(self.states, now)
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
@@ -134,15 +134,15 @@ class RoundMachine:
         effects: list[Effect] = []
         match event:
             case Delivered(device):
-                self._move(device, (State.SENDING,), State.WORKING, now)
+                self._move(device, (TaskState.SENDING,), TaskState.WORKING, now)
             case Progressed(device):
-                self._move(device, (), State.WORKING, now)
+                self._move(device, (), TaskState.WORKING, now)
             case Held(device, held):
                 (self._held.add if held else self._held.discard)(device)
             case Updated(device):
-                self._move(device, (State.SENDING, State.WORKING), State.UPDATED, now)
+                self._move(device, (TaskState.SENDING, TaskState.WORKING), TaskState.UPDATED, now)
             case Completed(device):
-                self._move(device, (State.UPDATED,), State.DONE, now)
+                self._move(device, (TaskState.UPDATED,), TaskState.DONE, now)
             case Dropped(device, how, why):
                 effects += self._leave(device, how, why)
             case Tick():
@@ -162,9 +162,9 @@ class RoundMachine:
         return min(times, default=None)
 
     def done(self) -> tuple[str, ...]:
-        return tuple(device for device, state in self.states.items() if state is State.DONE)
+        return tuple(device for device, state in self.states.items() if state is TaskState.DONE)
 
-    def _move(self, device: str, allowed: tuple[State, ...], to: State, now: float) -> None:
+    def _move(self, device: str, allowed: tuple[TaskState, ...], to: TaskState, now: float) -> None:
         """Events that are repeated, late or of other devices change nothing."""
         if device in self.states:
             self._progress[device] = now
@@ -174,7 +174,7 @@ class RoundMachine:
     def _leave(self, device: str, how: str, why: str) -> list[Effect]:
         if self.states.get(device) not in (AT_WORK if how == "lost" else OPEN):
             return []
-        self.states[device] = State.OUT
+        self.states[device] = TaskState.OUT
         return [Leave(device, how, why)]
 
     def _silent(self, now: float) -> list[Effect]:
@@ -199,7 +199,7 @@ class RoundMachine:
     def _release(self, late: str) -> list[Effect]:
         """Past the deadline: when the updates of a quorum have arrived, devices that still work are out. Otherwise the
         server half of a group would wait for them."""
-        here = [device for device, state in self.states.items() if state in (State.UPDATED, State.DONE)]
+        here = [device for device, state in self.states.items() if state in (TaskState.UPDATED, TaskState.DONE)]
         working = [device for device, state in self.states.items() if state in AT_WORK]
         self._cut = self._cut or (len(here) >= self._quorum and bool(working))
         return [e for device in working if self._cut for e in self._leave(device, "late", late)]

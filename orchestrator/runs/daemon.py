@@ -26,7 +26,7 @@ ANSWER_S = 30.0
 END_S = 60.0
 
 
-class DeviceState(msgspec.Struct, frozen=True):
+class DeviceInFleet(msgspec.Struct, frozen=True):
     """One device: limits requested (after dilation), limits set and use; `held` is None while it is away."""
 
     name: str
@@ -36,7 +36,7 @@ class DeviceState(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class State(msgspec.Struct, frozen=True):
+class FleetState(msgspec.Struct, frozen=True):
     """What `edgebed fleet ps` shows."""
 
     fleet: str
@@ -45,7 +45,7 @@ class State(msgspec.Struct, frozen=True):
     enforcement: str
     dilation: float
     broker: str
-    devices: tuple[DeviceState, ...]
+    devices: tuple[DeviceInFleet, ...]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -57,13 +57,13 @@ class Wanted(msgspec.Struct, frozen=True):
     grain: Grain = "pacing"
 
 
-class Place(msgspec.Struct, frozen=True):
+class FleetFolder(msgspec.Struct, frozen=True):
     """The folder of one standing fleet: lock, socket, log. Its daemon holds the lock as long as it lives."""
 
     folder: Path
 
     @classmethod
-    def of(cls, spec: FleetSpec) -> Place:
+    def of(cls, spec: FleetSpec) -> FleetFolder:
         base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         folder = Path(base) / "edgebed" / "fleets" / spec.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,19 +106,19 @@ class Place(msgspec.Struct, frozen=True):
             return (self.folder / "failure").read_text("utf-8")
         return self.progress()
 
-    def ask(self) -> State:
+    def ask(self) -> FleetState:
         """The state of the fleet now. Raises FleetError when the daemon does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ANSWER_S)
                 connection.connect(str(self.socket))
                 with connection.makefile("rb") as stream:
-                    return msgspec.json.decode(stream.read(), type=State)
+                    return msgspec.json.decode(stream.read(), type=FleetState)
         except (OSError, msgspec.DecodeError) as error:
             raise FleetError(f"the fleet's daemon does not answer: {error}", hint=f"see {self.log}") from None
 
 
-def spawn(spec: FleetSpec, place: Place, wanted: Wanted) -> int:
+def spawn(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> int:
     """Start the daemon, detached from this terminal; returns its process id."""
     for name in ("socket", "failure"):
         (place.folder / name).unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def spawn(spec: FleetSpec, place: Place, wanted: Wanted) -> int:
     return process.pid
 
 
-def end(place: Place) -> None:
+def end(place: FleetFolder) -> None:
     """End a daemon and wait until it has removed everything. Raises FleetError when it does not."""
     pid = int((place.folder / "pid").read_text())
     with contextlib.suppress(ProcessLookupError):
@@ -156,7 +156,7 @@ def end(place: Place) -> None:
 # ---- the daemon's own process ----------------------------------------------------------------------------------------
 
 
-async def hold(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
+async def hold(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> None:
     """Keep the fleet until SIGTERM, SIGINT or SIGHUP. Further signals do not disturb the clean-up."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -171,7 +171,7 @@ async def hold(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
         await task
 
 
-async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
+async def _stand(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> None:
     def notify(line: str) -> None:
         print(line, flush=True)
 
@@ -205,10 +205,10 @@ async def _stand(spec: FleetSpec, place: Place, wanted: Wanted) -> None:
             place.socket.unlink(missing_ok=True)
 
 
-async def state_of(controller: FleetController) -> State:
+async def state_of(controller: FleetController) -> FleetState:
     """The state of the fleet, and what its devices use, now."""
     access = controller.broker.access("127.0.0.1")
-    return State(
+    return FleetState(
         fleet=controller.spec.name,
         fleet_id=controller.fleet_id,
         backend=controller.fleet.backend,
@@ -219,18 +219,18 @@ async def state_of(controller: FleetController) -> State:
     )
 
 
-async def _device_state(controller: FleetController, name: str) -> DeviceState:
+async def _device_state(controller: FleetController, name: str) -> DeviceInFleet:
     profile = controller.profiles[name].name
     try:
-        return DeviceState(name, profile, controller.limits[name], await controller.fleet.held(name))
+        return DeviceInFleet(name, profile, controller.limits[name], await controller.fleet.held(name))
     except EdgebedError as error:
-        return DeviceState(name, profile, controller.limits[name], None, str(error))
+        return DeviceInFleet(name, profile, controller.limits[name], None, str(error))
 
 
 def main() -> None:
     """`python -m orchestrator.runs.daemon FLEET.yaml FOLDER WANTED LOCK_FD`, started by `edgebed fleet up`."""
     path, folder, wanted, _lock = sys.argv[1:]
-    place = Place(Path(folder))
+    place = FleetFolder(Path(folder))
     try:
         asyncio.run(hold(load_fleet(Path(path)), place, msgspec.json.decode(wanted, type=Wanted)))
     except (EdgebedError, OSError) as error:

@@ -57,7 +57,7 @@ def fits(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
     return max(1, min(MOST, BUDGET_BYTES // (kept + 6 * weights + active)))
 
 
-class Row:
+class StackedPart:
     """One device's part of a stacked training."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class BatchedTrainer:
     ) -> None:
         self._model, self._assignments, self._accelerator = model, assignments, accelerator
         self._batches = [iter(ShardBatches(shard, each)) for shard, each in zip(shards, assignments, strict=True)]
-        self.rows = [Row() for _ in assignments]
+        self.rows = [StackedPart() for _ in assignments]
         first = assignments[0]
         self._half = _Half(model, first).to(accelerator)
         self._names = trained_names(model, first)
@@ -141,7 +141,7 @@ class BatchedTrainer:
     def _all(self) -> dict[str, Tensor]:
         return {**self._parameters, **self._buffers}
 
-    def train(self) -> list[Row]:
+    def train(self) -> list[StackedPart]:
         """Train all batches of all rows. Returns the rows, which hold the uploads and the results."""
         uploads = "features" in self._assignments[0].uploads
         while batch := [next(each, None) for each in self._batches]:

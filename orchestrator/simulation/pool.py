@@ -16,7 +16,7 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
-from orchestrator.simulation.batched import BatchedTrainer, Row, fits, kind_of
+from orchestrator.simulation.batched import BatchedTrainer, StackedPart, fits, kind_of
 
 LEAST = 2
 """The least number of devices that are stacked."""
@@ -42,7 +42,7 @@ class HalfPool:
         self._model, self._shards, self._accelerator = model, shards, accelerator
         self._batched, self._notify = batched, notify
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
-        self._rows: dict[str, tuple[Assignment, Row]] = {}
+        self._rows: dict[str, tuple[Assignment, StackedPart]] = {}
         self._alone: set[bytes] = set()  # kinds that cannot be stacked
         self.together = self.alone = 0
 
@@ -101,7 +101,7 @@ class HalfPool:
         for (name, (own, _)), row in zip(chosen.items(), rows, strict=True):
             self._rows[name] = (own, row)
 
-    def _together(self, chosen: Mapping[str, tuple[Assignment, Body]]) -> list[Row]:
+    def _together(self, chosen: Mapping[str, tuple[Assignment, Body]]) -> list[StackedPart]:
         decoded: dict[int, Weights] = {}
         for _, body in chosen.values():
             if id(body) not in decoded:  # devices of one cut share a body

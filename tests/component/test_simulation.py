@@ -35,7 +35,7 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork
-from orchestrator.simulation.batched import BatchedTrainer, Row
+from orchestrator.simulation.batched import BatchedTrainer, StackedPart
 from tests.component._fleet import buggy, fleet, model, training
 from tests.component._simulated import PlainCosts, play
 
@@ -191,7 +191,7 @@ def too_large(device: str, inner: DeviceHalf) -> DeviceHalf:
 def test_an_error_in_halves_that_are_stacked_makes_them_train_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(self: BatchedTrainer) -> list[Row]:
+    def train(self: BatchedTrainer) -> list[StackedPart]:
         raise KeyError("a bug")
 
     monkeypatch.setattr(BatchedTrainer, "train", train)

@@ -13,7 +13,7 @@ from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 from orchestrator.runs import daemon
-from orchestrator.runs.daemon import DeviceState, State
+from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
 WANTED = Limits(0.2, 10_000_000, 30_000_000, 512)
 KERNEL = Held("d0", WANTED, 0.2, 10_000_000, 30_000_000, 512, 3.0, 1.0, 7, 80.0, 5_000_000, 6_000_000, True)
@@ -22,10 +22,10 @@ NOTHING = msgspec.structs.replace(KERNEL, cpus=None, uplink_bit_s=None, downlink
 
 def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
     """Cells by label, and the caption."""
-    device = DeviceState("d0", "p", WANTED, held, "" if held else "gone")
+    device = DeviceInFleet("d0", "p", WANTED, held, "" if held else "gone")
     out = io.StringIO()
     console = Console(width=160, file=out)
-    console.print(fleet_table(State("f", "f1", "local", enforcement, 1.0, "", (device,))))
+    console.print(fleet_table(FleetState("f", "f1", "local", enforcement, 1.0, "", (device,))))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines()]
     return {row[1]: row[2:] for row in rows if len(row) > 2} | {"text": [out.getvalue()]}
 
@@ -33,7 +33,7 @@ def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
 def test_what_the_kernel_holds_stands_beside_what_was_asked_for() -> None:
     rows = shown(KERNEL, "kernel")
     assert rows["requested"] == rows["set"] == ["0.2", "10", "30", "512"]
-    assert rows["used"] == ["3.0 s (1.0 s throttled)", "5.0 MB", "6.0 MB", "80"]
+    assert rows["used"] == ["3 s (1 s throttled)", "5 MB", "6 MB", "80"]
 
 
 def test_a_limit_that_is_not_in_force_is_none() -> None:
@@ -43,7 +43,7 @@ def test_a_limit_that_is_not_in_force_is_none() -> None:
 def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
     rows = shown(msgspec.structs.replace(NOTHING, read_back=False), "software")
     assert rows["set"] == ["–", "–", "–", "not limited"]
-    assert rows["used"] == ["3.0 s", "–", "–", "80"]
+    assert rows["used"] == ["3 s", "–", "–", "80"]
     assert "not limited by the kernel" in rows["text"][0]
 
 
@@ -52,16 +52,16 @@ def test_a_device_that_is_away_says_why() -> None:
 
 
 def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(place: daemon.Place) -> str:
+    def interrupted(place: daemon.FleetFolder) -> str:
         raise KeyboardInterrupt
 
-    ended: list[daemon.Place] = []
+    ended: list[daemon.FleetFolder] = []
     alive = iter([False, True])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(daemon, "spawn", lambda *_: 1)
     monkeypatch.setattr(daemon, "end", ended.append)
-    monkeypatch.setattr(daemon.Place, "alive", lambda place: next(alive))
-    monkeypatch.setattr(daemon.Place, "progress", interrupted)
+    monkeypatch.setattr(daemon.FleetFolder, "alive", lambda place: next(alive))
+    monkeypatch.setattr(daemon.FleetFolder, "progress", interrupted)
     path = tmp_path / "fleet.yaml"
     path.write_text("name: f\ndevices: [{profile: cpu0.2}]\n")
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from orchestrator.rounds.machine import (
     Leave,
     Progressed,
     RoundMachine,
-    State,
+    TaskState,
     Tick,
     Updated,
 )
@@ -65,7 +65,7 @@ def test_a_silent_device_is_lost_after_liveness() -> None:
     assert m.wakeup(2.0) == 12
     effects = play(m, (12, Tick()))
     assert [type(e) for e in effects] == [Leave, Finish]
-    assert m.states["a"] is State.OUT
+    assert m.states["a"] is TaskState.OUT
 
 
 def test_the_deadline_ends_the_round_with_the_quorum_and_names_the_late() -> None:
@@ -118,7 +118,7 @@ def test_any_order_of_events_ends_the_round_once_and_only_with_completed_devices
     endings: list[tuple[float, Event]] = [(1000.0, Tick()), (0.0, Completed("a")), (0.0, Completed("b"))]
     for delta, event in [*steps, *endings]:
         now += delta
-        updated = {d for d, s in m.states.items() if s is State.UPDATED}
+        updated = {d for d, s in m.states.items() if s is TaskState.UPDATED}
         if isinstance(event, Completed) and event.device in updated and not m.finished:
             completed.add(event.device)
         effects += m.handle(event, now)

@@ -27,7 +27,7 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread, now_ns
-from orchestrator.simulation.batched import BatchedTrainer, Row, kind_of
+from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
 from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
@@ -378,7 +378,7 @@ def all_of(half: Half, batches: Batches) -> Events:
     return events
 
 
-def row_events(row: Row) -> Events:
+def row_events(row: StackedPart) -> Events:
     return all_of(row.half(batches := NoBatches()), batches)
 
 

@@ -38,7 +38,7 @@ SendControl = Callable[[str, Control], None]
 """Sends a control message to a device."""
 
 
-class Device:
+class Member:
     """What is known of one device."""
 
     def __init__(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Membership:
     """
 
     def __init__(self, names: Iterable[str], send: SendControl, record: Callable[[Record], None]) -> None:
-        self.devices = {name: Device(name) for name in names}
+        self.devices = {name: Member(name) for name in names}
         self._send, self._record = send, record
         self._listeners: list[Callable[[DeviceEvent], None]] = []
         self._probes: dict[str, asyncio.Future[ProbeResult]] = {}
@@ -132,13 +132,13 @@ class Membership:
                 return
         device.changed.set()
 
-    def _presence(self, device: Device, message: Presence) -> None:
+    def _presence(self, device: Member, message: Presence) -> None:
         if message.online:
             self._joined(device, message)
         elif message.incarnation == device.incarnation:
             self.left(device.name, "its connection ended (last will)")
 
-    def _joined(self, device: Device, message: Presence) -> None:
+    def _joined(self, device: Member, message: Presence) -> None:
         if message.protocol != edgebed.PROTOCOL:
             why = (
                 f"agent speaks protocol {message.protocol}, this orchestrator {edgebed.PROTOCOL}: update the older side"
@@ -151,7 +151,7 @@ class Membership:
             return
         self._admit(device, message)
 
-    def _admit(self, device: Device, message: Presence) -> None:
+    def _admit(self, device: Member, message: Presence) -> None:
         """Take this agent as the device from now on."""
         again = bool(device.incarnation)
         restarted = again and message.incarnation != device.incarnation
@@ -175,7 +175,7 @@ class Membership:
             self._record(DeviceLeft(time.monotonic_ns(), name, why))
             self._tell(Left(name, why))
 
-    def _foreign_beat(self, device: Device, incarnation: str) -> None:
+    def _foreign_beat(self, device: Member, incarnation: str) -> None:
         """A heartbeat of another agent with the device's name. It becomes the device if the first agent is silent, as
         after a restart of a board whose end was not seen."""
         if incarnation in device.sent_away:
@@ -187,7 +187,7 @@ class Membership:
                 self.left(device.name, f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name")
                 self._admit(device, rival)
 
-    def _send_away(self, device: Device, rival: Presence) -> None:
+    def _send_away(self, device: Member, rival: Presence) -> None:
         """The first agent is alive: have the second one with its name shut down."""
         why = f"two agents call themselves {device.name}: the one that joined later is sent away"
         host, pid = rival.host.get("hostname", "unknown"), rival.host.get("pid", "unknown")
@@ -196,7 +196,7 @@ class Membership:
         device.sent_away.append(rival.incarnation)
         device.rival = None
 
-    def _status(self, device: Device, status: Status) -> None:
+    def _status(self, device: Member, status: Status) -> None:
         if status.incarnation != device.incarnation:
             self._foreign_beat(device, status.incarnation)
             return
@@ -213,7 +213,7 @@ class Membership:
         self._take_phases(device, status)
         self._tell(Heard(device.name, moved, status.task, status.phase))
 
-    def _take_phases(self, device: Device, status: Status) -> None:
+    def _take_phases(self, device: Member, status: Status) -> None:
         """Record the phases not yet recorded, and acknowledge them."""
         skip = device.phases_upto - status.first_phase
         if skip < 0 or not status.phases:
@@ -315,7 +315,7 @@ class Membership:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*waits)
 
-    async def _flush_one(self, device: Device, now_ns: int) -> None:
+    async def _flush_one(self, device: Member, now_ns: int) -> None:
         """Repeat the settings, which an agent answers with a Status, until one comes that was sent after `now_ns`."""
         while device.configure and (device.status is None or device.status.sent_ns < now_ns + device.offset_ns):
             self._send(device.name, device.configure)
@@ -333,7 +333,7 @@ class Membership:
         resting = await asyncio.gather(*(self._rest_one(self.devices[name], silence_s) for name in names))
         return [name for name, rests in zip(names, resting, strict=True) if not rests]
 
-    async def _rest_one(self, device: Device, silence_s: float) -> bool:
+    async def _rest_one(self, device: Member, silence_s: float) -> bool:
         """Ask once per `REPEAT_S` with the settings, which an agent answers with a Status. An agent that ends a task
         sends one unasked."""
         since_ns = time.monotonic_ns()
@@ -355,7 +355,7 @@ class Membership:
         for name in self.devices:
             self._send(name, Shutdown(why))
 
-    async def _change(self, device: Device) -> None:
+    async def _change(self, device: Member) -> None:
         device.changed.clear()
         await device.changed.wait()
 
