@@ -8,7 +8,7 @@
   than its receiver granted. The next transfer starts while the last one still waits for its `done`, so a stream of
   transfers has no gaps.
 - Transfers of one peer are delivered in the order they were added: chunk 0 and marks name the transfer before (`after`)
-  that the sender still holds, and the receiver takes no transfer whose forerunner it has not seen.
+  that the sender still holds, and the receiver takes no transfer if it has not seen the one before it.
 - Slow is not lost. Silence, a credit that moves nothing, or a reconnect make the sender send a Query (control: is
   anybody there?) and a Mark (data: it arrives behind the chunks sent before it). Only the credit that echoes the newest
   mark can prove a loss, and then the sender goes back at once. A slow link (0.1 Mbit/s) therefore carries a few bytes

@@ -156,7 +156,7 @@ def test_what_was_forgotten_before_it_was_credited_is_sent_again() -> None:
 
 def test_a_forgotten_receipt_does_not_hold_up_the_next_transfer() -> None:
     """A round is cut while an upload waits at its server half: all its chunks are credited, its receipt never comes.
-    The next upload names it as its forerunner, so it is turned away until the sender asks for the forerunner too."""
+    The next upload names it as the one before, so it is turned away until the sender asks for that one too."""
     world = World([bytes(5)])
     world.slow_delivery = 1e9
     world.start()
