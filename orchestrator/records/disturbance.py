@@ -16,7 +16,7 @@ import msgspec
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.types import HostRound
+from orchestrator.records.types import HostRound, Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
 """A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. The
@@ -128,11 +128,10 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
     host = facts.host
     if host is None:
         return HostOfRound(lost_s=lost)
-    capacity_s = host.cores * (host.at_ns - host.start_ns) / 1e9
-    shares = _shares(host, capacity_s)
-    load = {name: used * host.cores / capacity_s if capacity_s else 0.0 for name, used in host.load_s.items()}
+    shares, load = _shares(host), _load(host)
     speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
-    found = [*_rival(lost, at_work, *shares[:2]), *_steal(shares[2]), *_slow(speed), *_overloaded(load)]
+    found = [*_starved(lost, at_work), *_slow(speed)]
+    found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
     return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load)
 
 
@@ -144,8 +143,15 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
     return not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
 
 
-def _shares(host: HostRound, capacity_s: float) -> tuple[float, float | None, float]:
+def _load(host: HostRound) -> dict[str, float]:
+    """CPU seconds per second, by process."""
+    wall_s = (host.at_ns - host.start_ns) / 1e9
+    return {name: used / wall_s if wall_s > 0 else 0.0 for name, used in host.load_s.items()}
+
+
+def _shares(host: HostRound) -> tuple[float, float | None, float]:
     """Shares of the CPU time of all cores: used by anybody, by programs that are not ours (None: not known), stolen."""
+    capacity_s = host.cores * (host.at_ns - host.start_ns) / 1e9
     if capacity_s <= 0:
         return 0.0, None, 0.0
     ours = None if host.devices_s is None else host.devices_s + sum(_processes(host.load_s))
@@ -158,17 +164,33 @@ def _processes(load_s: Mapping[str, float]) -> Iterable[float]:
     return (seconds for name, seconds in load_s.items() if name != "event loop")
 
 
+def disturbed_line(record: Record) -> str | None:
+    """One line for a round that the host disturbed, while the run goes on; None for any other record. What devices did
+    not get, and how fast the host was, is known when they have reported, and when the run is over."""
+    if not isinstance(record, HostRound):
+        return None
+    found = _by_host(record)
+    return f"round {record.round + 1} was disturbed: {'; '.join(each.why for each in found)}" if found else None
+
+
 # ---- the rule --------------------------------------------------------------------------------------------------------
 
 
-def _rival(
-    lost: Mapping[str, float | None], at_work: Mapping[str, float], used: float, others: float | None
-) -> Iterable[Disturbance]:
+def _by_host(host: HostRound) -> list[Disturbance]:
+    """What the record of the host alone tells."""
+    used, others, stolen = _shares(host)
+    return [*_rival(used, others), *_steal(stolen), *_overloaded(_load(host))]
+
+
+def _starved(lost: Mapping[str, float | None], at_work: Mapping[str, float]) -> Iterable[Disturbance]:
     shares = {d: s / at_work[d] for d, s in lost.items() if s is not None and s > NOT_GOT_S and at_work.get(d)}
     worst = max(shares, key=lambda device: shares[device], default="")
     if worst and shares[worst] > NOT_GOT_SHARE:
         yield Disturbance("rival", f"{worst} did not get {shares[worst]:.0%} of its CPU")
-    elif others is not None and others > OTHERS_SHARE and used > FULL_SHARE:
+
+
+def _rival(used: float, others: float | None) -> Iterable[Disturbance]:
+    if others is not None and others > OTHERS_SHARE and used > FULL_SHARE:
         yield Disturbance("rival", f"other programs used {others:.0%} of the cores, and none were free")
 
 

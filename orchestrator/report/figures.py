@@ -73,7 +73,9 @@ def _marked(summary: Summary) -> str:
     share = summary.get("batches_in_quota_share")
     grain = "" if share is None else f", grain {summary['grain']}, {percent(share)} of the batches within one period"
     dilation = f"dilation {number(summary['dilation'])}"
-    return f"{summary['run']}: {summary['method']}, {held}{costs}, {dilation}, {calibrated}{grain}"
+    rough = summary["disturbed_rounds"]
+    host = f", {rough} of {summary['rounds']} rounds disturbed by the host" if rough else ""
+    return f"{summary['run']}: {summary['method']}, {held}{costs}, {dilation}, {calibrated}{grain}{host}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.experiment import Experiment
+from orchestrator.records.disturbance import disturbed_line
 from orchestrator.records.failures import failure_line
 from orchestrator.records.formatting import accuracy
 from orchestrator.records.types import Record
@@ -50,7 +51,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Is told about runs. This one writes a line per round, and one per device that fails."""
+    """Is told about runs. This one writes a line per round, one per device that fails, and one per round that the host
+    disturbed."""
 
     def __init__(self, notify: Notify) -> None:
         self.notify = notify
@@ -66,7 +68,7 @@ class Watch:
         Args:
             folder: of the run; interleaved runs write in turns.
         """
-        line = failure_line(record)
+        line = failure_line(record) or disturbed_line(record)
         if line is not None:
             self.notify(line)
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.records import types as t
 from orchestrator.records.comparison import compare
-from orchestrator.records.disturbance import HostOfRound, Work, hosts_of_rounds, not_got_s
+from orchestrator.records.disturbance import HostOfRound, Work, disturbed_line, hosts_of_rounds, not_got_s
 from orchestrator.records.reducer import reduce
 from orchestrator.records.run_index import sort
 from orchestrator.records.run_state import RunState
@@ -164,6 +164,12 @@ def test_the_live_state_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [event.text for event in state.events if event.kind == "disturbed"] == [
         "round 2: the hypervisor took 25% of the CPU time; the broker was busy for 95% of the time"
     ]
+
+
+def test_a_line_is_written_while_the_run_goes_on() -> None:
+    records = with_host(Synthetic().records, {1: {"stolen_s": 0.5}, 2: {"loop_ms": 9.0}})
+    lines = [line for record in records if (line := disturbed_line(record)) is not None]
+    assert lines == ["round 2 was disturbed: the hypervisor took 25% of the CPU time"]
 
 
 def test_the_comparison_says_how_many_rounds_were_disturbed() -> None:
