@@ -146,6 +146,12 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     faults: list[SimulatedFault] = []
 
 
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A server with CPUs of its own: a quota on the process that trains the server halves, divided by the dilation."""
+
+    cpus: Annotated[float, msgspec.Meta(gt=0, le=1024)]
+
+
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     fleet: str  # path of the fleet file
@@ -158,6 +164,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     training: Training = Training()
     environment: Environment | None = None
     simulation: Simulation = Simulation()
+    server: Server | None = None  # None: what the host leaves, not dilated
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
     grain: Grain = "pacing"
 

@@ -41,6 +41,7 @@ from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds, shuffled
 
 LOGITS, KNOWN = f"{GIVEN}logits", f"{GIVEN}known"
+SERVER_LOGITS = "logits"
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -217,8 +218,21 @@ class CommonUpper(ServerHalf):
         return out.cpu()
 
     def weights(self) -> Weights:
+        """The upper stages; and the logits of every batch, by names that `server_logits` reads."""
         self._go_on()  # where the device with the most batches was lost, no step was the last
-        return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
+        upper = {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
+        answers = {
+            f"{SERVER_LOGITS}/{device}/{number}": value
+            for device, batches in self.logits.items()
+            for number, value in batches.items()
+        }
+        return {**upper, **answers}
+
+
+def server_logits(weights: Weights, device: str) -> dict[int, Tensor]:
+    """The logits of a device's batches, by number, from the weights of the server half."""
+    keys = {name: name.split("/") for name in weights if name.startswith(f"{SERVER_LOGITS}/")}
+    return {int(number): weights[name] for name, (_, owner, number) in keys.items() if owner == device}
 
 
 # ---- the method ------------------------------------------------------------------------------------------------------
@@ -256,7 +270,6 @@ class FedGKT(Method):
         self.own: dict[str, Weights] = {}  # extractor and head, by device
         self.logits: dict[str, Tensor] = {}  # the server's, by device: (samples of the shard, classes)
         self.known: dict[str, Tensor] = {}  # which rows of it are: (samples of the shard,) bool
-        self._half: CommonUpper | None = None
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         return Plan(
@@ -292,17 +305,17 @@ class FedGKT(Method):
         if not assignments:
             return []
         temperature, epochs = self.options.temperature, self.options.server_epochs
-        self._half = CommonUpper(self.context.model, weights, assignments, temperature, accelerator, epochs)
-        return [self._half]
+        return [CommonUpper(self.context.model, weights, assignments, temperature, accelerator, epochs)]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """The upper stages come from the one server half; the extractor of each device is kept separately."""
-        if self._half is None or not contributions:
+        if not contributions:
             return weights
         for part in contributions:
             self.own[part.device] = part.weights
-            self._remember(part.assignment, self._half.logits[part.device])
-        return {**weights, **contributions[0].server_weights}
+            self._remember(part.assignment, server_logits(part.server_weights, part.device))
+        server = contributions[0].server_weights
+        return {name: server.get(name, value) for name, value in weights.items()}
 
     def _remember(self, assignment: Assignment, logits: Mapping[int, Tensor]) -> None:
         """Keep the logits of a device's batches by row of its shard; rows of no batch keep those of before."""

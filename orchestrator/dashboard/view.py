@@ -11,6 +11,7 @@ from edgebed.device.phases import OWN_WORK
 from orchestrator.records.palette import style
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.summary import percentile
+from orchestrator.records.vocabulary import server_note
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -77,6 +78,7 @@ def head(state: RunState) -> dict[str, Any]:
         "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
         "grain": started.grain,
         "dilation": max(session.started.dilation for session in state.sessions),
+        "server_note": server_note(max(each.started.dilation for each in state.sessions), started.server_cpus),
         "calibrated": all(session.started.calibrated for session in state.sessions),
         "checks": len(judged),
         "checks_failed": sum(not row.passed for row in judged),

@@ -103,7 +103,7 @@ class Cgroup:
                 write(self.paths["cpu"] / "cgroup.subtree_control", "+cpu +memory")
                 return child
             for pid in pids:
-                _join(child, pid)
+                join(child, pid)
         raise LimitError(f"the processes of {self.paths['cpu']} cannot be moved", hint="restart the device")
 
     def favour(self) -> None:
@@ -163,7 +163,8 @@ class Cgroup:
         return gone
 
 
-def _join(cgroup: Cgroup, pid: int) -> None:
+def join(cgroup: Cgroup, pid: int) -> None:
+    """Move a process into the cgroup; does nothing if it has ended. Raises LimitError if the kernel refuses it."""
     for name in cgroup.procs_files():
         try:
             Path(name).write_text(str(pid))

@@ -8,7 +8,7 @@ import msgspec
 
 from edgebed.errors import CapacityError
 from orchestrator.fleet.cpu_quota import LEAST_CPUS
-from orchestrator.fleet.profile import FleetSpec, Limits, dilation_of
+from orchestrator.fleet.profile import Carried, FleetSpec, Limits, dilation_of
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -48,6 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     leftovers: tuple[str, ...] = ()
     fleets: tuple[str, ...] = ()  # that stand on this host
     taken_cpus: float = 0.0  # by them
+    carried: Carried | None = None  # by the network path; None: not measured
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -189,6 +190,7 @@ def _resources(facts: Facts) -> Iterator[Check]:
         "other fleets", "; ".join(facts.fleets) or "none", f"they leave {left:.3g} CPUs" if facts.fleets else "",
         "end them; else a new fleet gets a larger dilation, or is refused" if facts.fleets else "", needed=False,
     )  # fmt: skip
+    yield Check("network path", f"carries {facts.carried}" if facts.carried else "not measured", needed=False)
     little = facts.memory_mib < LITTLE_MEMORY_MIB
     yield Check(
         "memory", f"{facts.memory_mib} MiB available", "too little for orchestrator and agents" if little else "",
@@ -235,7 +237,7 @@ def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
     """Which devices of a fleet this host can hold, and the dilation they would get."""
     lack = hint = ""
     try:
-        dilation: float | None = dilation_of(spec, "auto", facts.cores - facts.taken_cpus)
+        dilation: float | None = dilation_of(spec, "auto", facts.cores - facts.taken_cpus, facts.carried)
     except CapacityError as error:
         dilation, lack, hint = None, str(error), error.hint
     devices = [(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from orchestrator.experiment import Environment
-from orchestrator.fleet.profile import FleetSpec, ProfileSpec, dilation_of
+from orchestrator.fleet.profile import Carried, FleetSpec, ProfileSpec, dilation_of
 
 
 def candidates(
@@ -54,9 +54,11 @@ def fleets_over(
     return fleets
 
 
-def dilation_over(fleets: Sequence[FleetSpec], setting: str | float, cores: float) -> float:
+def dilation_over(
+    fleets: Sequence[FleetSpec], setting: str | float, cores: float, carried: Carried | None = None
+) -> float:
     """One dilation that fits all the fleets, one at a time. Raises like `dilation_of`."""
-    factor = max(dilation_of(fleet, setting, cores) for fleet in fleets)
+    factor = max(dilation_of(fleet, setting, cores, carried) for fleet in fleets)
     for fleet in fleets:
-        dilation_of(fleet, factor, cores)  # raises if a quota would be smaller than the kernel accepts
+        dilation_of(fleet, factor, cores, carried)  # raises if a quota would be smaller than the kernel accepts
     return factor

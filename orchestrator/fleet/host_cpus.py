@@ -24,7 +24,8 @@ from orchestrator.fleet.cgroups import CHILD, MOUNT, PARENT, SLICE
 from orchestrator.fleet.cpu_quota import QUOTA_FILES
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import quota_cpus, usable_cores
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.network_path import carried_for
+from orchestrator.fleet.profile import Carried, FleetSpec, path_dilation
 
 TEMPORARY = Path("/tmp")
 """Holds the lock and the claims of users other than root. Not TMPDIR, which may differ between processes."""
@@ -91,12 +92,16 @@ class Admitted(msgspec.Struct, frozen=True):
         dilation: its factor.
         alone: the factor that it would have without the other fleets.
         others: fleets that stand beside it.
+        set_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`; "" if it is 1.
+        carried: by the host's network path; None: not measured, since the fleet's rates are small.
     """
 
     dilation: float
     alone: float
     others: list[Standing]
     claim: Claim
+    set_by: str = ""
+    carried: Carried | None = None
 
     def __str__(self) -> str:
         more = f"; D is {self.dilation:.3g} instead of {self.alone:.3g}" if self.dilation > self.alone else ""
@@ -115,19 +120,32 @@ def admit(fleet_id: str, backend: str, fleets: Sequence[FleetSpec], setting: str
         FleetError: another process holds the lock for too long.
     """
     cores = usable_cores()
-    alone = dilation_over(fleets, setting, cores)
+    by_cpus = dilation_over(fleets, setting, cores)
+    carried = None if backend == "software" else carried_for(fleets, by_cpus)
+    alone = dilation_over(fleets, setting, cores, carried)
     with _lock():
         others = standing()
-        factor = _dilation_beside(others, fleets, setting, cores)
-        cpus = max(sum(device.profile.limits.cpus for device in fleet.devices) for fleet in fleets) / factor
+        factor = _dilation_beside(others, fleets, setting, cores, carried)
+        cpus = max(fleet.cpus for fleet in fleets) / factor
         spec = fleets[0]
         held = Claim(Standing(fleet_id, spec.name, backend, cpus, spec.reserve_cpus, os.getpid()))
-    return Admitted(factor, alone, others, held)
+    by_path = max(path_dilation(fleet, carried) for fleet in fleets)
+    return Admitted(factor, alone, others, held, _set_by(setting, factor, by_path), carried)
 
 
-def _dilation_beside(others: list[Standing], fleets: Sequence[FleetSpec], setting: str | float, cores: float) -> float:
+def _set_by(setting: str | float, factor: float, by_path: float) -> str:
+    if factor <= 1:
+        return ""
+    if setting != "auto":
+        return "the experiment"
+    return "network" if by_path >= factor * (1 - 1e-9) else "CPUs"
+
+
+def _dilation_beside(
+    others: list[Standing], fleets: Sequence[FleetSpec], setting: str | float, cores: float, carried: Carried | None
+) -> float:
     try:
-        return dilation_over(fleets, setting, cores - taken_cpus(others))
+        return dilation_over(fleets, setting, cores - taken_cpus(others), carried)
     except CapacityError as error:
         if not others:
             raise

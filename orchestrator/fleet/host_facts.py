@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from edgebed.errors import EdgebedError, FleetError, LimitError
-from orchestrator.fleet import host_cpus, leftovers, links, netns
+from orchestrator.fleet import host_cpus, leftovers, links, netns, network_path
 from orchestrator.fleet.cgroups import version_of
 from orchestrator.fleet.checkup import Engine, Facts
 from orchestrator.fleet.host import kernel_hz, usable_cores
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.profile import Carried, Limits
 from orchestrator.fleet.shell import missing_tools, run, which
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import ifb_commands
@@ -60,7 +60,16 @@ def gather(runs: Path) -> Facts:
         leftovers=tuple(f"{left.kind} {left.name}" for left in leftovers.find_leftovers()),
         fleets=tuple(map(str, standing)),
         taken_cpus=host_cpus.taken_cpus(standing),
+        carried=_carried(tried),
     )
+
+
+def _carried(may_try: bool) -> Carried | None:
+    """What the network path carries, as measured earlier on this boot or, where links can be made, now."""
+    try:
+        return network_path.known() or (network_path.measure() if may_try else None)
+    except (EdgebedError, OSError):
+        return None  # the rows about links say why
 
 
 def _text(path: str) -> str:

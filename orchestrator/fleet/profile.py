@@ -38,8 +38,8 @@ class Limits(msgspec.Struct, frozen=True):
     period_us: int = PERIOD_US
 
     def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
-        """The same device with every quota and rate divided by `dilation`, and the period for that quota; memory and
-        latency stay."""
+        """The same device with every quota and rate divided by `dilation`, the period for that quota, and the latency
+        multiplied by `dilation`; memory stays."""
         cpus = self.cpus / dilation
         return msgspec.structs.replace(
             self,
@@ -47,6 +47,7 @@ class Limits(msgspec.Struct, frozen=True):
             period_us=period_for(cpus, grain, tick_us),
             uplink_bit_s=round(self.uplink_bit_s / dilation),
             downlink_bit_s=round(self.downlink_bit_s / dilation),
+            latency_ms=self.latency_ms * dilation,
         )
 
     @property
@@ -69,13 +70,26 @@ class DeviceSpec(msgspec.Struct, frozen=True):
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
-    """A fleet file, resolved. `reserve_cpus` of the host stay free for the orchestrator and the broker."""
+    """A fleet file, resolved. `reserve_cpus` of the host stay free for the orchestrator and the broker. `server_cpus`:
+    of a server with CPUs of its own, before dilation; None: it has what the host leaves, not dilated."""
 
     name: str
     backend: str
     reserve_cpus: float
     devices: tuple[DeviceSpec, ...]
     path: Path
+    server_cpus: float | None = None
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of all quotas together, before dilation."""
+        return sum(device.profile.limits.cpus for device in self.devices) + (self.server_cpus or 0.0)
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """Bits per second of all uplinks and of all downlinks, before dilation."""
+        limits = [device.profile.limits for device in self.devices]
+        return sum(each.uplink_bit_s for each in limits), sum(each.downlink_bit_s for each in limits)
 
 
 class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -233,6 +247,25 @@ def _profile(file: ProfileFile, document: Document) -> ProfileSpec:
 # ---- capacity --------------------------------------------------------------------------------------------------------
 
 
+class Carried(msgspec.Struct, frozen=True):
+    """What the host's network path carries on all links together, in bits per second up and down."""
+
+    up_bit_s: int
+    down_bit_s: int
+
+    def __str__(self) -> str:
+        return f"{self.up_bit_s / 1e6:.0f} Mbit/s up and {self.down_bit_s / 1e6:.0f} Mbit/s down"
+
+
+def path_dilation(spec: FleetSpec, carried: Carried | None) -> float:
+    """The smallest factor with which the rates of all links together fit the host's network path; 1 if they fit, or if
+    it was not measured."""
+    if carried is None:
+        return 1.0
+    up, down = spec.rates
+    return max(1.0, up / carried.up_bit_s, down / carried.down_bit_s)
+
+
 def needed_dilation(spec: FleetSpec, cores: float) -> float:
     """The smallest factor by which the quotas must be divided to fit on `cores` minus the reserve; 1 if they fit.
 
@@ -245,33 +278,44 @@ def needed_dilation(spec: FleetSpec, cores: float) -> float:
             f"{spec.path}: reserve_cpus {spec.reserve_cpus:g} leaves nothing of this host's {cores:g} cores",
             hint=f"set reserve_cpus below {cores:g}",
         )
-    return max(1.0, sum(d.profile.limits.cpus for d in spec.devices) / room)
+    return max(1.0, spec.cpus / room)
 
 
-def dilation_of(spec: FleetSpec, setting: str | float, cores: float) -> float:
+def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Carried | None = None) -> float:
     """The dilation: the factor by which every quota and rate is divided, and every measured time later.
 
     Args:
         setting: `auto` (the smallest factor that fits), `off` (1, or an error), or a factor >= 1.
         cores: the cores that can be used (`host.usable_cores`).
+        carried: what the host's network path carries; None: it was not measured.
 
     Raises:
         CapacityError: the fleet does not fit, or a quota would be smaller than the kernel accepts.
         UsageError: there is no such setting.
     """
-    needed = needed_dilation(spec, cores)
+    path, by_cpus = path_dilation(spec, carried), needed_dilation(spec, cores)
+    needed = max(by_cpus, path)
     factor = needed if setting == "auto" else 1.0 if setting == "off" else _number(setting)
-    total = sum(d.profile.limits.cpus for d in spec.devices)
+    total = spec.cpus
+    if by_cpus * (1 - 1e-9) <= factor < path * (1 - 1e-9):
+        up, down = spec.rates
+        raise CapacityError(
+            f"the links of the fleet {spec.name} are {up / 1e6:g} Mbit/s up and {down / 1e6:g} Mbit/s down together"
+            f"{f', / {factor:g}' if factor > 1 else ''}; this host's network path carries {carried}",
+            hint=f"use dilation: auto (here {needed:.3g}), fewer or slower links, or a larger host",
+        )
     if factor < needed * (1 - 1e-9):
         raise CapacityError(
             f"the fleet {spec.name} wants {total:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
             f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
-    least = min(spec.devices, key=lambda d: d.profile.limits.cpus)
-    if least.profile.limits.cpus / factor < LEAST_CPUS:
+    quotas = [(device.name, device.profile.limits.cpus) for device in spec.devices]
+    quotas += [] if spec.server_cpus is None else [("the server", spec.server_cpus)]
+    name, cpus = min(quotas, key=lambda quota: quota[1])
+    if cpus / factor < LEAST_CPUS:
         raise CapacityError(
-            f"{least.name} would get {least.profile.limits.cpus / factor:.4f} CPUs at dilation {factor:.3g}; "
+            f"{name} would get {cpus / factor:.4f} CPUs at dilation {factor:.3g}; "
             f"the smallest CPU quota that the kernel accepts is {LEAST_CPUS:g}",
             hint="use fewer large devices beside the smallest one, or a host with more cores",
         )

@@ -94,6 +94,8 @@ def _doubts(row: Summary, costs: str) -> Iterable[str]:
         yield "the limits were not shown to hold (uncalibrated)"
     if row["grain"] != "pacing" and (row["batches_in_quota_share"] or 0.0) >= UNSLOWED:
         yield sentence(row)
+    if row.get("server_note"):
+        yield row["server_note"]
     residual = row["timeline_residual_max"]
     if residual is not None and residual > RESIDUAL_LIMIT:
         yield f"up to {percent(residual)} of a round has no name in the timeline"

@@ -28,6 +28,7 @@ from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record
+from orchestrator.records.vocabulary import server_note
 from orchestrator.records.whatif import WhatIf
 
 NOT_COUNTED = ("offline", "unreported")
@@ -63,6 +64,10 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "grain": started.grain,
         "kernel": started.host.get("kernel", ""),
         "hz": int(started.host.get("hz") or 0) or None,
+        "dilation_by": started.dilation_by,
+        "server_cpus": started.server_cpus,
+        "held_server_cpus": last.started.held_server_cpus,
+        "server_note": server_note(run.dilation, started.server_cpus),
         "calibrated": run.calibrated,
         "started": run.sessions[0].started.wall,
         "resumed": len(run.sessions) - 1,

@@ -32,6 +32,9 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     grain: str = "quota"  # how the CPU quotas are divided: quota | period | pacing
     series: str = ""  # id that all runs of one experiment share
     interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
+    server_cpus: float | None = None  # of the server, before dilation; None: what the host leaves, not dilated
+    dilation_by: str = ""  # CPUs | network | the experiment: what made it as large as it is; "": 1, or an older version
+    held_server_cpus: float | None = None  # its quota as read back; None: nothing is in force
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):

@@ -10,6 +10,26 @@ from collections.abc import Iterable
 
 from orchestrator.records.palette import WAITS
 
+
+def server_note(dilation: float, cpus: float | None) -> str:
+    """What a dilation does to the server, in a sentence; "" where nothing is dilated.
+
+    Args:
+        cpus: of the server, before dilation; None: it has what the host leaves.
+    """
+    if dilation <= 1:
+        return ""
+    if cpus is None:
+        return (
+            "The server is not dilated: a large dilation flatters it. Server halves, merge and broker look D times "
+            "faster than this host is; `server: {cpus: …}` in the experiment gives the server halves CPUs of their own."
+        )
+    return (
+        f"The server halves have {cpus:g} CPUs, dilated as the devices are. Plan, merge, checkpoint and broker are not "
+        "dilated."
+    )
+
+
 PHASES = {
     "dispatch": "its task was not sent yet",
     "download": "its task is on the way to it",

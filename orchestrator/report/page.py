@@ -26,10 +26,6 @@ from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import charts, tables
 from orchestrator.report.charts import Figure, Summary
 
-NOT_DILATED = (
-    "Devices are slowed by the dilation and every second is divided by it. The server, the merge and the broker are "
-    "not slowed: in these figures they look that many times faster than this host is."
-)
 CALIBRATED = (
     "The limits were measured at the start. Those set later, on a new profile or after a device came back, are read "
     "back from whoever holds them."
@@ -95,7 +91,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
         devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
-        not_dilated=NOT_DILATED if summary["dilation"] != 1 else "",
+        not_dilated=summary["server_note"],
         lanes=run.has_lanes,
         throttled=tables.first(tables.throttled_rows(summary)),
         events=tables.first(tables.event_rows(run)),
@@ -126,7 +122,7 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
         | {f"shares{index}": charts.shares(summary) for index, summary in enumerate(summaries)},
         gantt=[],
         summaries=summaries,
-        not_dilated=NOT_DILATED if any(summary["dilation"] != 1 for summary in summaries) else "",
+        not_dilated=" ".join(dict.fromkeys(summary["server_note"] for summary in summaries if summary["server_note"])),
         badges=_common_badges(summaries),
         comparison=comparison,
         baseline=summaries[-1]["method"],
@@ -143,7 +139,7 @@ def badges(summary: Summary) -> list[Badge]:
     costs = summary.get("costs")
     result = [
         (f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")),
-        (f"dilation {number(dilation)}", "plain", NOT_DILATED if dilation != 1 else ""),
+        (f"dilation {number(dilation)}", "plain", summary["server_note"]),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
     if said := sentence(summary):

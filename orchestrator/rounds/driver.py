@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import torch
 
 from edgebed.errors import (
     MOST_TRACE,
@@ -48,7 +47,6 @@ class RoundJob(msgspec.Struct, frozen=True):
     plan: Plan
     weights: Weights
     method: Method
-    accelerator: torch.device
     patience_s: float = 0.0  # a device counts as lost only after this silence at least
     quorum: int | None = None  # of this round; None: that of the settings
 
@@ -108,9 +106,7 @@ class RoundDriver:
         self._send_tasks(method, weights)
         try:
             # While the downloads run: copying the server halves takes longer than planning.
-            halves = await in_thread("server_halves", method.server_halves, weights, plan.assignments, job.accelerator)
-            self._with_server = {device for half in halves for device in half.devices}
-            self._trainer.begin(halves)
+            self._with_server = await self._trainer.open(method, weights, plan.assignments)
             self._halves_ready.set()
             finish = await self._until_finished(machine)
         except BaseException:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from edgebed.methods.base import ServerHalf
+from torch import Tensor
+
+from edgebed.methods.base import Method
+from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
+
+Samples = tuple[Tensor, Tensor]
+"""x (N, C, H, W) float32 and y (N,) int64."""
 
 
 class StepResult(Protocol):
@@ -26,8 +34,18 @@ class StepResult(Protocol):
 class Trainer(Protocol):
     """What the driver needs of `training.server.ServerTrainer`."""
 
-    def begin(self, halves: list[ServerHalf]) -> None: ...
+    async def open(self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]) -> set[str]: ...
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None: ...
     def drop(self, device: str) -> None: ...
     async def finish(self, device: str, batches: int) -> Weights: ...
     def busy_s(self, device: str) -> float: ...
+
+
+class Judge(Protocol):
+    """Tests weights: in this process, or in the trainer's."""
+
+    async def evaluate(self, method: Method, weights: Weights, samples: Samples) -> Score:
+        """`Method.evaluate`."""
+
+    async def final(self, method: Method, weights: Weights, validation: Samples, test: Samples) -> Score:
+        """`Method.final`."""

@@ -35,7 +35,7 @@ def round_settings(run: str, training: Training, dilation: float, samples: Mappi
         samples,
         deadline_s,
         training.quorum,
-        training.liveness_s,
+        training.liveness_s * dilation,
         max(training.round_ceiling_s * dilation, deadline_s or 0.0),
         training.max_update_norm,
     )

@@ -27,6 +27,7 @@ from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
+from orchestrator.rounds.seams import Judge
 
 
 class Devices(Protocol):
@@ -58,6 +59,7 @@ class RoundSteps:
     """The steps of a round, and what all rounds of a run share.
 
     Args:
+        judge: tests weights.
         test: x (N, C, H, W) and y (N,) of the test set.
         validation: x and y of samples held out of the training part. Where given, rounds are evaluated with them, and
             only the last weights with the test set.
@@ -74,7 +76,7 @@ class RoundSteps:
         devices: Devices,
         training: Training,
         environment: Environment | None,
-        accelerator: torch.device,
+        judge: Judge,
         test: tuple[Tensor, Tensor],
         save: Callable[[Weights, Progress, Weights], None],
         record: Callable[[Record], None],
@@ -83,7 +85,7 @@ class RoundSteps:
         replay: Replay | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
-        self.training, self._environment, self._accelerator = training, environment, accelerator
+        self.training, self._environment, self._judge = training, environment, judge
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
         self._replay = replay
@@ -135,9 +137,7 @@ class RoundSteps:
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
-        return await self._driver.run(
-            RoundJob(begun.number, begun.plan, weights, self.method, self._accelerator, wait_s, quorum)
-        )
+        return await self._driver.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
 
     async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:
@@ -174,7 +174,7 @@ class RoundSteps:
         start = now_s()
         with _phase(self._record, number, "evaluation"):
             judged = self._validation or self._test_set
-            score = await in_thread("evaluation", self.method.evaluate, weights, *judged, self._accelerator)
+            score = await self._judge.evaluate(self.method, weights, judged)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
         if self._tested is None or not same(weights, self._tested):
@@ -186,9 +186,7 @@ class RoundSteps:
         if self._validation is None:
             return
         start = now_s()
-        score = await in_thread(
-            "final_test", self.method.final, weights, self._validation, self._test_set, self._accelerator
-        )
+        score = await self._judge.final(self.method, weights, self._validation, self._test_set)
         self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
 
 

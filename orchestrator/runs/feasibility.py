@@ -6,12 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, within
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import FleetSpec, load_profile
+from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
+
+
+def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
+    """The fleet of an experiment that was read from `path`, with the CPUs of its server. Raises UsageError."""
+    cpus = None if experiment.server is None else experiment.server.cpus
+    return msgspec.structs.replace(fleet_of(path, experiment.fleet), server_cpus=cpus)
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
 
-from edgebed.methods.base import Context, CutCost, Method
+from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
@@ -27,13 +28,14 @@ from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
+from orchestrator.rounds.seams import Judge
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
 from orchestrator.runs.request import Watch
 from orchestrator.runs.turns import Turn
 from orchestrator.training.costs import profile_cuts
-from orchestrator.training.server import ServerTrainer
+from orchestrator.training.server import HalfTrainer
 
 T = TypeVar("T")
 Write = Callable[[Record], None]
@@ -76,26 +78,64 @@ def plain(write: Write) -> Write:
     return write
 
 
+class Guard(Protocol):
+    """Awaits work, and ends it with an error if what it needs fails meanwhile."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]: ...
+
+
+async def unguarded(work: Coroutine[Any, Any, T]) -> T:
+    """For `Platform.guard`: nothing that the rounds need can fail."""
+    return await work
+
+
+class Profile(Protocol):
+    """Measures what each cut of a model costs, as `training.costs.profile_cuts` does."""
+
+    async def __call__(
+        self, model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
+    ) -> dict[int, CutCost]: ...
+
+
+def profile_here(accelerator: torch.device) -> Profile:
+    """Profiles in this process."""
+
+    async def profile(
+        model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
+    ) -> dict[int, CutCost]:
+        return await in_thread(
+            "profiling", profile_cuts, model, cuts, batch_size, codec, optimizer, accelerator, batch=batch
+        )
+
+    return profile
+
+
 class Platform(msgspec.Struct, frozen=True):
-    """What carries a run out: real devices and worker threads, or simulated ones on a virtual clock.
+    """What carries a run out: real devices and a trainer's process, or simulated ones on a virtual clock.
 
     Attributes:
         make_trainer: makes a server trainer for one round at a time.
-        accelerator: where the merged weights are tested, and server halves train.
+        judge: tests the merged weights.
+        profile: measures the costs of the model's cuts, where `known_costs` gives none.
+        held_server_cpus: quota of the server as read back; None: nothing is in force.
+        guard: awaits every step of the run.
         server_slots: server halves that train at once, as the method is told.
         calibrated: whether measurements show that the times of the run are those of its limits.
         host: what the run's first record says of the host.
-        known_costs: gives the costs of the model's cuts; where it gives none, they are measured on this host.
+        known_costs: gives the costs of the model's cuts; {}: they are to be measured.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
     """
 
     fleet: RunFleet
-    make_trainer: Callable[[], ServerTrainer]
-    accelerator: torch.device
+    make_trainer: Callable[[], HalfTrainer]
+    judge: Judge
+    profile: Profile
     server_slots: int
     calibrated: bool
     host: Mapping[str, str]
+    held_server_cpus: float | None = None
+    guard: Guard = unguarded
     known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
     recording: Callable[[Write], Write] = plain
     mark: str = ""
@@ -191,7 +231,7 @@ class Run:
         """The result of a step. If it fails, the run ends before this raises the error."""
         why = "interrupted"
         try:
-            return await self._recorder.guard(step)
+            return await self._recorder.guard(self._platform.guard(step))
         except BaseException as error:
             if isinstance(error, Exception):
                 why = f"error: {error}"
@@ -234,6 +274,9 @@ class Run:
                 devices=fleet.infos(),
                 server_slots=self._platform.server_slots,
                 grain=fleet.grain,
+                server_cpus=fleet.spec.server_cpus,
+                held_server_cpus=self._platform.held_server_cpus,
+                dilation_by=fleet.dilation_by,
             )
         )
         for record in fleet.facts():
@@ -272,7 +315,7 @@ class Run:
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,
-            accelerator=self._platform.accelerator,
+            judge=self._platform.judge,
             test=prepared.test,
             validation=prepared.validation,
             save=self._save,
@@ -307,17 +350,9 @@ class Run:
 
     async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
         training = self._experiment.training
-        return await in_thread(
-            "profiling",
-            profile_cuts,
-            model,
-            model.cuts_with_head,
-            training.batch_size,
-            training.codec,
-            training.optimizer,
-            self._platform.accelerator,
-            batch=self._request.prepared.sample(training.batch_size),
-        )
+        batch = self._request.prepared.sample(training.batch_size)
+        settings = (training.batch_size, training.codec, training.optimizer, batch)
+        return await self._platform.profile(model, model.cuts_with_head, *settings)
 
 
 def start_model(experiment: Experiment, prepared: Prepared, path: Path) -> StagedModel:

@@ -32,16 +32,17 @@ from orchestrator.fleet.host_load import HostLoad
 from orchestrator.fleet.host_speed import watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
+from orchestrator.fleet.profile import FleetSpec, load_profile
+from orchestrator.fleet.server_quota import ServerQuota
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
-from orchestrator.runs.feasibility import check_fleet, check_methods
+from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import RunFolder, Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import Platform, Run, RunRequest, start_model
-from orchestrator.training.server import ServerTrainer
+from orchestrator.training.process import TrainerProcess
 
 JOIN_TIMEOUT_S = 180.0
 
@@ -80,17 +81,17 @@ async def standing_fleet(
         addresses = await fleet.prepare()
         broker = await stack.enter_async_context(open_broker(addresses, broker_url))
         controller = FleetController(
-            fleet_id, spec, fleet, factor, heartbeat_s, lambda name: load_profile(name, spec.path), grain
+            fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
         )
         await _connect(controller, broker, stack)
-        controller.broker = broker
+        controller.broker, controller.dilation_by = broker, admitted.set_by
         access = {name: broker.access(fleet.host_of(name)) for name in controller.names}
         await fleet.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
         for name in controller.names:
             await controller.put_on_limits(name, "start")
-        notify(f"limits are on; dilation {factor:.3g}")
+        notify(f"limits are on; dilation {factor:.3g}{f', set by {admitted.set_by}' if admitted.set_by else ''}")
         yield controller
 
 
@@ -142,7 +143,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
     experiment = request.experiment
-    spec = fleet_of(request.path, experiment.fleet)
+    spec = experiment_fleet(experiment, request.path)
     check_fleet(experiment, spec, request.path)
     for folder in (request.runs, *request.begun.values()):
         try_folder(folder)
@@ -153,19 +154,22 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         prepared = prepare_data(experiment, list(profiles), shards, profiles, request.path)
         watch.notify(prepared.describe())
         check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
-        async with standing_fleet(
-            spec,
-            backend=request.backend,
-            dilation=experiment.dilation,
-            becomes=_becomes(experiment, spec),
-            broker_url=request.broker_url,
-            shards=prepared.shards,
-            heartbeat_s=experiment.training.heartbeat_s,
-            grain=experiment.grain,
-            notify=watch.notify,
-        ) as controller:
+        async with (
+            TrainerProcess() as trainer,  # it loads torch while the fleet starts
+            standing_fleet(
+                spec,
+                backend=request.backend,
+                dilation=experiment.dilation,
+                becomes=_becomes(experiment, spec),
+                broker_url=request.broker_url,
+                shards=prepared.shards,
+                heartbeat_s=experiment.training.heartbeat_s,
+                grain=experiment.grain,
+                notify=watch.notify,
+            ) as controller,
+        ):
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
-            return await run_methods(request, controller, prepared, calibration, watch)
+            return await run_methods(request, controller, prepared, calibration, watch, trainer)
 
 
 def _becomes(experiment: Experiment, spec: FleetSpec) -> list[FleetSpec]:
@@ -177,13 +181,29 @@ def _becomes(experiment: Experiment, spec: FleetSpec) -> list[FleetSpec]:
 
 
 async def run_methods(
-    request: Request, controller: FleetController, prepared: Prepared, calibration: Calibration, watch: Watch
+    request: Request,
+    controller: FleetController,
+    prepared: Prepared,
+    calibration: Calibration,
+    watch: Watch,
+    trainer: TrainerProcess | None = None,
 ) -> list[Path]:
     """Run every method of the experiment on a standing fleet, one after the other or interleaved. Returns the run
-    folders in the order of the methods."""
-    async with watch_speed(loop_group(controller.fleet_id)) as speed:
-        carrier = _platform(controller, calibration, HostLoad(speed, {"broker": controller.broker.pid}))
-        return await _run_methods(request, controller, prepared, carrier, watch)
+    folders in the order of the methods.
+
+    Args:
+        trainer: a process that has been started. Default: one for this call.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        if trainer is None:
+            trainer = await stack.enter_async_context(TrainerProcess())
+        await trainer.ready()
+        held = await _limit_server(stack, controller, trainer)
+        speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
+        load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id})
+        return await _run_methods(
+            request, controller, prepared, _platform(controller, calibration, load, trainer, held), watch
+        )
 
 
 async def _run_methods(
@@ -228,20 +248,46 @@ def _run_request(
     )
 
 
-def _platform(controller: FleetController, calibration: Calibration, load: HostLoad) -> Platform:
-    accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+async def _limit_server(
+    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess
+) -> float | None:
+    """Give the trainer's process the CPUs of the experiment's server, divided by the dilation. `stack` ends the process
+    and removes its cgroup.
+
+    Returns the quota as the kernel holds it; None if the server has no CPUs of its own."""
+    if controller.spec.server_cpus is None:
+        return None
+    cpus = controller.spec.server_cpus / controller.dilation
+    quota = ServerQuota(controller.fleet_id, len(controller.names), cpus)
+    stack.callback(quota.close)
+    stack.push_async_callback(trainer.close)
+    held = await asyncio.to_thread(quota.open, trainer.pid)
+    await trainer.limit(quota, cpus)
+    return held
+
+
+def _platform(
+    controller: FleetController,
+    calibration: Calibration,
+    load: HostLoad,
+    trainer: TrainerProcess,
+    held_server_cpus: float | None,
+) -> Platform:
     return Platform(
         fleet=controller,
-        make_trainer=lambda: ServerTrainer(accelerator, slots=1),
-        accelerator=accelerator,
-        server_slots=1,
+        make_trainer=trainer.trainer,
+        judge=trainer,
+        profile=trainer.profile,
+        guard=trainer.guard,
+        server_slots=trainer.slots,
+        held_server_cpus=held_server_cpus,
         calibrated=calibration.passed,
-        host=host_facts(),
+        host=host_facts(trainer.hardware),
         recording=load.recording,
     )
 
 
-def host_facts() -> dict[str, str]:
+def host_facts(accelerator: str = "cpu") -> dict[str, str]:
     """This host, as the first record of a run describes it."""
     return {
         "cores": str(os.cpu_count()),
@@ -250,7 +296,7 @@ def host_facts() -> dict[str, str]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "accelerator": accelerator,
         "mosquitto": shutil.which("mosquitto") or "",
     }
 

@@ -119,7 +119,7 @@ async def serve_on(
         recorder.record,
         deploy.posts(service, trained, files.path.name, _offsets(controller)),
         service.labels,
-        liveness_s=trained.experiment.training.liveness_s,
+        liveness_s=trained.experiment.training.liveness_s * controller.dilation,
         watch=watch,
     )
     controller.attach(recorder.record, router)

@@ -56,6 +56,7 @@ class SimulationContext:
     Attributes:
         shards: by device.
         built: devices whose agents have built their model; all runs share one standing fleet.
+        server_cpus: CPUs of a server of its own, after dilation; None: it is as fast as its costs say.
         server_slots: server halves that train at once.
         dilation: of the experiment, else that of the fleet whose costs are used.
     """
@@ -78,9 +79,11 @@ class SimulationContext:
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
             self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
         )
-        self.server_slots = slots(self.experiment.simulation, len(spec.devices))
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
+        server = self.experiment.server
+        self.server_cpus = None if server is None else server.cpus / self.dilation
+        self.server_slots = slots(self.experiment.simulation, len(spec.devices), self.server_cpus)
 
     def _surrogate_costs(self, model: StagedModel) -> CostModel | None:
         """The costs of the larger experiment, where this one is a surrogate for it (`simulation.as_if`)."""

@@ -18,25 +18,26 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, fleet_of, load_profile
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_profile
+from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.runs.data import prepare_data
-from orchestrator.runs.feasibility import check_fleet, check_methods
+from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, steps
 from orchestrator.runs.request import Watch
-from orchestrator.runs.run import Platform, Run, RunRequest
+from orchestrator.runs.run import Platform, Run, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.pool import HalfPool
-from orchestrator.simulation.server import SimulatedTrainer
+from orchestrator.simulation.server import SimulatedTrainer, server_cpu
 from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
 
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     experiment = request.experiment
-    spec = _sized(fleet_of(request.path, experiment.fleet), request.devices)
+    spec = _sized(experiment_fleet(experiment, request.path), request.devices)
     check_fleet(experiment, spec, request.path)
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
@@ -125,7 +126,7 @@ def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
         context.costs,
         halves,
         dilation=context.dilation,
-        liveness_s=context.experiment.training.liveness_s,
+        liveness_s=context.experiment.training.liveness_s * context.dilation,
         faults=tuple(context.experiment.simulation.faults),
         resolve=lambda name: load_profile(name, context.spec.path),
         built=context.built,
@@ -138,9 +139,14 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
     return Platform(
         fleet=fleet,
         make_trainer=lambda: SimulatedTrainer(
-            accelerator, context.server_slots, costs.server_step_s, charging.assignments
+            accelerator,
+            context.server_slots,
+            costs.server_step_s,
+            charging.assignments,
+            server_cpu(costs, context.server_cpus),
         ),
-        accelerator=accelerator,
+        judge=LocalJudge(accelerator),
+        profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.kind.startswith("calibrated"),
         host={

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from edgebed.methods.base import Replies, ServerHalf
+from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
-from orchestrator.rounds.event_loop import now_ns
+from orchestrator.fleet.profile import Limits
+from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.simulation.costs import CostModel, Device
+from orchestrator.simulation.cpu import Cpu
 from orchestrator.training.server import ServerTrainer
 
 StepCost = Callable[[Sequence[Assignment], Sequence[int]], float]
@@ -23,24 +26,45 @@ class SimulatedTrainer(ServerTrainer):
     Args:
         step_s: gives the seconds of a step from the assignments of its devices and their samples.
         assignments: by device, those of the rounds in hand.
+        cpu: gives a server with less than one CPU its time. None: steps run at full speed.
     """
 
     def __init__(
-        self, accelerator: torch.device, slots: int, step_s: StepCost, assignments: Mapping[str, Assignment]
+        self,
+        accelerator: torch.device,
+        slots: int,
+        step_s: StepCost,
+        assignments: Mapping[str, Assignment],
+        cpu: Cpu | None = None,
     ) -> None:
         super().__init__(accelerator, slots)
         self._free = asyncio.Semaphore(slots)
-        self._step_s, self._assignments = step_s, assignments
+        self._step_s, self._assignments, self._cpu = step_s, assignments, cpu
+
+    async def make_halves(
+        self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
+    ) -> list[ServerHalf]:
+        return await in_thread("server_halves", method.server_halves, weights, assignments, self.accelerator)
 
     async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
         async with self._free:
             start = now_ns()
             replies = half.step(uploads)
             known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
-            await asyncio.sleep(self._step_s([a for a, _ in known], [n for _, n in known]))
+            seconds = self._step_s([a for a, _ in known], [n for _, n in known])
+            await (asyncio.sleep(seconds) if self._cpu is None else self._cpu.use(seconds))
             return replies, start, now_ns()
 
 
-def slots(wanted: Simulation, devices: int) -> int:
-    """Server halves that train at once. 0 in the experiment: one for each device."""
-    return wanted.server_slots or devices
+def slots(wanted: Simulation, devices: int, cpus: float | None) -> int:
+    """Server halves that train at once: one for each whole CPU of a server that has CPUs of its own (after dilation),
+    else as the experiment says. 0 in the experiment: one for each device."""
+    return max(1, int(cpus)) if cpus is not None else wanted.server_slots or devices
+
+
+def server_cpu(costs: CostModel, cpus: float | None) -> Cpu | None:
+    """The CPU time of a server with `cpus` of its own, after dilation. None: its steps run at full speed."""
+    if cpus is None or cpus >= 1:
+        return None
+    server = Device("server", "server", Limits(cpus, 0, 0, 0))
+    return costs.cpu(lambda: server)

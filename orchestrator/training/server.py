@@ -1,7 +1,8 @@
-"""Runs the server halves of a round on worker threads. Each half uses its uploads in a fixed order.
+"""Runs the server halves of a round. Each half uses its uploads in a fixed order.
 
-All bookkeeping is in the event loop. Only `step` and `weights` of a half run on a worker, one at a time per half. So a
-half sees the same uploads in the same order, whatever the order of arrival, and its weights are equal to the bit.
+All bookkeeping is in the event loop. Only `step` and `weights` of a half run elsewhere, one at a time per half: on
+worker threads of this process (`ServerTrainer`) or in the trainer's process (`process.RemoteTrainer`). So a half sees
+the same uploads in the same order, whatever the order of arrival, and its weights are equal to the bit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,14 +20,18 @@ import msgspec
 import torch
 
 from edgebed.errors import DivergedError, EdgebedError, RunError
-from edgebed.methods.base import Replies, ServerHalf
+from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.methods.parts.aggregation import not_finite
 from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
 
 NICENESS = 10
 
 RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Replies, int, int]]]
 """Runs one step of a half. Returns replies by device, and start and end in nanoseconds of the run's clock."""
+
+ReadHalf = Callable[[ServerHalf], Awaitable[Weights]]
+"""The weights of a half that has made all its steps."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -40,31 +46,40 @@ class StepResult(msgspec.Struct, frozen=True):
     ready_ns: int = 0
 
 
-class ServerTrainer:
-    """Worker threads for the server halves of one round at a time. Used from one event loop.
+class HalfTrainer(ABC):
+    """The server halves of one round at a time. Used from one event loop. Where the halves are, a derived class says.
 
     `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait.
-
-    Args:
-        accelerator: where the halves train. On cuda, cuDNN uses its deterministic algorithms in this process.
-        slots: number of halves that train at the same time.
-        threads: torch threads per worker; with more than one, results may differ between hosts.
     """
 
-    def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
-        self.accelerator, self.slots = accelerator, slots
-        if accelerator.type == "cuda":
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        self._pool = ThreadPoolExecutor(
-            slots, thread_name_prefix="server-half", initializer=_settle, initargs=(threads,)
-        )
+    def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
+
+    @abstractmethod
+    async def make_halves(
+        self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
+    ) -> list[ServerHalf]:
+        """The halves of a round, or what stands for them here."""
+
+    @abstractmethod
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+        """Run one step of a half. Returns its replies, and start and end in nanoseconds."""
+
+    @abstractmethod
+    async def read_weights(self, half: ServerHalf) -> Weights:
+        """The weights of a half that has made all its steps."""
+
+    async def open(self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]) -> set[str]:
+        """Make the server halves of a round, and start it. Returns the devices that have a half."""
+        halves = await self.make_halves(method, weights, assignments)
+        self.begin(halves)
+        return {device for half in halves for device in half.devices}
 
     def begin(self, halves: Iterable[ServerHalf]) -> None:
         """Start a round. Uploads that still wait from the last round end without a result."""
         for lane in self._lanes.values():
             lane.end()
-        lanes = [_Lane(half, self._pool, self.run_step) for half in halves]
+        lanes = [_Lane(half, self.run_step, self.read_weights) for half in halves]
         self._lanes = {device: lane for lane in lanes for device in lane.half.devices}
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
@@ -99,24 +114,62 @@ class ServerTrainer:
         lane = self._lanes.get(device)
         return lane.busy_ns / 1e9 if lane is not None else 0.0
 
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
-        """Run one step of a half on a worker. Returns its replies, and start and end in nanoseconds."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._train, half, uploads)
+    async def close(self) -> None:
+        """End the round."""
+        self.begin([])
 
-    def _train(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
-        start_ns = time.monotonic_ns()
-        replies = half.step(uploads)
-        if self.accelerator.type == "cuda":
-            torch.cuda.synchronize(self.accelerator)
-        return replies, start_ns, time.monotonic_ns()
+
+class ServerTrainer(HalfTrainer):
+    """Halves on worker threads of this process.
+
+    Args:
+        accelerator: where the halves train. On cuda, cuDNN uses its deterministic algorithms in this process.
+        slots: number of halves that train at the same time.
+        threads: torch threads per worker; with more than one, results may differ between hosts.
+    """
+
+    def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
+        super().__init__()
+        self.accelerator, self.slots = accelerator, slots
+        settle_accelerator(accelerator)
+        self._pool = ThreadPoolExecutor(
+            slots, thread_name_prefix="server-half", initializer=settle_worker, initargs=(threads,)
+        )
+
+    async def make_halves(
+        self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
+    ) -> list[ServerHalf]:
+        return await asyncio.to_thread(method.server_halves, weights, assignments, self.accelerator)
+
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, timed_step, half, uploads, self.accelerator)
+
+    async def read_weights(self, half: ServerHalf) -> Weights:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, half.weights)
 
     async def close(self) -> None:
         """End the round and the threads. Waits for steps that are running."""
-        self.begin([])
+        await super().close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
 
-def _settle(threads: int) -> None:
+def timed_step(half: ServerHalf, uploads: Mapping[str, Weights], accelerator: torch.device) -> tuple[Replies, int, int]:
+    """One step of a half: its replies, and start and end in monotonic nanoseconds."""
+    start_ns = time.monotonic_ns()
+    replies = half.step(uploads)
+    if accelerator.type == "cuda":
+        torch.cuda.synchronize(accelerator)
+    return replies, start_ns, time.monotonic_ns()
+
+
+def settle_accelerator(accelerator: torch.device) -> None:
+    """Have cuDNN use its deterministic algorithms in this process."""
+    if accelerator.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def settle_worker(threads: int) -> None:
     """Set up a worker, once. It gets a low priority: on a host that the fleet uses fully, the server must become slower
     when CPU time is short, and not the devices, whose quotas are measured."""
     torch.set_num_threads(threads)
@@ -166,9 +219,9 @@ class _Seat(msgspec.Struct):
 class _Lane:
     """One server half: its devices' uploads in order, and at most one running step."""
 
-    def __init__(self, half: ServerHalf, pool: ThreadPoolExecutor, run_step: RunStep) -> None:
+    def __init__(self, half: ServerHalf, run_step: RunStep, read_weights: ReadHalf) -> None:
         self.half, self.busy_ns = half, 0
-        self._pool, self._run_step = pool, run_step
+        self._run_step, self._read_half = run_step, read_weights
         self._seats = {device: _Seat() for device in half.devices}
         self._errors: dict[str, EdgebedError] = {}
         self._running: asyncio.Task[None] | None = None
@@ -238,7 +291,7 @@ class _Lane:
         try:
             replies, start_ns, end_ns = await self._run_step(self.half, uploads)
         except Exception as error:
-            self._break(_named(error, self.half.devices), used.values())
+            self._break(named(error, self.half.devices), used.values())
         else:
             self.busy_ns += end_ns - start_ns
             self._settle(used, replies, start_ns, end_ns)
@@ -273,7 +326,7 @@ class _Lane:
         self._seats.clear()
 
     async def _read_weights(self) -> Weights:
-        weights = await asyncio.get_running_loop().run_in_executor(self._pool, self.half.weights)
+        weights = await self._read_half(self.half)
         if why := not_finite(weights):
             devices = ", ".join(self.half.devices)
             raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=_LOWER)
@@ -283,7 +336,7 @@ class _Lane:
 _LOWER = "lower optimizer.lr"
 
 
-def _named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:
+def named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:
     """An error of a step, with the names of the devices."""
     if isinstance(error, EdgebedError):
         return error

@@ -17,6 +17,7 @@ from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns
+from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
@@ -161,7 +162,7 @@ async def _play(
         devices=fleet,
         training=wanted,
         environment=environment,
-        accelerator=CPU,
+        judge=LocalJudge(CPU),
         test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
         save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
         record=note,

@@ -49,6 +49,7 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Report, Task
+from orchestrator.training.copies import copy_of, from_copy
 from orchestrator.training.server import ServerTrainer, StepResult
 
 CPU = torch.device("cpu")
@@ -211,7 +212,8 @@ class _Round:
 
     async def run(self, weights: Weights, plan: Plan, devices: Mapping[str, int], number: int) -> Weights:
         self.log.plans.append(plan)
-        halves = self.method.server_halves(weights, plan.assignments, CPU)
+        copied = from_copy(copy_of(self.method, self.method.context), self.method.context)  # as in a real run
+        halves = copied.server_halves(weights, plan.assignments, CPU)
         self.log.halves += [len(half.devices) for half in halves]
         self.trainer.begin(halves)
         players = [
@@ -224,7 +226,7 @@ class _Round:
         assert [pair[0].device for pair in done] == sorted(set(plan.assignments) - set(self.silent))
         if not done:
             return weights
-        self.log.upper |= {name for contribution, _ in done for name in contribution.server_weights}
+        self.log.upper |= {name for contribution, _ in done for name in contribution.server_weights if name in weights}
         merged = self.method.merge(weights, [contribution for contribution, _ in done])
         self.method.observe(number, [outcome for _, outcome in done])
         return merged

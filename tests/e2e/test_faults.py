@@ -34,7 +34,7 @@ from orchestrator.records.types import (
     UploadReceived,
 )
 from orchestrator.rounds.driver import QUEUED_UPLOADS, RoundDriver
-from orchestrator.training.server import ServerTrainer
+from orchestrator.training.server import HalfTrainer
 from tests.component._faults import pid_of
 from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up
 
@@ -154,9 +154,9 @@ async def test_a_link_cut_while_uploads_queue_costs_one_round(
 def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: float) -> asyncio.Event:
     """Every step of the device's server half takes so much longer. The event is set when an upload of the device waits
     because those before it, as many as may, still wait for the server half."""
-    full, used, submit, deliver = asyncio.Event(), list[int](), ServerTrainer.submit, RoundDriver.deliver
+    full, used, submit, deliver = asyncio.Event(), list[int](), HalfTrainer.submit, RoundDriver.deliver
 
-    async def slowed(self: ServerTrainer, who: str, batch: int, tensors: Any) -> Any:
+    async def slowed(self: HalfTrainer, who: str, batch: int, tensors: Any) -> Any:
         if who != device:
             return await submit(self, who, batch, tensors)
         await asyncio.sleep(seconds)
@@ -170,7 +170,7 @@ def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: floa
             full.set()
         await deliver(self, inbound)
 
-    monkeypatch.setattr(ServerTrainer, "submit", slowed)
+    monkeypatch.setattr(HalfTrainer, "submit", slowed)
     monkeypatch.setattr(RoundDriver, "deliver", watched)
     return full
 

@@ -75,7 +75,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     trainer.begin = begin_as_the_next_arrives  # type: ignore[method-assign,assignment]
     weights = small_model().weights()
     plan = method.plan(0, [view("a", 2 * BATCH)], SCHEDULE)
-    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, weights, method, CPU)))
+    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, weights, method)))
     task = await port.task
 
     def upload(batch: int) -> ReceivedTransfer:
@@ -107,7 +107,7 @@ async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:
     settings = RoundSettings("run", {"a": BATCH})
     driver = RoundDriver(port, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
-    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, small_model().weights(), method, CPU)))
+    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, small_model().weights(), method)))
     await port.task
     driver.lost("a", "its agent was killed")
     async with asyncio.timeout(10):

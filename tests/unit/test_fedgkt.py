@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import Contribution, ServerHalf, find_half
-from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation
+from edgebed.methods.base import Contribution, find_half
+from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation, server_logits
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Optimizer
 from edgebed.wire.order import shuffled
@@ -151,21 +151,20 @@ async def test_own_extractors_and_logits_come_down_again_and_are_merged_with_nob
     assert set(made.task_weights(after, made.plan(1, [view("new")], SCHEDULE).assignments["new"])) == set(names)
 
 
-async def test_logits_find_their_samples_again_in_another_order_of_batches() -> None:
+async def test_logits_find_their_samples_again_in_another_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round has an order of its own; what comes down is by row of the shard."""
-    made, used = method(), list[CommonUpper]()
-    halves = made.server_halves
+    made, answered, merge = method(), dict[int, torch.Tensor](), FedGKT.merge
 
-    def kept(*wanted: Any) -> list[ServerHalf]:
-        used.extend(half for half in halves(*wanted) if isinstance(half, CommonUpper))
-        return list(used)
+    def seen(self: FedGKT, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
+        answered.update(server_logits(contributions[0].server_weights, "a"))
+        return merge(self, weights, contributions)
 
-    made.server_halves = kept  # type: ignore[method-assign]
+    monkeypatch.setattr(FedGKT, "merge", seen)
     await play(made, small_model().weights(), {"a": 10}, range(1))
     first, second = (made.plan(number, [view("a")], SCHEDULE).assignments["a"] for number in (0, 1))
     assert first.seed != second.seed
     rows = shuffled(10, first.seed, 0)
-    by_batch = torch.cat([used[0].logits["a"][number] for number in range(3)])
+    by_batch = torch.cat([answered[number] for number in range(3)])
     task = made.task_weights(small_model().weights(), second)
     assert torch.equal(task[LOGITS][rows], by_batch)
     assert task[KNOWN].all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from edgebed.errors import CapacityError, UsageError
 from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.profile import (
+    Carried,
     DeviceSpec,
     FleetSpec,
     Limits,
@@ -20,6 +22,7 @@ from orchestrator.fleet.profile import (
     load_fleet,
     load_profile,
     needed_dilation,
+    path_dilation,
 )
 
 FLEETS = Path(__file__).parents[2] / "profiles" / "fleets"
@@ -210,3 +213,36 @@ def test_a_dilated_fleet_fits_and_keeps_its_proportions(cpus: list[float], cores
     for limits, device in zip(dilated, spec.devices, strict=True):
         rate = device.profile.limits.uplink_bit_s
         assert limits.uplink_bit_s * device.profile.limits.cpus == pytest.approx(limits.cpus * rate, rel=1e-3)
+
+
+def test_latency_is_multiplied_by_the_dilation() -> None:
+    """Reported seconds are divided by it."""
+    assert Limits(1.0, 10**7, 10**7, 64, latency_ms=20).dilated(4).latency_ms == 80
+
+
+def test_the_quota_of_a_server_counts_into_the_dilation() -> None:
+    served = msgspec.structs.replace(fleet(1.0, 1.0, reserve=0.5), server_cpus=1.0)
+    assert needed_dilation(served, 2) == pytest.approx(2)
+    with pytest.raises(CapacityError, match="wants 3 CPUs"):
+        dilation_of(served, "off", 2)
+
+
+def test_a_server_too_small_for_the_kernel_is_refused() -> None:
+    served = msgspec.structs.replace(fleet(1.0, reserve=0.5), server_cpus=0.002)
+    with pytest.raises(CapacityError, match="the server would get 0"):
+        dilation_of(served, 4.0, 2)
+
+
+def test_links_that_the_host_does_not_carry_dilate_or_refuse() -> None:
+    """140 devices of 10 Mbit/s, whose quotas fit."""
+    spec = fleet(*[0.01] * 140)
+    carried = Carried(700_000_000, 350_000_000)
+    rates = spec.rates
+    assert rates[0] == rates[1] == 140 * spec.devices[0].profile.limits.uplink_bit_s
+    assert needed_dilation(spec, 2) == 1
+    assert path_dilation(spec, None) == 1
+    needed = path_dilation(spec, carried)
+    assert needed == max(1.0, rates[1] / carried.down_bit_s)
+    assert dilation_of(spec, "auto", 2, carried) == needed
+    with pytest.raises(CapacityError, match="this host's network path carries 700 Mbit/s up and 350 Mbit/s down"):
+        dilation_of(spec, "off", 2, carried)

@@ -108,13 +108,13 @@ def test_a_resumed_run_shows_every_round_with_the_dilation_of_its_stretch(tmp_pa
     assert lengths[0] == pytest.approx(4 * lengths[2], rel=1e-4)
 
 
-def test_the_dilation_badge_says_that_the_server_is_not_slowed(page: str, tmp_path: Path) -> None:
+def test_the_dilation_badge_says_that_the_server_is_not_dilated(page: str, tmp_path: Path) -> None:
     header, main = body(page).split("<main>")
-    assert re.search(r'title="[^"]*server[^"]*not slowed[^"]*">dilation 2.5<', header)
-    assert "server, the merge and the broker are not slowed" in main
+    assert re.search(r'title="[^"]*server is not dilated[^"]*">dilation 2.5<', header)
+    assert "The server is not dilated: a large dilation flatters it" in main
     folder = keep(tmp_path / "run", Synthetic().records)
     write_report(folder)
-    assert "not slowed" not in body((folder / "report.html").read_text(encoding="utf-8"))
+    assert "not dilated" not in body((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def test_the_page_says_how_long_quotas_stopped_whom(page: str, tmp_path: Path) -> None:

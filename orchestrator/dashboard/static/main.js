@@ -112,6 +112,7 @@ function strip() {
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   box.replaceChildren(h("b", {}, head.run), ...items.map(([text, kind]) => h("span.pill" + (kind ? "." + kind : ""), {}, text)),
+    head.server_note ? h("span.quiet", {}, head.server_note) : "",
     newer ? h("a", {href: `#/run/${encodeURIComponent(newer.id)}`}, `${newer.method} is running now →`) : "");
 }
 

@@ -25,7 +25,7 @@ NAME_CHARACTERS = 63
 """Characters that a record keeps of a name that is not a device's."""
 
 REST_SILENCE_S = 30.0
-"""How long `rest` waits for a device that makes no progress."""
+"""How long `rest` waits for a device that makes no progress, before dilation."""
 
 CHUNKS_UNDER_WAY = 4
 """Chunks of cancelled transfers that may still be on a link: those that a sender hands over before an answer."""
@@ -89,7 +89,7 @@ class FleetController(RunFleet):
             on_dropped=self.dropped,
             chunk_bytes=chunk_bytes,
         )
-        self.membership = Membership(self.names, self.endpoint.control, self.record)
+        self.membership = Membership(self.names, self.endpoint.control, self.record, self.dilation)
         self.membership.listen(self.on_device)
         self.endpoint.start()
 
@@ -239,9 +239,10 @@ class FleetController(RunFleet):
 
     async def rest(self, left_out: Collection[str]) -> None:
         """As `RunFleet.rest`. A device that stays at work without progress is recorded as a fault."""
-        busy = await self.membership.rest(REST_SILENCE_S)
+        silence_s = REST_SILENCE_S * self.dilation
+        busy = await self.membership.rest(silence_s)
         for name in busy:
-            what = f"still has a task of the last round after {REST_SILENCE_S:.0f} s without progress"
+            what = f"still has a task of the last round after {silence_s:.0f} s without progress"
             self.record(Fault(time.monotonic_ns(), name, f"{what}; it may disturb the next method's round"))
         slowest = min((min(self.limits[n].uplink_bit_s, self.limits[n].downlink_bit_s) for n in left_out), default=0)
         if slowest:

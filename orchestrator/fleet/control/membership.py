@@ -29,7 +29,8 @@ from edgebed.wire.messages import (
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 REPEAT_S = 1.0
-"""Seconds between repetitions of Configure until it is answered; other requests wait a multiple of it."""
+"""Seconds between repetitions of Configure until it is answered, before dilation; other requests wait a multiple of
+it."""
 
 RIVAL_BEATS = 3
 """Heartbeats of a second agent with a device's name, without one of the first, after which it becomes that device."""
@@ -95,7 +96,10 @@ class Membership:
         record: takes records of what happens to devices.
     """
 
-    def __init__(self, names: Iterable[str], send: SendControl, record: Callable[[Record], None]) -> None:
+    def __init__(
+        self, names: Iterable[str], send: SendControl, record: Callable[[Record], None], dilation: float = 1.0
+    ) -> None:
+        self._repeat_s = REPEAT_S * dilation
         self.devices = {name: Member(name) for name in names}
         self._send, self._record = send, record
         self._listeners: list[Callable[[DeviceEvent], None]] = []
@@ -261,7 +265,7 @@ class Membership:
                 )
             self._send(name, wanted)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPEAT_S):
+                async with asyncio.timeout(self._repeat_s):
                     await self._change(device)
 
     async def probe(self, name: str, probe: Probe) -> ProbeResult:
@@ -275,7 +279,7 @@ class Membership:
                 if self.devices[name].incarnation != incarnation:
                     raise FleetError(f"{name} restarted during a probe", hint="repeat the calibration")
                 self._send(name, probe)
-                await asyncio.wait([future], timeout=5 * REPEAT_S)
+                await asyncio.wait([future], timeout=5 * self._repeat_s)
             return future.result()
         finally:
             del self._probes[probe.id]
@@ -290,7 +294,7 @@ class Membership:
             sent = time.monotonic_ns()
             self._send(name, Ping(seq, sent, self.devices[name].incarnation))
             try:
-                async with asyncio.timeout(5 * REPEAT_S):
+                async with asyncio.timeout(5 * self._repeat_s):
                     pong, received = await future
             except TimeoutError:
                 continue
@@ -320,7 +324,7 @@ class Membership:
         while device.configure and (device.status is None or device.status.sent_ns < now_ns + device.offset_ns):
             self._send(device.name, device.configure)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPEAT_S):
+                async with asyncio.timeout(self._repeat_s):
                     await self._change(device)
 
     async def rest(self, silence_s: float) -> list[str]:
@@ -334,7 +338,7 @@ class Membership:
         return [name for name, rests in zip(names, resting, strict=True) if not rests]
 
     async def _rest_one(self, device: Member, silence_s: float) -> bool:
-        """Ask once per `REPEAT_S` with the settings, which an agent answers with a Status. An agent that ends a task
+        """Ask now and then with the settings, which an agent answers with a Status. An agent that ends a task
         sends one unasked."""
         since_ns = time.monotonic_ns()
         progress, heard_s = -1, time.monotonic()
@@ -346,7 +350,7 @@ class Membership:
             if device.configure is not None:
                 self._send(device.name, device.configure)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPEAT_S):
+                async with asyncio.timeout(self._repeat_s):
                     while not device.rests_since(since_ns):
                         await self._change(device)
         return True

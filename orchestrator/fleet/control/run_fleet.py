@@ -37,6 +37,7 @@ class RunFleet(ABC):
 
     Attributes:
         endpoint: sends tasks and replies to the devices.
+        dilation_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`.
         names: of the devices, in the order of the fleet file.
         profiles: in force, by device.
         limits: in force, by device, after dilation.
@@ -61,6 +62,7 @@ class RunFleet(ABC):
         for device in spec.devices:
             self._assign(device.name, device.profile)
         self.names = list(self.profiles)
+        self.dilation_by = ""
         self.labels: Mapping[str, Sequence[int]] = {}
         self.driver: Driver | None = None
         self._resolve = resolve_profile

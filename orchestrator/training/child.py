@@ -1,0 +1,163 @@
+"""The trainer's process: makes the server halves, trains them, and tests weights, on orders that come over a socket.
+
+It owns the accelerator. It ends when the orchestrator closes the socket or ends, and holds no event loop: the main
+thread reads orders, one thread per slot trains halves, another one does everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from edgebed.errors import EdgebedError, RunError, in_words
+from edgebed.methods.base import METHODS, Context, Method, ServerHalf
+from edgebed.methods.parts.local_training import make_optimizer
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Optimizer
+from orchestrator.training import orders as o
+from orchestrator.training import parcel
+from orchestrator.training.copies import from_copy
+from orchestrator.training.costs import profile_cuts
+from orchestrator.training.server import named, settle_accelerator, settle_worker, timed_step
+
+READY = -1
+"""Number of the answer that says that the process has started."""
+
+Answered = tuple[o.Result, parcel.Groups]
+
+
+class Workshop:
+    """Carries out orders. Contexts, samples and halves stay from one order to the next."""
+
+    def __init__(self, accelerator: torch.device) -> None:
+        self._accelerator = accelerator
+        self._contexts: dict[int, Context] = {}
+        self._samples: dict[int, Weights] = {}
+        self._halves: dict[int, list[ServerHalf]] = {}  # of every trainer
+
+    def carry_out(self, order: o.Order, groups: Mapping[str, Weights]) -> Answered:
+        """Raises what the method raises, for the error of a step as EdgebedError."""
+        match order:
+            case o.KeepContext(number):
+                self._contexts[number] = from_copy(groups[o.COPY][o.COPY])
+            case o.KeepData(number):
+                self._samples[number] = groups["data"]
+            case o.MakeHalves():
+                return self._make_halves(order, groups)
+            case o.TakeStep(trainer, half):
+                return self._take_step(self._halves[trainer][half], groups)
+            case o.ReadWeights(trainer, half):
+                return o.Done(), {"weights": self._halves[trainer][half].weights()}
+            case o.Forget(trainer):
+                self._halves.pop(trainer, None)
+            case o.Test():
+                return self._test(order, groups), {}
+            case o.ProfileCuts():
+                return self._profile(order, groups), {}
+        return o.Done(), {}
+
+    def _make_halves(self, order: o.MakeHalves, groups: Mapping[str, Weights]) -> Answered:
+        method, assignments = from_copy(groups[o.COPY][o.COPY], self._contexts[order.context])
+        halves = method.server_halves(groups["weights"], assignments, self._accelerator)
+        self._halves[order.trainer] = halves
+        return o.Halves(tuple(tuple(half.devices) for half in halves)), {}
+
+    def _take_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Answered:
+        try:
+            replies, start_ns, end_ns = timed_step(half, uploads, self._accelerator)
+        except Exception as error:
+            raise named(error, half.devices) from error
+        refused = {device: o.Problem.of(r) for device, r in replies.items() if isinstance(r, EdgebedError)}
+        tensors = {device: r for device, r in replies.items() if not isinstance(r, EdgebedError)}
+        return o.Stepped(start_ns, end_ns, refused), tensors
+
+    def _test(self, order: o.Test, groups: Mapping[str, Weights]) -> o.Result:
+        method: Method = from_copy(groups[o.COPY][o.COPY], self._contexts[order.context])
+        samples = [(self._samples[number]["x"], self._samples[number]["y"]) for number in order.data]
+        weights = groups["weights"]
+        if len(samples) == 1:
+            return o.Scored(method.evaluate(weights, *samples[0], self._accelerator))
+        validation, test = samples
+        return o.Scored(method.final(weights, validation, test, self._accelerator))
+
+    def _profile(self, order: o.ProfileCuts, groups: Mapping[str, Weights]) -> o.Result:
+        model, batch = from_copy(groups[o.COPY][o.COPY]), (groups["data"]["x"], groups["data"]["y"])
+        settings = (order.cuts, order.batch_size, order.codec, order.optimizer, self._accelerator)
+        return o.Costs(tuple(profile_cuts(model, *settings, batch=batch).values()))
+
+
+def warm_up() -> None:
+    """Have torch load what it loads with the first optimizer: some seconds of CPU time, which would be the first
+    round's."""
+    make_optimizer([torch.nn.Parameter(torch.zeros(1))], Optimizer())
+
+
+class Server:
+    """Reads orders from the socket and answers them."""
+
+    def __init__(self, orchestrator: socket.socket) -> None:
+        self._socket = orchestrator
+        self._accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        settle_accelerator(self._accelerator)
+        self._threads = torch.get_num_threads()
+        self._workshop = Workshop(self._accelerator)
+        self._settle(1)
+        self._other = ThreadPoolExecutor(1)
+
+    def run(self) -> None:
+        """Serve until the orchestrator closes the socket or ends."""
+        warm_up()
+        hardware = torch.cuda.get_device_name() if self._accelerator.type == "cuda" else "cpu"
+        self._answer(READY, o.Ready(hardware), {})
+        while self._take_order():
+            pass
+
+    def _settle(self, slots: int) -> None:
+        """Train so many halves at the same time."""
+        self._training = ThreadPoolExecutor(slots, initializer=settle_worker, initargs=(1,))
+
+    def _take_order(self) -> bool:
+        arrived: parcel.Parcel[o.Call] | None = parcel.receive(self._socket, o.Call)
+        if arrived is None:
+            return False
+        if isinstance(arrived.head.order, o.Settle):
+            self._settle(arrived.head.order.slots)
+        steps = isinstance(arrived.head.order, o.TakeStep | o.ReadWeights)
+        pool = self._training if steps else self._other
+        pool.submit(self._serve, arrived, 1 if steps else self._threads)
+        return True
+
+    def _serve(self, arrived: parcel.Parcel[o.Call], threads: int) -> None:
+        torch.set_num_threads(threads)  # a new thread begins with what another one has set
+        try:
+            result, groups = self._workshop.carry_out(arrived.head.order, arrived.groups)
+        except EdgebedError as error:
+            result, groups = o.Failed(o.Problem.of(error)), {}
+        except Exception as error:
+            hint = "see the method's code; the traceback is in the log of the trainer's process"
+            result, groups = o.Failed(o.Problem.of(RunError(in_words(error), hint=hint))), {}
+        self._answer(arrived.head.number, result, groups)
+
+    def _answer(self, number: int, result: o.Result, groups: parcel.Groups) -> None:
+        try:
+            parcel.send(self._socket, o.Answer(number, result), groups)
+        except (BrokenPipeError, ConnectionError):
+            os._exit(0)  # the orchestrator has ended
+
+
+def main(argv: list[str]) -> Any:
+    """`python -m orchestrator.training.child FD`, started by `process.TrainerProcess`."""
+    orchestrator = socket.socket(fileno=int(argv[1]))
+    METHODS.classes()
+    Server(orchestrator).run()
+    os._exit(0)  # not after the steps that are running: nobody waits for them
+
+
+if __name__ == "__main__":
+    main(sys.argv)

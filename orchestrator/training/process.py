@@ -1,0 +1,336 @@
+"""The trainer's process as the orchestrator sees it: starts it, sends orders, notices its end, closes it.
+
+Server halves, tests of weights and the profiling of cuts run there, so they do not hold the interpreter lock of the
+event loop, and they can get CPUs of their own. Tensors go through shared memory (`parcel`). At most `slots` + 1 steps
+are under way at once; further ones wait here, so memory holds no more than that many copies of an upload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import IO, Any, Protocol, TypeVar
+
+import msgspec
+
+from edgebed.errors import EdgebedError, RunError
+from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
+from edgebed.methods.parts.evaluation import Score
+from edgebed.models.staged import StagedModel, Weights
+from edgebed.wire.messages import Assignment, Codec, Optimizer
+from orchestrator.training import orders as o
+from orchestrator.training import parcel
+from orchestrator.training.child import READY
+from orchestrator.training.copies import copy_of
+from orchestrator.training.server import HalfTrainer
+
+T = TypeVar("T")
+START_S, END_S = 120.0, 5.0
+"""Seconds in which the process must have started, and in which it must have ended."""
+
+RESUME = "`edgebed run --resume RUN` continues from the last checkpoint"
+MEMORY = "; if the host's memory was short (see `dmesg`), use smaller batches, fewer devices or a larger host"
+
+
+class Quota(Protocol):
+    """CPUs of the process: `fleet.server_quota.ServerQuota`."""
+
+    def set(self) -> float: ...
+    def lift(self) -> None: ...
+
+
+class TrainerProcess:
+    """One process for all runs of an experiment.
+
+    Attributes:
+        pid: of the process.
+        hardware: the accelerator's name, or cpu; known once it is `ready`.
+        slots: server halves that train at once.
+    """
+
+    def __init__(self) -> None:
+        self.slots = 1
+        self._room = asyncio.Semaphore(2)
+        self._quota: Quota | None = None
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[parcel.Parcel[o.Answer]]] = {}
+        self._kept: dict[int, tuple[int, object]] = {}  # number, by id of a context or of samples, which stay alive
+        self._guarded: set[asyncio.Future[Any]] = set()
+        self._failure: RunError | None = None
+        self._closing = False
+        self._lifted = 0
+        self._cpus = math.inf
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Start the process, which loads torch meanwhile: `ready` waits for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, self._log = ours, tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `close`
+        self._ready = self._expect(READY)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "orchestrator.training.child", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C is for the orchestrator, which then ends it
+            )
+        self.pid = self._process.pid
+        asyncio.get_running_loop().add_reader(ours, self._read)
+
+    async def ready(self) -> None:
+        """Raises RunError where the process has not started in time."""
+        try:
+            async with asyncio.timeout(START_S):
+                answer = await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise RunError(f"the trainer's process has not started within {START_S:.0f} s", hint=RESUME) from None
+        assert isinstance(answer.head.result, o.Ready)
+        self.hardware = answer.head.result.accelerator
+
+    async def limit(self, quota: Quota, cpus: float) -> None:
+        """The process has a quota of `cpus` from now on: halves get one slot per whole CPU. Tests of weights and the
+        profiling of cuts are no work of the server's, and run without it."""
+        self._quota, self._cpus, self.slots = quota, cpus, max(1, int(cpus))
+        self._room = asyncio.Semaphore(self.slots + 1)
+        await self.call(o.Settle(self.slots))
+
+    @contextlib.asynccontextmanager
+    async def _unlimited(self) -> AsyncIterator[None]:
+        """Lift the quota meanwhile. Tests of several methods may overlap."""
+        if self._quota is None:
+            yield
+            return
+        self._lifted += 1
+        try:
+            await asyncio.to_thread(self._quota.lift)
+            yield
+        finally:
+            self._lifted -= 1
+            if not self._lifted:
+                await asyncio.to_thread(self._quota.set)
+
+    async def close(self) -> None:
+        """End the process. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._log.close()
+
+    async def __aenter__(self) -> TrainerProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`. Raises RunError, with `work` cancelled and ended, once the process has ended by itself."""
+        task = asyncio.ensure_future(work)
+        self._guarded.add(task)
+        try:
+            if self._failure is not None:
+                task.cancel()
+            return await task
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            self._guarded.discard(task)
+
+    def process_id(self) -> int | None:
+        """For measurements of its load; None once it has ended."""
+        return None if self._failure is not None or self._closing else self.pid
+
+    # ---- what it does ----
+
+    def trainer(self) -> RemoteTrainer:
+        """A server trainer for one round at a time."""
+        return RemoteTrainer(self, next(self._numbers))
+
+    async def evaluate(self, method: Method, weights: Weights, samples: Batch) -> Score:
+        """`Method.evaluate`."""
+        return await self._test(method, weights, samples)
+
+    async def final(self, method: Method, weights: Weights, validation: Batch, test: Batch) -> Score:
+        """`Method.final`."""
+        return await self._test(method, weights, validation, test)
+
+    async def _test(self, method: Method, weights: Weights, *samples: Batch) -> Score:
+        context = await self.keep_context(method.context)
+        data = [await self._keep_samples(each) for each in samples]
+        copy = await asyncio.to_thread(copy_of, method, method.context)
+        async with self._unlimited():
+            answer = await self.call(o.Test(context, tuple(data)), {o.COPY: {o.COPY: copy}, "weights": weights})
+        return expect(answer, o.Scored).score
+
+    async def profile(
+        self, model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
+    ) -> dict[int, CutCost]:
+        """`profile_cuts`, on the accelerator of the process. Seconds of the server are those under its quota."""
+        groups = {o.COPY: {o.COPY: copy_of(model)}, "data": {"x": batch[0], "y": batch[1]}}
+        async with self._unlimited():
+            answer = await self.call(o.ProfileCuts(tuple(cuts), batch_size, codec, optimizer), groups)
+        share = min(1.0, self._cpus)
+        costs = [
+            msgspec.structs.replace(cost, server_s=cost.server_s / share) for cost in expect(answer, o.Costs).costs
+        ]
+        return {cost.cut: cost for cost in costs}
+
+    async def keep_context(self, context: Context) -> int:
+        """The number under which the process keeps a run's context."""
+        if id(context) not in self._kept:
+            number = next(self._numbers)
+            await self.call(o.KeepContext(number), {o.COPY: {o.COPY: copy_of(context)}})
+            self._kept[id(context)] = number, context
+        return self._kept[id(context)][0]
+
+    async def _keep_samples(self, samples: Batch) -> int:
+        if id(samples[0]) not in self._kept:
+            number = next(self._numbers)
+            await self.call(o.KeepData(number), {"data": {"x": samples[0], "y": samples[1]}})
+            self._kept[id(samples[0])] = number, samples
+        return self._kept[id(samples[0])][0]
+
+    # ---- calls ----
+
+    async def call(self, order: o.Order, groups: parcel.Groups | None = None) -> parcel.Parcel[o.Answer]:
+        """Send an order and wait for the answer. Raises the error that it names, and RunError if the process ended."""
+        number = next(self._numbers)
+        answered = self._expect(number)
+        try:
+            if isinstance(order, o.TakeStep):
+                async with self._room:
+                    return await self._send(o.Call(number, order), groups, answered)
+            return await self._send(o.Call(number, order), groups, answered)
+        finally:
+            self._calls.pop(number, None)
+
+    async def _send(
+        self, call: o.Call, groups: parcel.Groups | None, answered: asyncio.Future[parcel.Parcel[o.Answer]]
+    ) -> parcel.Parcel[o.Answer]:
+        with contextlib.suppress(ConnectionError):  # the process has ended: the answer says why
+            await asyncio.to_thread(parcel.send, self._socket, call, groups)
+        answer = await answered
+        if isinstance(answer.head.result, o.Failed):
+            raise answer.head.result.problem.error()
+        return answer
+
+    def _expect(self, number: int) -> asyncio.Future[parcel.Parcel[o.Answer]]:
+        future: asyncio.Future[parcel.Parcel[o.Answer]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        if self._failure is not None:
+            future.set_exception(self._failure)
+        return future
+
+    def _read(self) -> None:
+        answer: parcel.Parcel[o.Answer] | None
+        try:
+            answer = parcel.receive(self._socket, o.Answer, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            answer = None
+        if answer is None:
+            self._gone = asyncio.ensure_future(self._ended())
+        elif (future := self._calls.get(answer.head.number)) is not None and not future.done():
+            future.set_result(answer)
+
+    async def _ended(self) -> None:
+        """The process has ended by itself: every call fails, and guarded work is cancelled."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        code = await self._process.wait()
+        self._failure = RunError(f"the trainer's process {cause(code)}{last_words(self._log)}", hint=RESUME + MEMORY)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self._failure)
+        for task in self._guarded:
+            task.cancel()
+
+
+class RemoteHalf(ServerHalf):
+    """A server half in the trainer's process."""
+
+    def __init__(self, number: int, devices: Sequence[str]) -> None:
+        self.number, self.devices = number, tuple(devices)
+
+
+class RemoteTrainer(HalfTrainer):
+    """A server trainer whose halves are in the trainer's process."""
+
+    def __init__(self, process: TrainerProcess, number: int) -> None:
+        super().__init__()
+        self._process, self._number = process, number
+
+    async def make_halves(
+        self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
+    ) -> list[ServerHalf]:
+        """Made by a copy of the method, so what it stores in itself meanwhile is lost."""
+        if type(method).server_halves is Method.server_halves:
+            return []
+        context = await self._process.keep_context(method.context)
+        copy = await asyncio.to_thread(copy_of, (method, dict(assignments)), method.context)
+        answer = await self._process.call(
+            o.MakeHalves(self._number, context), {o.COPY: {o.COPY: copy}, "weights": weights}
+        )
+        return [RemoteHalf(number, each) for number, each in enumerate(expect(answer, o.Halves).devices)]
+
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+        answer = await self._process.call(o.TakeStep(self._number, number_of(half)), uploads)
+        step = expect(answer, o.Stepped)
+        replies: dict[str, Weights | EdgebedError] = dict(answer.groups)
+        replies |= {device: problem.error() for device, problem in step.refused.items()}
+        return replies, step.start_ns, step.end_ns
+
+    async def read_weights(self, half: ServerHalf) -> Weights:
+        return (await self._process.call(o.ReadWeights(self._number, number_of(half)))).groups["weights"]
+
+    async def close(self) -> None:
+        await super().close()
+        with contextlib.suppress(RunError):  # a process that has ended holds no halves
+            await self._process.call(o.Forget(self._number))
+
+
+def number_of(half: ServerHalf) -> int:
+    assert isinstance(half, RemoteHalf)
+    return half.number
+
+
+def expect(answer: parcel.Parcel[o.Answer], kind: type[o.R]) -> o.R:
+    result = answer.head.result
+    assert isinstance(result, kind), f"the trainer's process answered {type(result).__name__}"
+    return result
+
+
+def cause(code: int) -> str:
+    """Why a process ended, by its return code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed ({name}{', perhaps because memory was short' if name == 'SIGKILL' else ''})"
+
+
+def last_words(log: IO[bytes]) -> str:
+    """The last line of a log, for a message; "" if it is empty."""
+    size = os.fstat(log.fileno()).st_size
+    lines = os.pread(log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").strip().splitlines()
+    return f"; its last words: {lines[-1]}" if lines else ""

@@ -1,0 +1,35 @@
+"""What the network path carries: measured with real links, kept for this boot, and gone afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.fleet import netns, network_path
+from orchestrator.fleet.network_path import FILE, Measured
+
+
+@pytest.mark.root
+def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FILE, str(tmp_path / "deep" / "host.json"))
+    monkeypatch.setattr(network_path, "LINKS", 2)
+    monkeypatch.setattr(network_path, "RATES_BIT_S", (20_000_000,))
+    assert network_path.known() is None
+    carried = network_path.measure()
+    assert carried is not None
+    most = 2 * 20_000_000 * network_path.USABLE
+    assert 0.5 * most < carried.up_bit_s < 1.5 * most
+    assert 0.5 * most < carried.down_bit_s < 1.5 * most
+    assert network_path.known() == carried
+    assert not [name for name in netns.existing() if "path" in name]
+
+
+def test_a_measurement_of_another_kernel_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "host.json"
+    monkeypatch.setenv(FILE, str(path))
+    path.write_bytes(msgspec.json.encode(Measured("boot", "another", 2.0, network_path.NOTHING)))
+    assert network_path.known() is None
+    path.write_text("{")
+    assert network_path.known() is None

@@ -1,0 +1,147 @@
+"""The trainer's process: the same bits as in this process, and an end that is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+
+from edgebed.errors import RunError
+from edgebed.methods.base import METHODS, Method
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Codec, Optimizer
+from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.training.process import TrainerProcess
+from orchestrator.training.server import HalfTrainer, ServerTrainer
+from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one process for all tests
+
+HALVED = [name for name, cls in METHODS.classes().items() if cls.server_halves is not Method.server_halves]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def process() -> AsyncIterator[TrainerProcess]:
+    async with TrainerProcess() as process:
+        await process.ready()
+        yield process
+
+
+def upload(method: Method, device: str, stages: int, number: int) -> Weights:
+    generator = torch.Generator().manual_seed(number + 10 * ord(device))
+    shape = method.context.model.feature_shape(stages)
+    z = torch.randn(BATCH, *shape, generator=generator)
+    y = torch.randint(method.context.model.classes, (BATCH,), generator=generator)
+    return {"features": z, "labels": y, "logits": torch.randn(BATCH, method.context.model.classes, generator=generator)}
+
+
+async def one_round(trainer: HalfTrainer, name: str) -> tuple[list[Weights], list[Weights]]:
+    """Replies and weights of three devices with two uploads each."""
+    method = make_method(name)
+    plan = method.plan(0, [view(device, 2 * BATCH) for device in "abc"], SCHEDULE)
+    assert await trainer.open(method, small_model().weights(), plan.assignments) == set("abc")
+    steps = [
+        asyncio.create_task(trainer.submit(d, n, upload(method, d, plan.assignments[d].stages, n)))
+        for n in range(2)
+        for d in "abc"
+    ]
+    results = [await step for step in steps]
+    assert all(result is not None and result.end_ns > result.start_ns for result in results)
+    weights = await asyncio.gather(*(trainer.finish(device, 2) for device in "abc"))
+    return [result.replies for result in results if result is not None], weights
+
+
+@pytest.mark.parametrize("name", HALVED)
+async def test_halves_in_the_process_give_the_same_bits(process: TrainerProcess, name: str) -> None:
+    here, there = ServerTrainer(CPU, slots=2), process.trainer()
+    expected, found = await one_round(here, name), await one_round(there, name)
+    for ours, theirs in zip(expected, found, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert list(one) == list(other)
+            assert all(torch.equal(one[key], other[key]) for key in one)
+    await here.close()
+    await there.close()
+
+
+async def test_a_test_in_the_process_gives_the_same_score(process: TrainerProcess) -> None:
+    method, weights = make_method("fedavg"), small_model().weights()
+    x = torch.randn(30, *small_model().input_shape, generator=torch.Generator().manual_seed(1))
+    samples = x, torch.arange(30) % small_model().classes
+    for _ in range(2):  # the second time the process has the samples
+        assert await process.evaluate(method, weights, samples) == await LocalJudge(CPU).evaluate(
+            method, weights, samples
+        )
+    assert (await process.final(method, weights, samples, samples)).accuracy >= 0
+
+
+async def test_cuts_are_profiled_in_the_process(process: TrainerProcess) -> None:
+    model = small_model()
+    batch = torch.randn(8, *model.input_shape), torch.zeros(8).long()
+    costs = await process.profile(model, model.cuts_with_head, 8, Codec(), Optimizer(), batch)
+    assert list(costs) == list(model.cuts_with_head)
+    assert all(cost.server_s > 0 and cost.device_s > 0 for cost in costs.values())
+
+
+async def test_an_error_of_a_half_comes_back_as_it_is(process: TrainerProcess) -> None:
+    method, trainer = make_method("splitfed"), process.trainer()
+    plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
+    await trainer.open(method, small_model().weights(), plan.assignments)
+    foreign = {"labels": torch.full((BATCH,), 99)}
+    with pytest.raises(RunError, match="device 'a' sent a label outside") as caught:
+        await trainer.submit("a", 0, {**upload(method, "a", 2, 0), **foreign})
+    assert caught.value.hint == "cut the shards from the same data set"
+    await trainer.close()
+
+
+async def test_a_method_that_cannot_be_copied_is_named(process: TrainerProcess) -> None:
+    method, trainer = make_method("splitfed"), process.trainer()
+    method.callback = lambda: None  # type: ignore[attr-defined]
+    plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
+    with pytest.raises(RunError, match="the method 'splitfed' cannot be copied") as caught:
+        await trainer.open(method, small_model().weights(), plan.assignments)
+    assert "no functions" in caught.value.hint
+
+
+async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
+    async with TrainerProcess() as process:
+        await process.ready()
+        trainer = process.trainer()
+        work = asyncio.create_task(process.guard(asyncio.Event().wait()))
+        method = make_method("splitfed")
+        plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
+        await trainer.open(method, small_model().weights(), plan.assignments)
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            with pytest.raises(RunError, match="was killed \\(SIGKILL, perhaps because memory was short\\)") as caught:
+                await work
+            with pytest.raises(RunError, match="trainer's process"):
+                await trainer.submit("a", 0, upload(method, "a", 2, 0))
+        assert "--resume" in caught.value.hint
+        await trainer.close()
+    assert not psutil.pid_exists(process.pid)
+
+
+async def test_the_process_ends_with_the_orchestrator() -> None:
+    """One that is killed cannot close anything."""
+    script = (
+        "import asyncio, os\n"
+        "from orchestrator.training.process import TrainerProcess\n"
+        "async def main():\n"
+        "    async with TrainerProcess() as process:\n"
+        "        print(process.pid, flush=True)\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    run = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    out, _ = await run.communicate()
+    pid = int(out)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        await asyncio.to_thread(psutil.Process(pid).wait, 60)
