@@ -117,6 +117,14 @@ def test_the_period_is_100_ms_or_as_long_as_the_least_quota_needs(cpus: float) -
     assert throttle.quota_us(limits) / limits.period_us == pytest.approx(cpus, rel=throttle.TOLERANCE)
 
 
+@given(st.floats(0.001, 64), st.sampled_from([1_000, 4_000, 10_000]))
+def test_a_short_period_has_a_quota_of_one_tick_at_least(cpus: float, tick_us: int) -> None:
+    limits = Limits(cpus=cpus, uplink_bit_s=8, downlink_bit_s=8, memory_mib=64).dilated(1, "period", tick_us)
+    assert tick_us <= limits.period_us <= 1_000_000
+    assert throttle.quota_us(limits) >= tick_us or limits.period_us == 1_000_000
+    assert limits.period_us <= max(tick_us, tick_us / cpus + 1)
+
+
 def test_a_period_or_a_burst_that_did_not_take_is_named() -> None:
     held = msgspec.structs.replace(HELD, period_us=50_000, burst_us=1000)
     assert throttle.mismatches(LIMITS, held) == [
