@@ -74,6 +74,9 @@ def command(
         console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder}.")
 
 
+_FROM_CARD = ("experiment", "method", "seed", "rounds", "accuracy", "time_to_target_s", "backend", "started")
+
+
 def read_row(records: Path) -> ListedRun | None:
     """Read the beginning and end of the records, and the summary if it is up to date. None if this is not a run."""
     try:
@@ -82,8 +85,7 @@ def read_row(records: Path) -> ListedRun | None:
             return None
         return ListedRun(
             id=records.parent.name,
-            **{key: card[key] for key in ("experiment", "method", "seed", "rounds", "accuracy", "backend", "started")},
-            time_to_target_s=_time_to_target(records),
+            **{key: card[key] for key in _FROM_CARD},
             status=status_of(card["ended"], writing=is_being_written(records)),
             ended=card["ended"],
         )
@@ -101,20 +103,6 @@ def status_of(ended: str, *, writing: bool) -> Status:
     if ended.startswith("error"):
         return "failed"
     return "interrupted" if ended == "interrupted" else "finished"
-
-
-class _Summary(msgspec.Struct):
-    time_to_target_s: float | None = None
-
-
-def _time_to_target(records: Path) -> float | None:
-    summary = records.parent / "summary.json"
-    try:
-        if summary.stat().st_mtime < records.stat().st_mtime:
-            return None
-        return msgspec.json.decode(summary.read_bytes(), type=_Summary).time_to_target_s
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def chosen(

@@ -36,7 +36,7 @@ class RunList:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._paths: dict[str, Path] = {}
-        self._cards: dict[str, tuple[tuple[float, int], dict[str, Any]]] = {}
+        self._cards: dict[str, tuple[tuple[float, int, float], dict[str, Any]]] = {}
         self._open: dict[str, RecordTail] = {}
         for folder in wanted.folders:
             self._add(folder)
@@ -91,7 +91,7 @@ class RunList:
             stat = records.stat()
         except OSError:
             return None
-        key = (stat.st_mtime, stat.st_size)
+        key = (stat.st_mtime, stat.st_size, _summary_mtime(folder))
         if run not in self._cards or self._cards[run][0] != key:
             card = make_card(records)
             if card is None:
@@ -147,8 +147,30 @@ def make_card(records: Path) -> dict[str, Any] | None:
         "devices": len(first.devices),
         "rounds": rounds,
         "accuracy": accuracy,
+        "time_to_target_s": _time_to_target(records),
         "ended": ended,
     }
+
+
+class _Summary(msgspec.Struct):
+    time_to_target_s: float | None = None
+
+
+def _summary_mtime(folder: Path) -> float:
+    try:
+        return (folder / "summary.json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _time_to_target(records: Path) -> float | None:
+    """From the summary, where that is newer than the records."""
+    try:
+        if _summary_mtime(records.parent) < records.stat().st_mtime:
+            return None
+        return msgspec.json.decode(records.with_name("summary.json").read_bytes(), type=_Summary).time_to_target_s
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _tail(records: Path) -> Sequence[t.Record]:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.dashboard import tail
 from orchestrator.dashboard.run_list import RunList, Wanted, make_card
 from orchestrator.dashboard.tail import RecordTail, refresh
+from orchestrator.records.summary import write_summary
 from tests.synthetic import Synthetic
 
 
@@ -115,6 +116,15 @@ def test_cards_come_from_the_ends_of_the_file(tmp_path: Path) -> None:
     card = make_card(tmp_path / "a" / "records.jsonl")
     assert card is not None
     assert (card["rounds"], card["accuracy"], card["ended"], card["devices"]) == (5, 0.5, "rounds done", 3)
+
+
+def test_a_card_has_the_time_to_target_once_the_summary_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"".join(lines(Synthetic(rounds=5, accuracy=0.2, target=0.5))))
+    shelf = RunList(Wanted(library=tmp_path))
+    assert [card["time_to_target_s"] for card in shelf.cards()] == [None]
+    expected = write_summary(tmp_path / "a")["time_to_target_s"]
+    assert expected > 0
+    assert [card["time_to_target_s"] for card in shelf.cards()] == [expected]
 
 
 def test_the_shelf_finds_new_runs_and_leaves_out_others(tmp_path: Path) -> None:

@@ -1,7 +1,24 @@
 // The list of runs with filters, and the choice of those to compare.
 
 import {h, put} from "./dom.js";
-import {accuracy, number} from "./format.js";
+import {accuracy, number, seconds} from "./format.js";
+
+/** Columns: label, class, key to sort by, text. The first one is made apart. */
+const COLUMNS = [
+  ["run", "", "id"],
+  ["state", "", "state"],
+  ["method", "", "method", (card) => card.method],
+  ["seed", "num", "seed", (card) => card.seed],
+  ["rounds", "num", "rounds", (card) => card.rounds],
+  ["accuracy", "num", "accuracy", (card) => accuracy(card.accuracy)],
+  ["time to target", "num", "time_to_target_s", (card) => seconds(card.time_to_target_s)],
+  ["limits held by", "", "enforcement", (card) => card.enforcement],
+  ["calibrated", "", "calibrated", (card) => (card.calibrated ? "yes" : h("b.bad", {}, "NO"))],
+  ["D", "num", "dilation", (card) => number(card.dilation)],
+  ["devices", "num", "devices", (card) => card.devices],
+  ["started (UTC)", "", "started", (card) => card.started.slice(0, 19).replace("T", " ")],
+  ["experiment", "", "experiment", (card) => card.experiment],
+];
 
 export class RunsView {
   constructor(root) {
@@ -15,12 +32,25 @@ export class RunsView {
     this.go = h("button.main", {type: "button", onclick: () => { location.hash = `#/compare/${[...this.chosen].map(encodeURIComponent).join(",")}`; }});
     this.count = h("span.quiet");
     this.body = h("tbody");
-    const heads = [["run", ""], ["state", ""], ["rounds", "num"], ["accuracy", "num"], ["method", ""], ["limits held by", ""], ["calibrated", ""], ["D", "num"], ["devices", "num"], ["started (UTC)", ""], ["experiment", ""]];
+    this.order = {key: "started", down: true};
+    this.heads = COLUMNS.map(([label, kind, key]) => h("th" + (kind ? "." + kind : ""), {scope: "col"}, h("button.link", {type: "button", onclick: () => this.sortBy(key)}, label)));
     root.replaceChildren(h("div.head", {}, h("h1", {id: "h-runs", tabindex: -1}, "Runs ", this.count), h("div.tools", {},
       h("label", {for: "run-words"}, "Words"), this.words, h("label", {for: "run-method"}, "Method"), this.method, h("label", {for: "run-state"}, "State"), this.state, this.go)),
-    h("div.card.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Runs, scrolls"}, h("table.runs", {}, h("caption.hidden-text", {}, "Runs, the newest first"),
-      h("thead", {}, h("tr", {}, heads.map(([label, kind]) => h("th" + (kind ? "." + kind : ""), {scope: "col"}, label)))), this.body)));
+    h("div.card.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Runs, scrolls"}, h("table.runs", {}, h("caption.hidden-text", {}, "Runs"),
+      h("thead", {}, h("tr", {}, this.heads)), this.body)));
     this.redraw();
+  }
+
+  sortBy(key) {
+    this.order = {key, down: this.order.key === key ? !this.order.down : false};
+    this.redraw();
+  }
+
+  /** Runs without a value come last in both directions. */
+  sorted(cards) {
+    const {key, down} = this.order, known = cards.filter((card) => card[key] !== null);
+    known.sort((a, b) => (a[key] > b[key] ? 1 : a[key] < b[key] ? -1 : 0) * (down ? -1 : 1));
+    return [...known, ...cards.filter((card) => card[key] === null)];
   }
 
   draw(cards) {
@@ -36,9 +66,10 @@ export class RunsView {
 
   redraw() {
     const words = this.words.value.toLowerCase().split(/\s+/), method = this.method.value || "all", state = this.state.value;
-    const shown = this.cards.filter((card) => (method === "all" || card.method === method) && (state === "all" || card.state === state) &&
+    const shown = this.sorted(this.cards).filter((card) => (method === "all" || card.method === method) && (state === "all" || card.state === state) &&
       words.every((word) => `${card.id} ${card.experiment} ${card.method} ${card.backend} seed ${card.seed}`.toLowerCase().includes(word)));
-    const key = JSON.stringify([shown, [...this.chosen]]);
+    const key = JSON.stringify([shown, [...this.chosen], this.order]);
+    this.heads.forEach((head, i) => { head.ariaSort = COLUMNS[i][2] === this.order.key ? (this.order.down ? "descending" : "ascending") : "none"; });
     put(this.count, shown.length < this.cards.length ? `${shown.length} of ${this.cards.length}` : String(this.cards.length));
     put(this.go, this.chosen.size > 1 ? `Compare ${this.chosen.size} runs` : "Choose two or more to compare");
     this.go.disabled = this.chosen.size < 2;
@@ -46,7 +77,7 @@ export class RunsView {
     this.key = key;
     const focus = document.activeElement?.dataset?.run, box = document.activeElement?.type === "checkbox";
     this.body.replaceChildren(...shown.map((card) => this.row(card)));
-    if (!shown.length) this.body.replaceChildren(h("tr", {}, h("td", {colspan: 11}, this.cards.length ? "No run fits these filters." : "There is no run yet. It appears here when it begins.")));
+    if (!shown.length) this.body.replaceChildren(h("tr", {}, h("td", {colspan: COLUMNS.length}, this.cards.length ? "No run fits these filters." : "There is no run yet. It appears here when it begins.")));
     if (focus) this.body.querySelector(`${box ? "input" : "a"}[data-run="${CSS.escape(focus)}"]`)?.focus();
   }
 
@@ -55,8 +86,6 @@ export class RunsView {
       onchange: () => { if (box.checked) this.chosen.add(card.id); else this.chosen.delete(card.id); this.redraw(); }});
     return h("tr", {}, h("th", {scope: "row"}, h("span.pick", {}, box, h("a", {href: `#/run/${encodeURIComponent(card.id)}`, "data-run": card.id}, card.id))),
       h("td", {}, h(`span.pill.r-${card.state}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
-      h("td.num", {}, card.rounds), h("td.num", {}, accuracy(card.accuracy)), h("td", {}, card.method), h("td", {}, card.enforcement),
-      h("td", {}, card.calibrated ? "yes" : h("b.bad", {}, "NO")), h("td.num", {}, number(card.dilation)), h("td.num", {}, card.devices),
-      h("td", {}, card.started.slice(0, 19).replace("T", " ")), h("td", {}, card.experiment));
+      COLUMNS.slice(2).map(([, kind, , text]) => h("td" + (kind ? "." + kind : ""), {}, text(card))));
   }
 }
