@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from edgebed.datasets.shard import Shard
-from edgebed.errors import TransferRefused
+from edgebed.errors import RunError, TransferRefused
 from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.methods.base import (
@@ -248,12 +248,12 @@ async def test_an_error_that_nobody_foresaw_costs_the_device_its_round_and_bring
 
 async def test_training_that_diverges_on_a_device_is_called_so(tmp_path: Path) -> None:
     async with fleet(tmp_path, {"dev-1": 24}) as made:
-        run = made.play(FEDAVG, training(rounds=1, optimizer={"name": "sgd", "lr": 1e30}))
-        before = await run
+        with pytest.raises(RunError, match=r"no work was merged in 1 round: .*optimizer.lr"):
+            await made.play(FEDAVG, training(rounds=1, optimizer={"name": "sgd", "lr": 1e30}))
         (out,) = made.of(DeviceOut)
         assert out.how == "diverged"
         assert "optimizer.lr" in out.why
-        assert_same(before, start_weights())
+        assert_same(made.saved[-1], start_weights())
 
 
 # ---- deadline, lateness ----
@@ -402,7 +402,8 @@ class HeldSplitFed(SplitFed):
 
 async def test_uploads_that_a_device_waits_for_cannot_be_kept(tmp_path: Path) -> None:
     async with fleet(tmp_path, {"dev-1": 24}) as made:
-        await made.play(HeldSplitFed(), training(rounds=1))
+        with pytest.raises(RunError, match="no work was merged"):
+            await made.play(HeldSplitFed(), training(rounds=1))
         (out,) = made.of(DeviceOut)
         assert out.how == "failed"
         assert "hold" in out.why
