@@ -20,6 +20,7 @@ from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
+from orchestrator.records.vocabulary import threads_note
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
@@ -60,6 +61,8 @@ def up(
     log.print(f"{len(state.devices)} devices are running (process {pid}); limits: {state.enforcement}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
+    if note := threads_note(state.dilation, {each.profile.name: each.profile.limits.cpus for each in spec.devices}):
+        log.print(note)
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
 
 

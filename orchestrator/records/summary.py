@@ -28,7 +28,7 @@ from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record
-from orchestrator.records.vocabulary import server_note
+from orchestrator.records.vocabulary import server_note, threads_note
 from orchestrator.records.whatif import WhatIf
 
 NOT_COUNTED = ("offline", "unreported")
@@ -68,6 +68,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "server_cpus": started.server_cpus,
         "held_server_cpus": last.started.held_server_cpus,
         "server_note": server_note(run.dilation, started.server_cpus),
+        "threads_note": threads_note(run.dilation, {device.profile: device.cpus for device in started.devices}),
         "calibrated": run.calibrated,
         "started": run.sessions[0].started.wall,
         "resumed": len(run.sessions) - 1,

@@ -6,7 +6,7 @@ Terminal, report, figures, comparison and live page use these words. Files keep 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from orchestrator.records.palette import WAITS
 
@@ -27,6 +27,23 @@ def server_note(dilation: float, cpus: float | None) -> str:
     return (
         f"The server halves have {cpus:g} CPUs, dilated as the devices are. Plan, merge, checkpoint and broker are not "
         "dilated."
+    )
+
+
+def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
+    """What a dilation does to devices with several CPUs, in a sentence; "" where there is none with one thread left.
+
+    Args:
+        cpus: by profile, before dilation.
+    """
+    one_left = (name for name in sorted(cpus) if dilation > 1 and cpus[name] >= 2 > cpus[name] / dilation)
+    single = [f"{name} ({cpus[name]:g} CPUs)" for name in one_left]
+    if not single:
+        return ""
+    run = "run" if len(single) > 1 else "runs"
+    return (
+        f"Threads follow the dilated CPUs: {', '.join(single)} {run} one thread, whose work scales perfectly with the "
+        "CPUs. A real device with several cores gains less on a small network."
     )
 
 

@@ -91,7 +91,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
         devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
-        not_dilated=summary["server_note"],
+        not_dilated=f"{summary['server_note']} {summary['threads_note']}".strip(),
         lanes=run.has_lanes,
         throttled=tables.first(tables.throttled_rows(summary)),
         events=tables.first(tables.event_rows(run)),

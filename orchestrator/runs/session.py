@@ -34,6 +34,7 @@ from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, load_profile
 from orchestrator.fleet.server_quota import ServerQuota
+from orchestrator.records.vocabulary import server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
@@ -92,6 +93,10 @@ async def standing_fleet(
         for name in controller.names:
             await controller.put_on_limits(name, "start")
         notify(f"limits are on; dilation {factor:.3g}{f', set by {admitted.set_by}' if admitted.set_by else ''}")
+        cpus = {device.profile.name: device.profile.limits.cpus for device in spec.devices}
+        for note in (server_note(factor, spec.server_cpus), threads_note(factor, cpus)):
+            if note:
+                notify(note)
         yield controller
 
 

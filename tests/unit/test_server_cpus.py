@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from orchestrator.experiment import Simulation
-from orchestrator.records.vocabulary import server_note
+from orchestrator.records.vocabulary import server_note, threads_note
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.server import server_cpu, slots
@@ -47,3 +47,11 @@ def test_a_simulated_server_with_a_quarter_of_a_cpu_takes_four_times_as_long() -
     assert run_virtual(partial(_wall_s, quarter, 2.0)) == pytest.approx(8.0)
     assert server_cpu(costs, None) is None
     assert server_cpu(costs, 2.0) is None  # each slot has a whole CPU
+
+
+def test_outputs_name_profiles_that_have_one_thread_left() -> None:
+    cpus = {"cpu4": 4.0, "cpu2": 2.0, "cpu1": 1.0}
+    assert threads_note(1.0, cpus) == ""
+    assert threads_note(4.87, {"cpu1": 1.0}) == ""
+    assert "cpu2 (2 CPUs) runs one thread" in threads_note(1.5, cpus)
+    assert "cpu2 (2 CPUs), cpu4 (4 CPUs) run one thread" in threads_note(4.87, cpus)
