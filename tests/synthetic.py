@@ -52,7 +52,9 @@ class Synthetic:
         finish: bool = True,
         accuracy: float = 0.2,
         target: float = 0.75,
+        facts: bool = False,
     ) -> None:
+        """`facts`: with what the records did not say in version 0.2: when uploads were taken and steps could begin."""
         self.fleet = FLEET if fleet is None else fleet
         self.records: list[t.Record] = []
         self.starts: list[int] = []
@@ -61,7 +63,7 @@ class Synthetic:
         self._lives = dict.fromkeys(self.fleet, 1)
         self._cursor = dict.fromkeys(self.fleet, START - 500 * MS)  # start of the open phase, orchestrator's clock
         self._phases: dict[str, list[Phase]] = {name: [] for name in self.fleet}
-        self._accuracy = accuracy
+        self._accuracy, self._facts = accuracy, facts
         self._begin(method, dilation, first_round, target)
         now = START
         for number in range(first_round, first_round + rounds):
@@ -206,8 +208,10 @@ class Synthetic:
         for phase in ("compute", "encode"):
             now += getattr(speed, phase) * MS
             self._phase(name, phase, task, now)
-        self._put(t.UploadReceived(now + 10 * MS, now, number, name, batch, FEATURES))
-        self._put(t.ServerStep(now + 10 * MS, now + 15 * MS, number, (name,), batch))
+        taken, ready = (now + 11 * MS, now + 12 * MS) if self._facts else (0, 0)
+        begin = now + 13 * MS if self._facts else now + 10 * MS
+        self._put(t.UploadReceived(now + 10 * MS, now, number, name, batch, FEATURES, taken))
+        self._put(t.ServerStep(begin, now + 15 * MS, number, (name,), batch, ready))
         return now
 
     def _die(self, number: int, name: str, now: int) -> int:

@@ -22,7 +22,9 @@ from orchestrator.analysis.time_axis import Rounds
 from orchestrator.records import types as t
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts
+from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.timeline import timelines
+from orchestrator.records.vocabulary import BOUNDS
 
 Summary = Mapping[str, Any]
 Row = tuple[Any, ...]
@@ -101,6 +103,10 @@ def rounds_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
         table[name] = pd.array(summary[name], dtype="float64")
     table["disturbed"] = pd.array([_words(causes) for causes in summary["disturbed"]], dtype="str")
     table.insert(2, "start_s", table["round"].map(start_s).astype("float64"))
+    bounds = summary["round_bounds"]
+    table["bound_by"] = pd.array([None if row is None else row["text"] for row in bounds], dtype="str")
+    for what in BOUNDS:
+        table[f"bound_by_{what}_share"] = pd.array([_share(row, what) for row in bounds], dtype="float64")
     for cause, seconds in _behind(summary).items():
         table[f"straggler_behind_{cause}_s"] = pd.array(seconds, dtype="float64")
     for name, values in summary["extra"].items():
@@ -112,11 +118,15 @@ def _words(causes: Sequence[str] | None) -> str | None:
     return None if causes is None else " ".join(causes)
 
 
+def _share(bounds: Mapping[str, Any] | None, what: str) -> float | None:
+    """Share of a round for which bounds of one kind were on its critical path."""
+    return None if bounds is None else float(sum(row["share"] for row in bounds["parts"] if row["what"] == what))
+
+
 def _behind(summary: Summary) -> dict[str, list[float | None]]:
     """By cause: how many seconds the straggler was behind the median device; None in a round without a straggler."""
     rows = [row or {} for row in summary["straggler_behind_s"]]
-    causes = dict.fromkeys(cause for row in rows for cause in row)
-    return {cause: [row.get(cause) for row in rows] for cause in causes}
+    return {cause: [row.get(cause) for row in rows] for cause in CAUSES}
 
 
 def curve_table(rounds: pd.DataFrame) -> pd.DataFrame:

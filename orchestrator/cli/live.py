@@ -20,6 +20,7 @@ from rich.text import Text
 
 from orchestrator.records import formatting, vocabulary
 from orchestrator.records import types as t
+from orchestrator.records.bound_by import in_words
 from orchestrator.records.formatting import accuracy, known, seconds, size
 from orchestrator.records.reducer import reduce
 from orchestrator.records.run_state import DeviceState, RunState
@@ -118,6 +119,8 @@ def _foot(state: RunState) -> str:
         parts.append(f"The last round's straggler: {last.straggler}.")
     if last is not None and last.disturbed:
         parts.append(f"The host disturbed it: {vocabulary.disturbances(last.disturbed)}.")
+    if last is not None and last.bounds is not None:
+        parts.append(f"The last round was {in_words(last.bounds)}.")
     return " ".join(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
+from orchestrator.records.bound_by import in_words
 from orchestrator.records.palette import style
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.summary import percentile
@@ -110,7 +111,7 @@ def _figures(state: RunState) -> dict[str, float | None]:
 
 def _row(row: RoundRow) -> list[Any]:
     """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind,
-    disturbed by."""
+    disturbed by, what bounded it in words."""
     behind = [_short(value) for value in row.behind_s]
     numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
     return [
@@ -124,6 +125,7 @@ def _row(row: RoundRow) -> list[Any]:
         row.why,
         behind,
         row.disturbed,
+        "" if row.bounds is None else in_words(row.bounds),
     ]
 
 

@@ -20,6 +20,7 @@ class Piece(msgspec.Struct, gc=False):
     name: str
     task: str
     cpu_ns: int = 0
+    throttled_ns: int = 0
 
     def share(self, start_ns: int, end_ns: int) -> int:
         """Device nanoseconds of the part between two orchestrator times within the piece."""
@@ -76,7 +77,7 @@ def _place(device: DeviceFacts) -> Placed:
         start = was if start_ns == at else clock.to_orchestrator(start_ns)
         at, was = end_ns, clock.to_orchestrator(end_ns)
         end = was if was > start else start
-        pieces.append(Piece(start, end, end_ns - start_ns, phase.name, phase.task, phase.cpu_ns))
+        pieces.append(Piece(start, end, end_ns - start_ns, phase.name, phase.task, phase.cpu_ns, phase.throttled_ns))
         if end > last_word.get(incarnation, 0):
             last_word[incarnation] = end
     pieces.sort(key=attrgetter("start_ns"))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records import vocabulary
-from orchestrator.records.formatting import accuracy, factor, known, number, percent, seconds, size
+from orchestrator.records.formatting import NONE, accuracy, factor, known, number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import unpaired
 
@@ -58,6 +58,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "round_s_p95": ("round, 95th percentile", seconds),
     "straggler_gap_s": ("straggler gap", seconds),
     "idle_share_mean": ("idle share", percent),
+    "bound_by": ("bound by", lambda value: value["text"] or value["why_not"] or NONE),
     "bytes_up_total": ("bytes up", size),
     "bytes_down_total": ("bytes down", size),
     "timeline_residual_max": ("timeline residual, worst", percent),

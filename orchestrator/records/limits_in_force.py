@@ -17,6 +17,7 @@ class InForce(msgspec.Struct, frozen=True):
     cpus: float
     uplink_bit_s: float
     downlink_bit_s: float
+    latency_ms: float = 0.0
 
     @property
     def link_bit_s(self) -> float:
@@ -41,7 +42,7 @@ class Limits:
         if not rows:
             return self._asked.get(device)
         row = rows[max(0, bisect_right(self._times[device], at_ns) - 1)]
-        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s)
+        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms)
 
 
 def _asked(info: t.DeviceInfo, dilation: float) -> InForce:

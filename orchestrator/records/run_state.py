@@ -12,9 +12,10 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.records import types as t
+from orchestrator.records.bound_by import RoundBounds
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 10
+VERSION = 11
 """Of the structs below. A state of another version is made again from the records."""
 
 
@@ -28,6 +29,7 @@ class RoundRow(msgspec.Struct, array_like=True):
         straggler, gap_s, why, behind_s: as in `orchestrator.records.stragglers`, divided by the dilation.
         loop_ms, disturbed: CPU time of the reference loop, and what the host disturbed the round by; None: not
             measured, or not known yet.
+        bounds: what bounded it; None: not known, or not yet.
         rev: revision of the state when the row last changed.
     """
 
@@ -48,6 +50,7 @@ class RoundRow(msgspec.Struct, array_like=True):
     behind_s: tuple[float, ...] = ()
     loop_ms: float | None = None
     disturbed: tuple[str, ...] | None = None
+    bounds: RoundBounds | None = None
     rev: int = 0
 
     @property

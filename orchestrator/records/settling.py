@@ -6,6 +6,8 @@ from statistics import median
 
 import msgspec
 
+from orchestrator.records.bound_by import RoundBounds, bounds_of_round
+from orchestrator.records.critical_path import Paths
 from orchestrator.records.disturbance import host_of_round, works_of
 from orchestrator.records.events import Event, disturbed
 from orchestrator.records.limits_in_force import Limits
@@ -61,8 +63,12 @@ def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts
             seconds = {device: done.seconds for device, done in facts.done.items()}
             _put(state, facts, judge(seconds, {}))
     if wanted:
-        for timeline in timelines(RunFacts([session]), {facts.number for facts in wanted}):
-            _put(state, timeline.facts, straggler(timeline))
+        run = RunFacts([session])
+        paths = Paths(run)
+        for timeline in timelines(run, {facts.number for facts in wanted}):
+            path = paths.of(timeline)
+            _put(state, timeline.facts, straggler(timeline, path))
+            _put_bounds(state, timeline.facts, None if path is None else bounds_of_round(timeline, path))
 
 
 def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
@@ -89,6 +95,12 @@ def _put(state: RunState, facts: RoundFacts, found: Straggler | None) -> None:
     if new != (row.straggler, row.gap_s, row.why, row.behind_s):
         row.straggler, row.gap_s, row.why, row.behind_s = new
         row.rev = state.rev
+
+
+def _put_bounds(state: RunState, facts: RoundFacts, bounds: RoundBounds | None) -> None:
+    row = state.rows[state.rounds[facts.number].row]
+    if bounds != row.bounds:
+        row.bounds, row.rev = bounds, state.rev
 
 
 def _drop(session: Session, facts: RoundFacts, indexed: IndexedRound) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 import msgspec
 
+from orchestrator.records.critical_path import NEAR, RoundPath, reason
 from orchestrator.records.timeline import RoundTimeline
 
 CAUSES = ("cpu", "uplink", "downlink", "server")
@@ -53,9 +55,14 @@ class Costs(msgspec.Struct):
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """The slowest device of a round. `gap_s`: behind the median device; `why`: the cause in which it is furthest behind
-    the median device (one of CAUSES; "" where no single one stands out, see `standing_out`). Seconds are not divided by
-    the dilation."""
+    """The slowest device of a round. Seconds are not divided by the dilation.
+
+    Attributes:
+        device: "" where the gap is below 5 % of the round: then nobody is a straggler.
+        gap_s: behind the median device.
+        why: what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path:
+            the cause in which it is furthest behind the median device; "" where none stands out (`standing_out`).
+    """
 
     device: str
     gap_s: float
@@ -63,30 +70,38 @@ class Straggler(msgspec.Struct, frozen=True):
     behind_s: dict[str, float]  # by cause, against the median device; empty where its costs are not known
 
 
-def straggler(timeline: RoundTimeline) -> Straggler | None:
-    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind."""
+def straggler(timeline: RoundTimeline, path: RoundPath | None = None) -> Straggler | None:
+    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind.
+
+    Args:
+        path: of the round; it gives the reason.
+    """
     facts = timeline.facts
     if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None
     seconds = {device: done.seconds for device, done in facts.done.items()}
-    return judge(seconds, {device: costs(timeline, device) for device in seconds})
+    return judge(seconds, {device: costs(timeline, device) for device in seconds}, path)
 
 
-def judge(seconds: Mapping[str, float], spent: Mapping[str, Costs]) -> Straggler:
+def judge(seconds: Mapping[str, float], spent: Mapping[str, Costs], path: RoundPath | None = None) -> Straggler:
     """The slowest of at least two devices, and why.
 
     Args:
         seconds: of all devices that got done, not divided.
         spent: their costs, as far as these are known.
+        path: of the round; without one, the reason is the cause in which the device is furthest behind.
     """
     slowest = max(seconds, key=lambda device: seconds[device])
     gap = seconds[slowest] - median(seconds.values())
+    if gap < NEAR * seconds[slowest]:
+        return Straggler("", gap, "", {})
     if slowest not in spent:
         return Straggler(slowest, gap, "", {})
     causes = {device: of_device.by_cause() for device, of_device in spent.items()}
     middle = [median(column) for column in zip(*causes.values(), strict=True)]
     behind = {cause: (own - of) / 1e9 for cause, own, of in zip(CAUSES, causes[slowest], middle, strict=True)}
-    return Straggler(slowest, gap, standing_out(behind, gap), behind)
+    why = reason(path, slowest) if path is not None else standing_out(behind, gap)
+    return Straggler(slowest, gap, why, behind)
 
 
 LEAST = 0.1
@@ -97,6 +112,17 @@ def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
     """The cause in which a straggler is furthest behind; "" where it explains less than LEAST of the gap."""
     why = max(behind_s, key=lambda cause: behind_s[cause])
     return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
+
+
+def in_summary_row(slowest: Straggler | None, dilation: float) -> dict[str, Any]:
+    """A round's columns of summary.json."""
+    named = slowest if slowest is not None and slowest.device else None
+    return {
+        "straggler": named.device if named is not None else None,
+        "straggler_why": named.why if named is not None else None,
+        "straggler_gaps_s": slowest.gap_s / dilation if slowest is not None else None,
+        "straggler_behind_s": {cause: behind / dilation for cause, behind in named.behind_s.items()} if named else None,
+    }
 
 
 def waits(timeline: RoundTimeline) -> tuple[str | None, int]:

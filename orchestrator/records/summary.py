@@ -20,12 +20,14 @@ import msgspec
 
 from edgebed.device.phases import OWN_WORK
 from edgebed.errors import UsageError
+from orchestrator.records.bound_by import BoundBy, WaitSums, in_summary
+from orchestrator.records.critical_path import Paths, RoundPath
 from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
 from orchestrator.records.in_quota import InQuota
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
-from orchestrator.records.stragglers import straggler, waits
+from orchestrator.records.stragglers import in_summary_row, straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record
 from orchestrator.records.vocabulary import server_note, threads_note
@@ -113,6 +115,7 @@ class Summing:
     def __init__(self, run: RunFacts) -> None:
         self._head = _head(run)
         self._axis, self._whatif, self._hosts = _Axis(run), WhatIf(run), hosts_of_rounds(run)
+        self._paths, self._bounds, self._waits = Paths(run), BoundBy(), WaitSums()
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for session in run.sessions for name in session.devices))
         self._rows: dict[str, list[Any]] = {name: [] for name in ROWS}
@@ -139,8 +142,11 @@ class Summing:
         self._count(facts)
         if facts.finished is None:
             return
-        self._whatif.add(timeline)
-        self._add_row(timeline, self._bytes_up.total() + self._bytes_down.total() - before)
+        path = self._paths.of(timeline)
+        self._whatif.add(facts, path)
+        self._bounds.add(timeline, path, self._hosts.get(facts.number, HostOfRound()).lost_s)
+        self._waits.add(timeline, path)
+        self._add_row(timeline, path, self._bytes_up.total() + self._bytes_down.total() - before)
         self._add_assignments(facts)
         for name, device in timeline.devices.items():
             _accumulate(self._phases[name], device.sums, facts.dilation)
@@ -161,10 +167,10 @@ class Summing:
         for out in facts.out.values():
             self._left_out[out.how] = self._left_out.get(out.how, 0) + 1
 
-    def _add_row(self, timeline: RoundTimeline, moved: int) -> None:
+    def _add_row(self, timeline: RoundTimeline, path: RoundPath | None, moved: int) -> None:
         facts = timeline.facts
         assert facts.finished is not None
-        evaluated, slowest = facts.evaluated, straggler(timeline)
+        evaluated, slowest = facts.evaluated, straggler(timeline, path)
         waited_for, waited = waits(timeline)
         row = {
             "number": facts.number + 1,
@@ -177,10 +183,7 @@ class Summing:
             "block": facts.turn.block if facts.turn is not None else None,
             "position": facts.turn.position + 1 if facts.turn is not None else None,
             "bytes": moved,
-            "straggler": slowest.device if slowest is not None else None,
-            "straggler_why": slowest.why if slowest is not None else None,
-            "straggler_gaps_s": slowest.gap_s / facts.dilation if slowest is not None else None,
-            "straggler_behind_s": _divided(slowest.behind_s, facts.dilation) if slowest is not None else None,
+            **in_summary_row(slowest, facts.dilation),
             "straggler_profile": self._axis.profile(slowest.device if slowest is not None else None, facts),
             "waited_for": waited_for,
             "waited_s": waited / 1e9 / facts.dilation,
@@ -189,6 +192,7 @@ class Summing:
             else max((d.residual for d in timeline.devices.values()), default=0),
         }
         host = self._hosts.get(facts.number, HostOfRound())
+        row["round_bounds"] = in_summary(self._bounds.rounds[-1])
         for name, value in (row | _host_row(host)).items():
             self._rows[name].append(value)
         self._load.append(host.load)
@@ -236,7 +240,9 @@ class Summing:
             "extra": _columns(self._extra),
             "load": _columns(self._load),
             "disturbed_rounds": _count(rows["disturbed"]),
+            "bound_by": self._bounds.result(),
             "what_if": self._whatif.result(),
+            **self._waits.result(),
             "idle_share": {device: self._idle(device) for device in self._devices},
             "throttled_share": self._throttled,
             "tasks_in_quota": {device: count.tasks for device, count in self._in_quota.items()},
@@ -286,6 +292,7 @@ ROWS = (
     "waited_for",
     "waited_s",
     "timeline_residual",
+    "round_bounds",
     "disturbed",
     "host_speed",
     "stolen_share",
@@ -345,10 +352,6 @@ def _divided_one(seconds: float | None, dilation: float) -> float | None:
     return None if seconds is None else seconds / dilation
 
 
-def _divided(seconds: dict[str, float], dilation: float) -> dict[str, float]:
-    return {name: value / dilation for name, value in seconds.items()}
-
-
 def _accumulate(into: dict[str, float], more: dict[str, int], dilation: float) -> None:
     for name, length in more.items():
         into[name] = into.get(name, 0.0) + length / dilation
@@ -377,7 +380,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
             summary: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            if "batches_in_quota" in summary:  # else an older version wrote it, which knew less
+            if "bound_by" in summary:  # else an older version wrote it, which knew less
                 return summary
     except (OSError, msgspec.DecodeError):
         pass  # none yet, or a torn one: the records say the same

@@ -88,6 +88,37 @@ DISTURBANCES = {
 }
 """What the host disturbed a round by."""
 
+BOUNDS = {
+    "cpu": "CPU",
+    "uplink": "uplink",
+    "downlink": "downlink",
+    "server": "server",
+    "turn": "turn at the server",
+    "host": "orchestrator",
+    "broker": "broker",
+    "deadline": "deadline",
+    "lost": "leaving",
+    "unknown": "unreported time",
+}
+"""What bounds a round (`orchestrator.records.critical_path`)."""
+
+WAITED_FOR = {
+    "server": "the server",
+    "link": "its link",
+    "others": "other devices",
+    "host": "the orchestrator",
+    "cpu": "its own CPU",
+    "unknown": "not told apart",
+}
+"""What a device waited for."""
+
+RULES = {
+    "enough": "released when enough devices were done",
+    "deadline": "released by the deadline",
+    "quorum": "released when the quorum was done, after the deadline",
+}
+"""What released a round that did not wait for all."""
+
 EVENTS = {
     "left": "left",
     "joined": "came back",
@@ -119,6 +150,11 @@ def disturbance(name: str) -> str:
 def disturbances(names: Iterable[str]) -> str:
     """All of them; "nothing" if there is none."""
     return ", ".join(map(disturbance, names)) or "nothing"
+
+
+def bound(what: str, whose: str) -> str:
+    """The words for a bound: "server", "cpu0.1's CPU"."""
+    return f"{whose}'s {BOUNDS[what]}" if whose else BOUNDS[what]
 
 
 def for_page() -> dict[str, object]:

@@ -25,7 +25,7 @@ from orchestrator.records.limits_in_force import changes
 from orchestrator.records.paired import Paired
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.vocabulary import EVENTS
+from orchestrator.records.vocabulary import EVENTS, WAITED_FOR
 
 Summary = dict[str, Any]
 
@@ -175,8 +175,9 @@ def _round_row(summary: Summary, index: int) -> list[str]:
         known(of("straggler_gaps_s"), seconds),
         known(of("straggler_why"), vocabulary.cause),
     ]
-    against = [known(behind.get(cause), signed_seconds) for cause in CAUSES]
-    return [*own, *why, *against, seconds(of("waited_s")), known(of("disturbed"), vocabulary.disturbances)]
+    lost = [*(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
+    bounds = known(of("round_bounds"), lambda row: str(row["text"]).removeprefix("bound by: "))
+    return [*own, *why, *lost, known(of("disturbed"), vocabulary.disturbances), bounds]
 
 
 def paired(rows: list[Paired]) -> dict[str, Any] | None:
@@ -238,12 +239,14 @@ def saving_rows(summary: Summary) -> list[list[str]]:
 
 
 def _whose(saving: dict[str, Any], summary: Summary) -> str:
-    thing = "link, both ways" if saving["what"] == "link" else "CPU"
+    thing = "link, both ways" if saving["what"] == "link" else vocabulary.BOUNDS[saving["what"]]
+    if not saving["whose"]:
+        return f"the {thing}"
     if saving["whose"] == "all":
         return f"every device's {thing}"
     if saving["whose"] == "slowest":
         return f"the slowest {thing}: {names(summary['what_if']['slowest_links'])}"
-    return f"{saving['whose']}: {thing}"
+    return f"{saving['whose']}'s {thing}"
 
 
 def names(devices: list[str], most: int = 4) -> str:
@@ -271,7 +274,34 @@ def host_rows(run: RunFacts) -> list[list[str]]:
 
 def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
     """Answers to a reader's first questions, one sentence each."""
-    return [sentence for sentence in (_who(summary), _slowest_link(summary), _changed(changed)) if sentence]
+    return [sentence for sentence in (_bound(summary), _who(summary), *_faster(summary), _changed(changed)) if sentence]
+
+
+def _bound(summary: Summary) -> str:
+    """What bounded the rounds, or why that is not known; and what devices waited for."""
+    found = summary["bound_by"]
+    if not found["parts"]:
+        return f"What bounded the rounds is not known: {found['why_not']}." if found["why_not"] else ""
+    waited = ", ".join(f"{WAITED_FOR[cause]} {percent(share)}" for cause, share in summary["wait_share_mean"].items())
+    waits = f" Devices waited for {waited} of the rounds' time, on average." if waited else ""
+    return f"The rounds were bound by: {found['text']}.{waits}"
+
+
+MOST_FASTER = 3
+"""Savings that are told in sentences."""
+
+
+def _faster(summary: Summary) -> list[str]:
+    """What the largest savings would be, one sentence each."""
+    whole = summary["what_if"]["rounds_s"]
+    one = [row for row in summary["what_if"]["savings"] if row["whose"] not in ("all", "slowest")]
+    told = [
+        f"Were {_whose(row, summary)} twice as fast, the rounds would have taken {seconds(row['saved_s'])} less "
+        f"({percent(row['saved_s'] / whole)})."
+        for row in one[:MOST_FASTER]
+        if whole and row["saved_s"] > 0
+    ]
+    return [*told, _slowest_link(summary)]
 
 
 def _who(summary: Summary) -> str:

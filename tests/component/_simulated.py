@@ -95,7 +95,7 @@ def play(
     """One run of devices named in `devices` (name -> samples)."""
     torch.set_num_threads(1)
     played = Played()
-    at_once = slots(Simulation(server_slots=server_slots), len(devices))
+    at_once = slots(Simulation(server_slots=server_slots), len(devices), None)
     run_virtual(
         lambda loop: _play(
             loop,
@@ -152,7 +152,7 @@ async def _play(
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, charging.assignments)
     driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
-    note(_started(fleet))
+    note(_started(fleet, at_once))
     for fact in fleet.facts():
         note(fact)
     fleet.attach(note, driver)
@@ -174,7 +174,7 @@ async def _play(
     played.together, played.alone = pool.together, pool.alone
 
 
-def _started(fleet: SimulatedFleet) -> RunStarted:
+def _started(fleet: SimulatedFleet, at_once: int) -> RunStarted:
     return RunStarted(
         at_ns=now_ns(),
         wall="",
@@ -189,4 +189,5 @@ def _started(fleet: SimulatedFleet) -> RunStarted:
         resumed_from=0,
         target_accuracy=1.0,
         devices=fleet.infos(),
+        server_slots=at_once,
     )

@@ -8,7 +8,7 @@ import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
 import {CAUSES, DISTURBANCES, EVENTS, NO_CAUSE} from "../vocabulary.js";
 
-export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12};
+export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12, bounds: 13};
 
 export class RunView {
   constructor(root) {
@@ -196,10 +196,12 @@ export class RunView {
     if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
     const rough = row[R.disturbed]?.length ? ` The host disturbed it: ${row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ")}.` : "";
     const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out}${rough} `;
-    if (!row[R.straggler]) return [took, "Fewer than two devices got done: nobody was behind."];
+    const bounds = row[R.bounds] ? [h("b", {}, `It was ${row[R.bounds]}. `)] : [];
+    if (row[R.gap] === null) return [took, ...bounds, "Fewer than two devices got done: nobody was behind."];
+    if (!row[R.straggler]) return [took, ...bounds, `No straggler: the slowest device was ${seconds(row[R.gap])} behind the median device, less than 5% of the round.`];
     const why = row[R.why] ? [" because of ", h("b", {}, CAUSES[row[R.why]]), ` (against the median device: ${Object.values(CAUSES).map((cause, i) =>
       `${cause} ${signed(row[R.behind][i])}`).join(", ")}).`] : row[R.behind].length ? [`; ${NO_CAUSE} stands out.`] : ["; why is known when it has reported its phases."];
-    return [took, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
+    return [took, ...bounds, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
   }
 
   drawCharts() {
