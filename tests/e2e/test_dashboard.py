@@ -176,7 +176,7 @@ async def test_three_runs_are_compared_with_the_keyboard_alone(tmp_path: Path) -
         await page.says("#h-compare", "side by side")
         assert await page.page.evaluate("document.activeElement.id") == "h-compare"
         await page.says("#view-compare table", "speed-up")
-        assert await page.page.locator("#view-compare svg").first.locator("path.line").count() == 3
+        assert await page.page.locator("#view-compare svg.chart").first.locator("path.line").count() == 3
         await page.snap("compare")
         await page.page.emulate_media(color_scheme="light")
         await keyboard_on_a_run(page)
