@@ -63,14 +63,17 @@ class HostLoad:
     def _read(self) -> _Reading:
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         times = [each for number, each in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
-        load = {name: _cpu_s(pid()) for name, pid in self._processes.items()}
+        pids = {name: pid() for name, pid in self._processes.items()}
+        load = {name: used for name, pid in pids.items() if (used := _cpu_s(pid)) is not None}
+        inside_s = sum(used for name, used in load.items() if _is_below_ours(pids[name]))
+        devices_s = devices_cpu_s()
         return _Reading(
             at_ns=time.monotonic_ns(),
             cores=len(cores),
             unused_s=sum(each.idle + getattr(each, "iowait", 0.0) for each in times),
             stolen_s=sum(getattr(each, "steal", 0.0) for each in times),
-            devices_s=devices_cpu_s(),
-            load_s={name: used for name, used in load.items() if used is not None} | {EVENT_LOOP: time.thread_time()},
+            devices_s=None if devices_s is None else devices_s - inside_s,
+            load_s=load | {EVENT_LOOP: time.thread_time()},
         )
 
     def _between(self, number: int, start: _Reading, end: _Reading) -> HostRound:
@@ -105,6 +108,13 @@ def _cpu_s(pid: int | None) -> float | None:
     except psutil.Error:
         return None
     return float(times.user + times.system)
+
+
+def _is_below_ours(pid: int | None) -> bool:
+    """Whether a process is in a cgroup beside those of the devices, as a server with CPUs of its own is."""
+    with contextlib.suppress(OSError):
+        return f"/{PARENT}/" in Path(f"/proc/{pid}/cgroup").read_text()
+    return False
 
 
 def devices_cpu_s(mount: Path = MOUNT) -> float | None:

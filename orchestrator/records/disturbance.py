@@ -19,8 +19,9 @@ from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.types import HostRound, Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
-"""A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. The
-second is one period of a quota: a stop is credited when it ends, so one period may be counted in the wrong task."""
+"""A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. If one
+period of its quota is longer, it must be more than that: a stop is credited when it ends, so one period may be counted
+in the wrong task."""
 
 STOLEN_SHARE = 0.05
 """Of the CPU time of all cores. The calibration uses the same limit."""
@@ -124,13 +125,13 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
         usual_ms: CPU time of a reference loop in the median round.
     """
     lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
-    at_work = {device: works[update.task].wall_s for device, update in facts.updates.items() if update.task in works}
     host = facts.host
     if host is None:
         return HostOfRound(lost_s=lost)
     shares, load = _shares(host), _load(host)
     speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
-    found = [*_starved(lost, at_work), *_slow(speed)]
+    shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
+    found = [*_starved(shares_lost), *_slow(speed)]
     found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
     return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load)
 
@@ -141,6 +142,16 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
     if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
         return None
     return not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
+
+
+def _lost_share(
+    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, Work], limits: Limits
+) -> float:
+    """Of the wall time of its own work; 0 where it is not more than could be counted in the wrong task."""
+    work, in_force = works.get(facts.updates[device].task), limits.at(device, facts.start_ns)
+    if lost_s is None or work is None or in_force is None:
+        return 0.0
+    return lost_s / work.wall_s if lost_s > max(NOT_GOT_S, in_force.period_us / 1e6) and work.wall_s else 0.0
 
 
 def _load(host: HostRound) -> dict[str, float]:
@@ -182,8 +193,7 @@ def _by_host(host: HostRound) -> list[Disturbance]:
     return [*_rival(used, others), *_steal(stolen), *_overloaded(_load(host))]
 
 
-def _starved(lost: Mapping[str, float | None], at_work: Mapping[str, float]) -> Iterable[Disturbance]:
-    shares = {d: s / at_work[d] for d, s in lost.items() if s is not None and s > NOT_GOT_S and at_work.get(d)}
+def _starved(shares: Mapping[str, float]) -> Iterable[Disturbance]:
     worst = max(shares, key=lambda device: shares[device], default="")
     if worst and shares[worst] > NOT_GOT_SHARE:
         yield Disturbance("rival", f"{worst} did not get {shares[worst]:.0%} of its CPU")

@@ -18,6 +18,7 @@ class InForce(msgspec.Struct, frozen=True):
     uplink_bit_s: float
     downlink_bit_s: float
     latency_ms: float = 0.0
+    period_us: int = 100_000  # of the CPU quota
 
     @property
     def link_bit_s(self) -> float:
@@ -42,7 +43,7 @@ class Limits:
         if not rows:
             return self._asked.get(device)
         row = rows[max(0, bisect_right(self._times[device], at_ns) - 1)]
-        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms)
+        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us)
 
 
 def _asked(info: t.DeviceInfo, dilation: float) -> InForce:
