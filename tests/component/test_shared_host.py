@@ -155,7 +155,7 @@ def lost_share(cgroup: Cgroup, pid: int, cpus: float) -> float:
         (1, 0, 0.2, True, 0.0, 0.05),
         (2, 0, 0.2, True, 0.0, 0.05),
         (1, 1, 0.8, True, 0.0, 0.05),
-        (1, 1, 0.8, False, 0.2, 1.0),
+        (1, 1, 0.8, False, 0.05, 1.0),
     ],
     ids=["alone", "two threads", "a rival on its core", "the same without the priority"],
 )

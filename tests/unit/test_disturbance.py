@@ -183,8 +183,9 @@ def test_the_comparison_says_how_many_rounds_were_disturbed() -> None:
 
 def test_the_report_names_what_disturbed_a_round() -> None:
     summary = summarise(with_host(Synthetic().records, {2: {"loop_ms": 3.0}}))
-    assert [row[-1] for row in round_rows(summary)] == ["nothing", "nothing", "a slow host", "nothing"]
-    assert [row[-1] for row in round_rows(summarise(Synthetic().records))] == ["–"] * 4
+    assert ["a slow host" in row for row in round_rows(summary)] == [False, False, True, False]
+    assert ["nothing" in row for row in round_rows(summary)] == [True, True, False, True]
+    assert not any("nothing" in row for row in round_rows(summarise(Synthetic().records)))
 
 
 def test_a_summary_of_older_records_says_that_it_does_not_know() -> None:
