@@ -96,11 +96,18 @@ def _fill(file: int, head: msgspec.Struct, groups: Groups) -> None:
     packed = msgspec.msgpack.encode(_Packed(msgspec.Raw(msgspec.msgpack.encode(head)), tuple(groups), tuple(places)))
     start = _aligned(8 + len(packed))
     os.ftruncate(file, start + end)
-    with mmap.mmap(file, start + end) as memory:
-        memory[: 8 + len(packed)] = len(packed).to_bytes(8, "little") + packed
-        for place, (_, _, tensor) in zip(places, tensors, strict=True):
-            if tensor.numel():
-                _view(memory, start, place).copy_(tensor)
+    os.pwrite(file, len(packed).to_bytes(8, "little") + packed, 0)
+    for place, (_, _, tensor) in zip(places, tensors, strict=True):  # written, not mapped: a page fault costs more
+        _write(file, tensor, start + place.offset)
+
+
+def _write(file: int, tensor: Tensor, offset: int) -> None:
+    if not tensor.numel():
+        return
+    left: memoryview = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+    while left:
+        done = os.pwrite(file, left, offset)
+        left, offset = left[done:], offset + done
 
 
 def _view(memory: mmap.mmap, start: int, place: Place) -> Tensor:
