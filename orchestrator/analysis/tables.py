@@ -255,7 +255,7 @@ def faults_table(run: RunFacts) -> pd.DataFrame:
     return _table(FAULTS, rows, optional=("round",))
 
 
-def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> Row:
+def _event(event: t.Happened) -> Row:
     """Round, device, event, kind, reason."""
     match event:
         case t.DeviceOut():
@@ -266,3 +266,6 @@ def _event(event: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> Row:
             return None, event.device, "device_left", "", event.why
         case t.Fault():
             return None, event.device, "fault", "", event.what
+        case t.ScenarioStep():
+            kind = event.kind if event.begins else f"{event.kind} over"
+            return None, event.device, "scenario", kind, event.error or event.asked

@@ -98,6 +98,23 @@ class Fleet(Protocol):
 
     async def held(self, device: str) -> Held: ...
 
+    async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
+        """Change only the rates of a device whose limits are on, in about a millisecond. Returns uplink and downlink in
+        bit/s as read back. Raises LimitError."""
+
+    async def set_link(self, device: str, up: bool) -> str:
+        """Cut the device's link, or mend it. Returns what was read back, in words. Raises LimitError."""
+
+    async def set_frozen(self, device: str, frozen: bool) -> str:
+        """Stop every process of the device, or let them go on. Returns what was read back. Raises FleetError."""
+
+    async def set_rival(self, device: str, cpus: float) -> str:
+        """Have busy processes inside the device's quota that want so many CPUs; 0 ends them. Returns what was read
+        back. Raises FleetError."""
+
+    async def stop(self, device: str) -> None:
+        """End a device's agent, and report it as any end. `restart` starts it again. Raises FleetError."""
+
     async def restart(self, device: str) -> None:
         """Start a device's agent again after it died. Its limits must be set again after it joins."""
 

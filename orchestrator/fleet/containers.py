@@ -25,6 +25,7 @@ from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, rem
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
+from orchestrator.fleet.rival import LOOP, shares
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import Group, confirm, held_by_kernel, parse_docker_stats, quota_us
@@ -36,6 +37,9 @@ MOST_PROCESSES = 1024
 NOWHERE = "203.0.113.1"
 """The DNS server of a container: an address reserved for documentation, so no name resolves. Otherwise the engine might
 ask the host's resolver for the container, which would bypass the shaped link."""
+
+RIVALS = "/tmp/rivals"
+"""The file in a container with the process numbers of its rivals."""
 
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
@@ -247,6 +251,11 @@ class DockerFleet:
                 hint="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
             ) from None
 
+    async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
+        rates = await self._making.run(lambda: self._links.set_rates(self._container(device), limits))
+        self._limits[device] = limits
+        return rates
+
     async def held(self, device: str) -> Held:
         return await asyncio.to_thread(self._read, device)
 
@@ -265,6 +274,47 @@ class DockerFleet:
             alive=alive,
             details={"shaped from": self._shaper.route, "read from": source, "cgroup": group.dump},
         )
+
+    # ---- disturbances ----
+
+    async def set_link(self, device: str, up: bool) -> str:
+        return await self._making.run(lambda: self._links.set_link(self._container(device), up))
+
+    async def set_frozen(self, device: str, frozen: bool) -> str:
+        return await asyncio.to_thread(self._freeze, device, frozen)
+
+    def _freeze(self, device: str, frozen: bool) -> str:
+        container = self._container(device)
+        if (container.status == "paused") != frozen:
+            with engine_errors(f"{device} could not be {'frozen' if frozen else 'thawed'}"):
+                (container.pause if frozen else container.unpause)()
+        return f"container {self._container(device).status}"
+
+    async def set_rival(self, device: str, cpus: float) -> str:
+        return await self._making.run(self._compete, device, cpus)
+
+    def _compete(self, device: str, cpus: float) -> str:
+        """Each rival writes its number into a file, by which it is ended."""
+        container = self._container(device)
+        with engine_errors(f"no process could compete in {device}"):
+            container.exec_run(["sh", "-c", f"[ ! -e {RIVALS} ] || kill -9 $(cat {RIVALS}); rm -f {RIVALS}"])
+            for share in shares(cpus):
+                begin = f'echo $$ >> {RIVALS}; exec python3 -I -S -c "$1" "$2"'
+                container.exec_run(["sh", "-c", begin, "rival", LOOP, str(share)], detach=True)
+        return f"busy processes in its container: {len(shares(cpus))}"
+
+    async def stop(self, device: str) -> None:
+        await asyncio.to_thread(self._kill, device)
+
+    def _kill(self, device: str) -> None:
+        with engine_errors(f"the container of {device} could not be ended"):
+            self._container(device).kill()
+
+    @property
+    def _links(self) -> links.Shaper:
+        if self._shaper is None:
+            raise FleetError("the fleet was not prepared", hint="call prepare first")
+        return self._shaper
 
     def _container(self, device: str) -> Any:
         container = self._containers.get(device)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from orchestrator.experiment import Environment
+from orchestrator.fleet.condition import extremes
 from orchestrator.fleet.profile import Carried, FleetSpec, ProfileSpec, dilation_of
+from orchestrator.scenario.schedule import Scenario
 
 
 def candidates(
@@ -42,8 +44,9 @@ def fleets_over(
     resolve: Callable[[str], ProfileSpec],
     seed: int,
     rounds: int,
+    scenario: Scenario | None = None,
 ) -> list[FleetSpec]:
-    """`spec`, and every fleet that the environment will make of it."""
+    """`spec`, and every fleet that environment and scenario will make of it."""
     fleets = [spec]
     if environment is not None:
         drawn_from = candidates(spec, environment, resolve)
@@ -51,6 +54,8 @@ def fleets_over(
             profiles = profiles_at(spec, drawn_from, environment, seed, round)
             devices = tuple(msgspec.structs.replace(d, profile=profiles[d.name]) for d in spec.devices)
             fleets.append(msgspec.structs.replace(spec, devices=devices))
+    if scenario is not None:
+        fleets = [extreme for fleet in fleets for extreme in extremes(fleet, scenario, seed, resolve)]
     return fleets
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgebed.errors import LimitError
+from orchestrator.fleet import netlink
 from orchestrator.fleet.cpu_quota import QUOTA_FILES
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import in_netns, missing_tools, run
@@ -35,6 +36,12 @@ class Shaper(Protocol):
 
     def shape(self, container: Any, limits: Limits) -> None: ...
 
+    def set_rates(self, container: Any, limits: Limits) -> tuple[int, int]:
+        """Change only the rates. Returns uplink and downlink in bit/s as read back."""
+
+    def set_link(self, container: Any, up: bool) -> str:
+        """Cut the link or mend it. Returns what was read back, in words."""
+
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
         """Uplink and downlink as the kernel reports them."""
 
@@ -57,6 +64,12 @@ class HostShaper:
             run(command)
         for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
             run(in_netns(pid, command))
+
+    def set_rates(self, container: Any, limits: Limits) -> tuple[int, int]:
+        return netlink.set_rates(_netns(container), DEVICE_END, host_end(_pid(container)), limits)
+
+    def set_link(self, container: Any, up: bool) -> str:
+        return netlink.set_link(_netns(container), DEVICE_END, up)
 
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
         pid = _pid(container)
@@ -86,6 +99,16 @@ class HelperShaper:
         commands = shape_commands(IFB, limits.downlink_bit_s, limits.latency_ms)
         commands += shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms)
         self._run(container, " && ".join([once, *(shlex.join(command) for command in commands)]))
+
+    def set_rates(self, container: Any, limits: Limits) -> tuple[int, int]:
+        self.shape(container, limits)
+        up, down = self.read(container)
+        return up.rate_bit_s or 0, down.rate_bit_s or 0
+
+    def set_link(self, container: Any, up: bool) -> str:
+        word = "up" if up else "down"
+        said = self._run(container, f"ip link set {DEVICE_END} {word} && cat /sys/class/net/{DEVICE_END}/flags")
+        return netlink.told(int(said.strip() or "0", 16))
 
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
         up, down = shlex.join(show_command(DEVICE_END)), shlex.join(show_command(IFB))
@@ -161,6 +184,10 @@ def is_ours(container: Any) -> bool:
         return container.id in Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
     except (OSError, KeyError):
         return False
+
+
+def _netns(container: Any) -> Path:
+    return Path(f"/proc/{_pid(container)}/ns/net")
 
 
 def _pid(container: Any) -> int:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-import psutil
-
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.fleet import leftovers, netns, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.making import CleanUp, Making
+from orchestrator.fleet.processes import set_stopped, use_of
 from orchestrator.fleet.profile import FleetSpec, Limits
+from orchestrator.fleet.rival import Rivals
 from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.throttle import confirm, held_by_kernel
@@ -69,6 +69,7 @@ class LocalFleet:
         self._clean_up = CleanUp(self._close)
         self._ready = False
         self._ending: set[str] = set()
+        self._rivals: dict[str, Rivals] = {}
         self._exit: Callable[[str, str], None] = lambda device, why: None
 
     # ---- life ----
@@ -178,6 +179,8 @@ class LocalFleet:
 
     async def _close(self) -> None:
         self._ending = set(self._names)
+        for rivals in self._rivals.values():
+            rivals.end()
         await self._making.end()
         if self._writer is not None:
             self._writer.close()
@@ -219,6 +222,12 @@ class LocalFleet:
         self._cgroups[device].set(limits)
         netns.shape(self._wires[device], limits)
 
+    async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
+        self._limits[device] = limits
+        if not self._kernel:  # the agent is told
+            return limits.uplink_bit_s, limits.downlink_bit_s
+        return await asyncio.to_thread(netns.set_rates, self._wires[device], limits)
+
     async def held(self, device: str) -> Held:
         return await asyncio.to_thread(self._read if self._kernel else self._use_alone, device)
 
@@ -237,7 +246,7 @@ class LocalFleet:
 
     def _use_alone(self, device: str) -> Held:
         """The use of an agent that enforces its own limits. The kernel knows none of them."""
-        cpu_s, memory = _use_of(self._pids.get(device))
+        cpu_s, memory = use_of(self._pids.get(device))
         return Held(
             device=device,
             requested=self._limits.get(device, UNLIMITED),
@@ -258,6 +267,30 @@ class LocalFleet:
             },
             read_back=False,
         )
+
+    # ---- disturbances ----
+
+    async def set_link(self, device: str, up: bool) -> str:
+        self._need_kernel("a link can be cut")
+        return await asyncio.to_thread(netns.set_link, self._wires[device], up)
+
+    async def set_frozen(self, device: str, frozen: bool) -> str:
+        pids = self._cgroups[device].pids() if self._kernel else [self._pids[device]]
+        return await asyncio.to_thread(set_stopped, pids, frozen)
+
+    async def set_rival(self, device: str, cpus: float) -> str:
+        self._need_kernel("a process can compete inside a device's quota")
+        rivals = self._rivals.setdefault(device, Rivals(self._cgroups[device]))
+        return await asyncio.to_thread(rivals.want, cpus)
+
+    def _need_kernel(self, what: str) -> None:
+        if not self._kernel:
+            raise LimitError(f"{what} only where the kernel holds the limits", hint="run as root, or with docker")
+
+    async def stop(self, device: str) -> None:
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self._pids[device], 9)
+        await self._until(lambda: device not in self._pids, f"{device} could not be killed")
 
     # ---- the fork server ----
 
@@ -340,18 +373,6 @@ class LocalFleet:
                 f"{otherwise}; its last words: {last_line(self._folder / 'fork-server.log') or 'nothing'}",
                 hint="run `python -m edge_agent --help` with this Python: the agent's packages must load",
             )
-
-
-def _use_of(pid: int | None) -> tuple[float, float]:
-    """CPU seconds and MiB of a process; zeros if there is none."""
-    try:
-        process = psutil.Process(pid) if pid else None
-        if process is None:
-            return 0.0, 0.0
-        times = process.cpu_times()
-        return times.user + times.system, process.memory_info().rss / 2**20
-    except psutil.Error:
-        return 0.0, 0.0
 
 
 def may_mount() -> bool:

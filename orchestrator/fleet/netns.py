@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LimitError
+from orchestrator.fleet import netlink
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.shell import run, which
 from orchestrator.fleet.throttle import Shaped, parse_qdisc, shape_commands, show_command, unshape_command
@@ -64,6 +65,16 @@ def shape(wire: Wire, limits: Limits) -> None:
         run(command)
     for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
         _inside(wire, *command)
+
+
+def set_rates(wire: Wire, limits: Limits) -> tuple[int, int]:
+    """Change the rates of both directions. Returns uplink and downlink as read back."""
+    return netlink.set_rates(wire.path, DEVICE_END, wire.veth, limits)
+
+
+def set_link(wire: Wire, up: bool) -> str:
+    """Bring the device's end of its link up, or take it down. Returns what it then is, in words."""
+    return netlink.set_link(wire.path, DEVICE_END, up)
 
 
 def lift(wire: Wire) -> None:

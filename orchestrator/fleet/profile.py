@@ -56,6 +56,12 @@ class Limits(msgspec.Struct, frozen=True):
         return max(1, int(self.cpus))
 
 
+def only_rates(one: Limits, other: Limits) -> bool:
+    """Whether two devices differ in nothing but their rates."""
+    rates = {"uplink_bit_s": other.uplink_bit_s, "downlink_bit_s": other.downlink_bit_s}
+    return msgspec.structs.replace(one, **rates) == other
+
+
 class ProfileSpec(msgspec.Struct, frozen=True):
     """A class of devices. `source` says where its figures come from."""
 

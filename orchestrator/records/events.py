@@ -27,11 +27,12 @@ def events(session: Session) -> list[Event]:
 
 
 def unplanned(session: Session) -> list[Event]:
-    """Work that was left out, devices that left or came back, faults, in the order of the records."""
+    """Work that was left out, devices that left or came back, faults, steps of the scenario, in the order of the
+    records."""
     return [_unplanned(record) for record in session.events]
 
 
-def _unplanned(record: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) -> Event:
+def _unplanned(record: t.Happened) -> Event:
     match record:
         case t.DeviceOut():
             kind, text = "out", f"left out of round {record.round + 1} ({record.how}): {record.why}"
@@ -41,6 +42,8 @@ def _unplanned(record: t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault) ->
             kind, text = "joined", f"came back (incarnation {record.incarnation[:8]})"
         case t.Fault():
             kind, text = "fault", record.what
+        case t.ScenarioStep():
+            kind, text = "scenario", f"{record.asked} (failed: {record.error})" if record.error else record.asked
     return Event(record.at_ns, kind, record.device, text)
 
 

@@ -1,8 +1,8 @@
-"""The line that a terminal shows for a device that failed. Pure."""
+"""The line that a terminal shows for a device that failed, or to which the scenario did something. Pure."""
 
 from __future__ import annotations
 
-from orchestrator.records.types import DeviceOut, Record
+from orchestrator.records.types import DeviceOut, Record, ScenarioStep
 
 FAILED = ("lost", "failed", "refused", "diverged")
 """Ways out of a round that are failures; late and cancelled are not: the round's rule says so."""
@@ -14,7 +14,21 @@ def failure_line(record: Record) -> str | None:
     """One line for a device that failed: round, name, why; None for any other record."""
     if not isinstance(record, DeviceOut) or record.how not in FAILED:
         return None
-    why = " ".join("".join(each if each.isprintable() else " " for each in record.why).split())
-    cut = why if len(why) <= LONGEST else f"{why[:LONGEST]}…"
+    cut = _on_one_line(record.why)
     traced = " (its traceback is in records.jsonl)" if record.trace else ""
     return f"round {record.round + 1}: {record.device} {record.how}: {cut}{traced}"
+
+
+def scenario_line(record: Record) -> str | None:
+    """One line for a step of the scenario: device, what, and why it failed; None for any other record, and where a
+    trace only goes on."""
+    if not isinstance(record, ScenarioStep) or record.kind == "rate":
+        return None
+    return f"scenario: {record.device}: {record.asked}" + (
+        f" FAILED: {_on_one_line(record.error)}" * bool(record.error)
+    )
+
+
+def _on_one_line(text: str) -> str:
+    why = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return why if len(why) <= LONGEST else f"{why[:LONGEST]}…"

@@ -30,10 +30,12 @@ class Limits:
     """All limits of one session, by device and time."""
 
     def __init__(self, session: Session) -> None:
-        self._rows: dict[str, list[t.LimitsSet]] = {}
-        for row in session.limits:
-            self._rows.setdefault(row.device, []).append(row)
-        self._times = {device: [row.at_ns for row in rows] for device, rows in self._rows.items()}
+        self._rows: dict[str, list[InForce]] = {}
+        self._times: dict[str, list[int]] = {}
+        for row in rows_of(session):
+            rows = self._rows.setdefault(row.device, [])
+            rows.append(_in_force(row, rows[-1] if rows else None))
+            self._times.setdefault(row.device, []).append(row.at_ns)
         dilation = session.started.dilation
         self._asked = {info.name: _asked(info, dilation) for info in session.started.devices}
 
@@ -42,8 +44,22 @@ class Limits:
         rows = self._rows.get(device)
         if not rows:
             return self._asked.get(device)
-        row = rows[max(0, bisect_right(self._times[device], at_ns) - 1)]
+        return rows[max(0, bisect_right(self._times[device], at_ns) - 1)]
+
+
+def rows_of(session: Session) -> list[t.LimitsSet | t.ScenarioStep]:
+    """The records that say which limits hold from then on, in the order of time."""
+    return sorted([*session.limits, *session.rates], key=lambda row: row.at_ns)
+
+
+def _in_force(row: t.LimitsSet | t.ScenarioStep, before: InForce | None) -> InForce:
+    """A trace changes rates only."""
+    if isinstance(row, t.LimitsSet):
         return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us)
+    up, down = row.uplink_bit_s or 0, row.downlink_bit_s or 0
+    if before is None:
+        return InForce("", 0.0, up, down)
+    return msgspec.structs.replace(before, uplink_bit_s=up, downlink_bit_s=down)
 
 
 def _asked(info: t.DeviceInfo, dilation: float) -> InForce:

@@ -64,6 +64,9 @@ class LogLines:
                 return {"event": "limits_set", "device": record.device} | about | limits
             case t.Fault():
                 return {"event": "fault", "device": record.device, "what": record.what}
+            case t.ScenarioStep():
+                step: dict[str, object] = {"kind": record.kind, "begins": record.begins, "asked": record.asked}
+                return {"event": "scenario", "device": record.device} | step | {"error": record.error}
             case t.RunFinished():
                 return {"event": "run_finished", "why": record.why}
             case _:

@@ -14,6 +14,7 @@ from itertools import islice
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
 from orchestrator.records.events import Event, events
+from orchestrator.records.limits_in_force import rows_of
 from orchestrator.records.run_index import RoundFacts, Session, close
 from orchestrator.records.run_state import DeviceState, IndexedRound, RoundRow, RunEvent, RunState
 from orchestrator.records.settling import settle
@@ -218,12 +219,15 @@ def _uplink_share(state: RunState, device: DeviceState, facts: RoundFacts) -> fl
 def _take_limits(state: RunState, session: Session) -> None:
     """The limits that were set last hold. Of older ones only the last is kept, to know a change of the profile by."""
     factor = session.started.dilation
-    for row in session.limits:
+    for row in rows_of(session):
         device = state.devices.get(row.device)
-        if device is not None:
+        if device is None:
+            continue
+        if isinstance(row, t.LimitsSet):
             device.profile, device.cpus = row.profile, row.cpus * factor
-            device.uplink_bit_s, device.downlink_bit_s = row.uplink_bit_s * factor, row.downlink_bit_s * factor
             device.held = None if row.held_cpus is None else True
+        device.uplink_bit_s = (row.uplink_bit_s or 0) * factor
+        device.downlink_bit_s = (row.downlink_bit_s or 0) * factor
 
 
 def _take_phases(state: RunState, device: DeviceState) -> None:
@@ -257,6 +261,7 @@ def _take_events(state: RunState, session: Session) -> None:
             _tell(state, event)
     session.events.clear()
     session.limits = list({row.device: row for row in session.limits}.values())
+    session.rates = list({row.device: row for row in session.rates}.values())
     if session.finished is not None and not state.told:
         state.told = True
         _tell(state, Event(session.finished.at_ns, "ended", "", session.finished.why))

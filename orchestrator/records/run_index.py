@@ -145,9 +145,10 @@ class Session(msgspec.Struct):
     rounds: dict[int, RoundFacts] = {}
     devices: dict[str, DeviceFacts] = {}
     limits: list[t.LimitsSet] = []
+    rates: list[t.ScenarioStep] = []  # those with rates
     calibration: list[t.Calibrated] = []
     cuts: list[t.CutProfiled] = []
-    events: list[t.DeviceOut | t.DeviceJoined | t.DeviceLeft | t.Fault] = []
+    events: list[t.Happened] = []
     changed: set[int] = set()
     tested: t.FinalTest | None = None
     finished: t.RunFinished | None = None
@@ -304,6 +305,11 @@ def _add(session: Session, record: t.Record, offset: int) -> None:
             session.cuts.append(record)
         case t.Fault():
             session.events.append(record)
+        case t.ScenarioStep():
+            if record.uplink_bit_s is not None:
+                session.rates.append(record)
+            if record.kind != "rate":
+                session.events.append(record)
         case t.FinalTest():
             session.tested = record
         case t.RunFinished():

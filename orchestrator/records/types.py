@@ -332,10 +332,33 @@ class Fault(msgspec.Struct, frozen=True, tag="fault"):
     what: str
 
 
+class ScenarioStep(msgspec.Struct, frozen=True, gc=False, tag="scenario_step"):
+    """An event of the scenario began on a device, went on to the next rate of its trace, or was undone. What was asked,
+    in words and as rates after dilation, and what was read back. Rates are None where the step does not touch them or
+    nothing can be read back."""
+
+    at_ns: int  # in force
+    asked_ns: int  # when it was due
+    device: str
+    event: int  # its place in the scenario, from 0
+    kind: str  # limits | trace | rate (a trace goes on) | cut | freeze | leave | return | compete
+    begins: bool  # False: it is undone
+    asked: str
+    held: str = ""
+    error: str = ""  # why it could not be done, with a hint
+    uplink_bit_s: int | None = None
+    downlink_bit_s: int | None = None
+    held_uplink_bit_s: int | None = None
+    held_downlink_bit_s: int | None = None
+
+
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     at_ns: int
     why: str  # target reached | rounds done | interrupted | error: …
 
+
+Happened = DeviceOut | DeviceJoined | DeviceLeft | Fault | ScenarioStep
+"""What a report tells beside rounds."""
 
 Record = (
     RunStarted
@@ -364,5 +387,6 @@ Record = (
     | Served
     | RequestsLost
     | Fault
+    | ScenarioStep
     | RunFinished
 )

@@ -126,6 +126,7 @@ EVENTS = {
     "fault": "fault",
     "profile": "profile changed",
     "disturbed": "disturbed by the host",
+    "scenario": "scenario",
     "resumed": "resumed",
     "ended": "ended",
 }

@@ -40,6 +40,13 @@ class Devices(Protocol):
         """Give the devices their profiles of this round."""
 
 
+class Script(Protocol):
+    """What happens to the devices: a `ScenarioPlayer`."""
+
+    async def before_round(self, number: int) -> None:
+        """Do what happens before this round is planned."""
+
+
 class Rounds(Protocol):
     """Carries out rounds: a `RoundDriver`, or a `RoundRouter` where several rounds run at once."""
 
@@ -66,6 +73,7 @@ class RoundSteps:
         save: called after every round with weights, progress and the method's tensors.
         watch: called after every evaluation, for the terminal.
         replay: a recorded plan, followed instead of the method's own.
+        script: what happens to the devices by the experiment's scenario.
     """
 
     def __init__(
@@ -83,12 +91,13 @@ class RoundSteps:
         watch: Callable[[Progress, RoundResult, float], None],
         validation: tuple[Tensor, Tensor] | None = None,
         replay: Replay | None = None,
+        script: Script | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
         self.training, self._environment, self._judge = training, environment, judge
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
-        self._replay = replay
+        self._replay, self._script = replay, script
         self._tested: Weights | None = None
 
     def reached(self, progress: Progress) -> bool:
@@ -104,6 +113,8 @@ class RoundSteps:
             progress.lr = cosine(progress.round, self.training)
         if self._environment is not None:
             await self._devices.reprofile(self._environment, self.training.seed, progress.round)
+        if self._script is not None:
+            await self._script.before_round(progress.round)
         return await self._devices.ready()
 
     def begin(self, lane: str, present: Sequence[DeviceView], progress: Progress) -> Begun:

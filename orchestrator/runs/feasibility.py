@@ -1,5 +1,5 @@
 """Finds settings that are valid one by one and cannot work together, before a fleet starts. Reads no files but the
-profiles that an experiment names."""
+profiles, scenario and traces that an experiment names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, within
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
+from orchestrator.scenario.files import listed, load_scenario
+from orchestrator.scenario.spec import misfit
 
 
 def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
@@ -32,6 +34,7 @@ def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
         UsageError: with place and hint.
     """
     _check_quorum(experiment, len(spec.devices), path)
+    _check_scenario(experiment, spec, path)
     if experiment.environment is not None:
         for i, name in enumerate(experiment.environment.profiles):
             load_profile(name, spec.path, f"{path}: environment.profiles[{i}]")
@@ -60,6 +63,20 @@ def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:
             f"{path}: training.quorum is {training.quorum}; a round has {of}, so every round would be void",
             hint=f"write a number from 1 to {drawn}" + ("" if drawn == devices else ", or raise training.sample"),
         )
+
+
+def _check_scenario(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
+    if experiment.scenario is None:
+        return
+    found = listed(experiment.scenario, path)
+    profiles = {device.name: device.profile.name for device in spec.devices}
+    for i, event in enumerate(found.events):
+        if (wrong := misfit(event, profiles, experiment.training.rounds)) is not None:
+            key, message, hint = wrong
+            raise UsageError(f"{found.where(f'[{i}].{key}')}: {message}", hint=hint)
+        if isinstance(event.limits, str):
+            load_profile(event.limits, spec.path, found.where(f"[{i}].limits"))
+    load_scenario(experiment.scenario, path)
 
 
 def check_methods(

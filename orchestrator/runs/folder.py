@@ -23,6 +23,7 @@ from orchestrator.records.reader import decode, read
 from orchestrator.records.types import RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
+from orchestrator.scenario.files import listed
 
 
 class Saved(msgspec.Struct):
@@ -156,6 +157,7 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
         experiment,
         fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
+        scenario=None if experiment.scenario is None else list(listed(experiment.scenario, path).events),
         methods=[options],
         dilation=dilation,
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.experiment import Experiment
 from orchestrator.records.disturbance import disturbed_line
-from orchestrator.records.failures import failure_line
+from orchestrator.records.failures import failure_line, scenario_line
 from orchestrator.records.formatting import accuracy
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundResult
@@ -51,8 +51,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Is told about runs. This one writes a line per round, one per device that fails, and one per round that the host
-    disturbed."""
+    """Is told about runs. This one writes a line per round, per device that fails, per step of the scenario, and per
+    round that the host disturbed."""
 
     def __init__(self, notify: Notify) -> None:
         self.notify = notify
@@ -68,7 +68,7 @@ class Watch:
         Args:
             folder: of the run; interleaved runs write in turns.
         """
-        line = failure_line(record) or disturbed_line(record)
+        line = failure_line(record) or disturbed_line(record) or scenario_line(record)
         if line is not None:
             self.notify(line)
 

@@ -28,12 +28,14 @@ from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
+from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.seams import Judge
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
 from orchestrator.runs.request import Watch
 from orchestrator.runs.turns import Turn
+from orchestrator.scenario.files import load_scenario
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import HalfTrainer
 
@@ -155,7 +157,7 @@ class Run:
         self._recorder = Recorder(self.folder.records)
         self._recorder.subscribe(partial(watch.record, self.folder.path))
         self._record = platform.recording(self._recorder.record)
-        self._trainers = contextlib.AsyncExitStack()
+        self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
 
     def _new_folder(self) -> RunFolder:
@@ -244,6 +246,8 @@ class Run:
             self._record(record)
         self._fleet.attach(self._record, self._driver)
         await self._loop.step()
+        if self._player is not None:
+            await self._player.pause()
         await self._fleet.rest(self._loop.left_out)
         end_ns = now_ns()
         await self._fleet.flush()
@@ -287,7 +291,7 @@ class Run:
     async def _conclude(self, why: str) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
         self._open = False
-        await self._trainers.aclose()
+        await self._to_close.aclose()
         self._fleet.end_work()
         self._recorder.last(RunFinished(now_ns(), why))
         try:
@@ -303,9 +307,27 @@ class Run:
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
         self._driver = RoundRouter(self._round_driver)
+        self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress)
         self._fleet.attach(None, None)
+
+    def _make_player(self, progress: Progress) -> ScenarioPlayer | None:
+        """Plays the experiment's scenario, where it has one."""
+        if self._experiment.scenario is None:
+            return None
+        player = ScenarioPlayer(
+            load_scenario(self._experiment.scenario, self._request.path),
+            self._experiment.training.seed,
+            {device.name: device.profile.name for device in self._fleet.spec.devices},
+            self._fleet,
+            self._record,
+            elapsed_s=progress.elapsed_s,
+            rounds=progress.round,
+        )
+        self._recorder.subscribe(player.on_record)
+        self._to_close.push_async_callback(player.close)
+        return player
 
     def _make_loop(self) -> Loop:
         method, dilation, prepared = self._method.name, self._fleet.dilation, self._request.prepared
@@ -322,6 +344,7 @@ class Run:
             record=self._record,
             watch=lambda progress, result, seconds: self._watch.round(method, progress, result, seconds, dilation),
             replay=read_replay(self.folder.plan) if self.folder.plan.exists() else None,
+            script=self._player,
         )
 
     def _save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
@@ -332,7 +355,7 @@ class Run:
     def _round_driver(self) -> RoundDriver:
         """A driver for one round at a time, with its own server trainer, which is closed at the end of the run."""
         trainer = self._platform.make_trainer()
-        self._trainers.push_async_callback(trainer.close)
+        self._to_close.push_async_callback(trainer.close)
         training, samples = self._experiment.training, self._request.prepared.samples()
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, settings)

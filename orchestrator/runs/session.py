@@ -43,6 +43,7 @@ from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import Platform, Run, RunRequest, start_model
+from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
 JOIN_TIMEOUT_S = 180.0
@@ -165,7 +166,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
                 spec,
                 backend=request.backend,
                 dilation=experiment.dilation,
-                becomes=_becomes(experiment, spec),
+                becomes=_becomes(experiment, spec, request.path),
                 broker_url=request.broker_url,
                 shards=prepared.shards,
                 heartbeat_s=experiment.training.heartbeat_s,
@@ -177,11 +178,16 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
             return await run_methods(request, controller, prepared, calibration, watch, trainer)
 
 
-def _becomes(experiment: Experiment, spec: FleetSpec) -> list[FleetSpec]:
-    """Every fleet that the experiment makes of `spec` by changing profiles."""
+def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetSpec]:
+    """Every fleet that the experiment makes of `spec` by changing profiles, and the extremes of its scenario."""
     training = experiment.training
     return fleets_over(
-        spec, experiment.environment, lambda name: load_profile(name, spec.path), training.seed, training.rounds
+        spec,
+        experiment.environment,
+        lambda name: load_profile(name, spec.path),
+        training.seed,
+        training.rounds,
+        None if experiment.scenario is None else load_scenario(experiment.scenario, path),
     )
 
 

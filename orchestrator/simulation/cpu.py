@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from orchestrator.simulation.pace import Pace
+
 PERIOD_S = 0.1
 """The usual CFS period (`orchestrator.fleet.cpu_quota`)."""
 
@@ -30,15 +32,26 @@ class Cpu(Protocol):
         """Return when the caller has had so many CPU seconds. `urgent` goes first, like a thread that mostly sleeps and
         gets the CPU as soon as it wakes."""
 
+    def changed(self) -> None:
+        """The device has other CPUs now: work in hand goes on at the new speed."""
+
 
 class PlainCpu:
     """CPU seconds divided by CPUs, as in the papers' formulas."""
 
     def __init__(self, cpus: Callable[[], float]) -> None:
-        self._cpus = cpus
+        self._cpus, self._pace = cpus, Pace()
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
-        await asyncio.sleep(seconds / self._cpus())
+        left, loop = seconds, asyncio.get_running_loop()
+        while True:
+            start_s, cpus = loop.time(), self._cpus()
+            if not await self._pace.sleep(left / cpus if cpus else None):
+                return
+            left = max(0.0, left - (loop.time() - start_s) * cpus)
+
+    def changed(self) -> None:
+        self._pace.changed()
 
 
 class QuotaCpu:
@@ -72,6 +85,9 @@ class QuotaCpu:
             await self._use(seconds, urgent)
         finally:
             self._urgent -= urgent
+
+    def changed(self) -> None:
+        """Nothing: every period begins with the quota that is in force."""
 
     async def _use(self, seconds: float, urgent: bool) -> None:
         left = seconds

@@ -35,6 +35,7 @@ class SimulatedDevice:
 
     Args:
         who: the device's name, profile and limits in force.
+        at_work: the same, with the CPUs that the agent gets of them.
         begin: starts the device half of an assignment, as `core.Begin`.
         report: gets the phases at the end of each task.
         tell_s: a working device is never silent for longer, in seconds.
@@ -44,6 +45,7 @@ class SimulatedDevice:
     def __init__(
         self,
         who: Callable[[], Device],
+        at_work: Callable[[], Device],
         shard: Shard,
         costs: CostModel,
         begin: Callable[[Assignment, Body, Batches], Half],
@@ -54,7 +56,8 @@ class SimulatedDevice:
         built: set[str],
     ) -> None:
         self._built = built
-        self._cpu = costs.cpu(who)
+        self._cpu = costs.cpu(at_work)
+        self._connected = True
         self.who, self.costs, self._shard, self._begin_half = who, costs, shard, begin
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
         self.name = who().name
@@ -71,6 +74,16 @@ class SimulatedDevice:
             return 0, 0, 0
         busy_ns = int(length_ns * min(1.0, self.who().limits.cpus))
         return busy_ns, length_ns - busy_ns, int(length_ns > busy_ns)
+
+    def change(self, connected: bool) -> None:
+        """Limits or condition have changed: work and transfers in hand go on as they now are.
+
+        Args:
+            connected: whether the agent runs and its link is up.
+        """
+        self._connected = self._down.open = self._up.open = connected
+        for each in (self._down, self._up, self._cpu):
+            each.changed()
 
     def _reset(self) -> None:
         self._down = Pipe(lambda: self.costs.downlink(self.who()), self._now_ns, self._moved, self._tell_s)
@@ -230,7 +243,7 @@ class SimulatedDevice:
 
     def beat(self) -> None:
         """A heartbeat. It counts as progress while the device computes."""
-        if self._task is not None and self.phases.name in OWN_WORK:
+        if self._connected and self._task is not None and self.phases.name in OWN_WORK:
             self._moved()
 
     def _moved(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+import msgspec
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import TransferError
@@ -12,11 +15,12 @@ from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
 from orchestrator.experiment import Grain, SimulatedFault
-from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
+from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
-from orchestrator.fleet.profile import FleetSpec, ProfileSpec
+from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
 from orchestrator.rounds.event_loop import now_ns
+from orchestrator.scenario.schedule import Condition
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
@@ -58,6 +62,7 @@ class SimulatedFleet(RunFleet):
         self._faults, self._halves = faults, halves
         self._incarnations = dict.fromkeys(self.names, 0)
         self._away: set[str] = set()
+        self._silent: set[str] = set()  # of those away: their agents run
         self._back = asyncio.Event()
         self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.names}
         self._jobs: set[asyncio.Task[None]] = set()
@@ -72,6 +77,7 @@ class SimulatedFleet(RunFleet):
     def _device(self, name: str, shard: Shard, costs: CostModel, built: set[str]) -> SimulatedDevice:
         return SimulatedDevice(
             lambda: self.who(name),
+            lambda: self.at_work(name),
             shard,
             costs,
             self._halves.begin,
@@ -92,6 +98,12 @@ class SimulatedFleet(RunFleet):
 
     def who(self, name: str) -> Device:
         return Device(name, self.profiles[name].name, self.limits[name])
+
+    def at_work(self, name: str) -> Device:
+        """A device with the CPUs that its agent gets: none while it is frozen, and not those that a rival takes."""
+        who, condition = self.who(name), self.conditions[name]
+        limits = msgspec.structs.replace(who.limits, cpus=_left_by(condition, who.limits, self.dilation))
+        return msgspec.structs.replace(who, limits=limits)
 
     def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
         """As `RunFleet.attach`. Heartbeats begin with the first driver."""
@@ -168,11 +180,42 @@ class SimulatedFleet(RunFleet):
         return [self._view(name) for name in self.names if name not in self._away]
 
     async def change(self, name: str, profile: ProfileSpec) -> None:
-        self._assign(name, profile)
+        self.own[name] = profile
+        self._assign(name)
         self.record(self._limits_set(now_ns(), name, "reprofile", None))
 
+    async def put(self, name: str, condition: Condition) -> Applied:
+        before, had = self.conditions[name], self.limits[name]
+        self.conditions[name] = condition
+        self._assign(name)
+        if before.present and not condition.present:
+            self._take_away(name, "the scenario took it away")
+        elif condition.present and not before.present:
+            self._return(name)
+        elif not only_rates(had, self.limits[name]):
+            self.record(self._limits_set(now_ns(), name, "scenario", None))
+        self.devices[name].change(_connected(condition))
+        if name in self._silent and _connected(condition):
+            self._hear_again(name)
+        return Applied("simulated")
+
+    async def all_back(self) -> None:
+        """Nothing: a device is back at once."""
+
     def lost(self, device: str, why: str) -> None:
-        """The round gave a device up. It stays present here: only a fault takes a device away."""
+        """The round gave a device up. It is away if nothing can be heard of it; otherwise it stays present here."""
+        if device not in self._away and not _connected(self.conditions[device]):
+            self._away.add(device)
+            self._silent.add(device)
+            self.record(DeviceLeft(now_ns(), device, why))
+
+    def _hear_again(self, name: str) -> None:
+        """A device whose agent went on without us is back."""
+        self._silent.discard(name)
+        self._away.discard(name)
+        self._join(name, again=True)
+        self.record(self._limits_set(now_ns(), name, "rejoin", None))
+        self._back.set()
 
     # ---- faults ----
 
@@ -189,16 +232,23 @@ class SimulatedFleet(RunFleet):
         await asyncio.sleep(fault.after_s * self.dilation)
         if name in self._away:
             return
-        self._phases(name, self.devices[name].phases.take())
-        self._away.add(name)
-        self.devices[name].die()
-        self.record(DeviceLeft(now_ns(), name, "died (a fault of the experiment)"))
-        self.forget(name)
-        if self.driver is not None:
-            self.driver.lost(name, "died (a fault of the experiment)")
+        self._take_away(name, "died (a fault of the experiment)")
         if fault.away_s is not None:
             await asyncio.sleep(fault.away_s * self.dilation)
             self._return(name)
+
+    def _take_away(self, name: str, why: str) -> None:
+        """The agent ends, and all its work is lost."""
+        self._phases(name, self.devices[name].phases.take())
+        was_here = name not in self._away
+        self._away.add(name)
+        self._silent.discard(name)
+        self.devices[name].die()
+        if was_here:
+            self.record(DeviceLeft(now_ns(), name, why))
+        self.forget(name)
+        if self.driver is not None:
+            self.driver.lost(name, why)
 
     def _return(self, name: str) -> None:
         self._incarnations[name] += 1
@@ -220,3 +270,18 @@ class SimulatedFleet(RunFleet):
     def _phases(self, name: str, phases: tuple[Phase, ...]) -> None:
         if phases:
             self.record(DevicePhases(now_ns(), name, self._incarnation(name), phases))
+
+
+def _connected(condition: Condition) -> bool:
+    """Whether anything can be heard of a device that is present."""
+    return condition.link and condition.running
+
+
+def _left_by(condition: Condition, limits: Limits, dilation: float) -> float:
+    """CPUs that the agent gets: what its rivals leave of the quota, or its share among all that are runnable, since the
+    kernel divides a quota evenly."""
+    if not condition.running:
+        return 0.0
+    rivals = math.ceil(condition.rival_cpus)
+    fair = limits.cpus * limits.threads / (limits.threads + rivals)
+    return max(limits.cpus - condition.rival_cpus / dilation, fair) if rivals else limits.cpus

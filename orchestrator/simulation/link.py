@@ -10,6 +10,7 @@ import msgspec
 from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.wire.frames import chunk_count
 from edgebed.wire.messages import Header, encode
+from orchestrator.simulation.pace import Pace
 
 FRAME_BYTES = 56
 """Bytes that a frame adds to its payload: ids of the transfer and of the one before it, numbers, checksum."""
@@ -44,15 +45,23 @@ class Pipe:
     """Carries one transfer at a time, in the order of the calls.
 
     Args:
-        cost: called at the start of each transfer, since the profile may have changed.
+        cost: called at the start of each transfer, and when the link has changed.
         moved: called whenever a chunk has arrived, and at least every `tell_s` seconds.
+
+    Attributes:
+        open: False while the link is cut, or its device is frozen: nothing moves.
     """
 
     def __init__(
         self, cost: Callable[[], LinkCost], now_ns: Callable[[], int], moved: Callable[[], None], tell_s: float
     ) -> None:
         self._cost, self._now_ns, self._moved, self._tell_s = cost, now_ns, moved, tell_s
-        self._turn = asyncio.Lock()
+        self._turn, self._pace = asyncio.Lock(), Pace()
+        self.open = True
+
+    def changed(self) -> None:
+        """The rate or `open` has changed: the transfer in hand goes on at the new rate."""
+        self._pace.changed()
 
     async def carry(self, size: int) -> Arrival:
         """Return when the last byte has arrived. Cancelling it frees the link."""
@@ -60,16 +69,24 @@ class Pipe:
             cost = self._cost()
             first = min(size, CHUNK_BYTES)
             # A transfer that directly follows another one has no latency of its own: it is counted once per gap.
-            await self._pass(first * cost.byte_s)
+            await self._pass(first * cost.byte_s, cost.byte_s)
             begun_ns = self._now_ns() + round(cost.latency_s * 1e9)
-            await self._pass((size - first) * cost.byte_s)
+            await self._pass((size - first) * cost.byte_s, cost.byte_s)
         await asyncio.sleep(cost.latency_s)
         self._moved()
         return Arrival(begun_ns, self._now_ns(), size)
 
-    async def _pass(self, seconds: float) -> None:
+    async def _pass(self, seconds: float, byte_s: float) -> None:
+        """Let the time of some bytes pass: `seconds`, if the rate stays at `byte_s` seconds per byte."""
         while seconds > 0:
-            step = min(seconds, self._tell_s)
-            await asyncio.sleep(step)
-            seconds -= step
-            self._moved()
+            if not self.open:
+                await self._pace.sleep(None)
+                continue
+            start_ns, step = self._now_ns(), min(seconds, self._tell_s)
+            if await self._pace.sleep(step):
+                now = self._cost().byte_s
+                seconds = max(0.0, seconds - (self._now_ns() - start_ns) / 1e9) * now / byte_s
+                byte_s = now
+            else:
+                seconds -= step
+                self._moved()

@@ -112,6 +112,20 @@ class NoBackend:
     async def held(self, device: str) -> Held:
         return await self.limit(device, WIDE.limits)
 
+    async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
+        return limits.uplink_bit_s, limits.downlink_bit_s
+
+    async def set_link(self, device: str, up: bool) -> str:
+        return "link up"
+
+    async def set_frozen(self, device: str, frozen: bool) -> str:
+        return ""
+
+    async def set_rival(self, device: str, cpus: float) -> str:
+        return ""
+
+    async def stop(self, device: str) -> None: ...
+
     async def restart(self, device: str) -> None: ...
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None: ...

@@ -21,7 +21,9 @@ from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
+from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
+from orchestrator.scenario.schedule import Scenario
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
 from orchestrator.simulation.fleet import SimulatedFleet
@@ -89,6 +91,7 @@ def play(
     profiles: Mapping[str, ProfileSpec] | None = None,
     faults: tuple[SimulatedFault, ...] = (),
     environment: Environment | None = None,
+    scenario: Scenario | None = None,
     server_slots: int = 1,
     costs: CostModel | None = None,
 ) -> Played:
@@ -108,6 +111,7 @@ def play(
             profiles,
             faults,
             environment,
+            scenario,
             at_once,
             costs or PlainCosts(),
         )
@@ -126,6 +130,7 @@ async def _play(
     profiles: Mapping[str, ProfileSpec] | None,
     faults: tuple[SimulatedFault, ...],
     environment: Environment | None,
+    scenario: Scenario | None,
     at_once: int,
     costs: CostModel,
 ) -> None:
@@ -156,6 +161,16 @@ async def _play(
     for fact in fleet.facts():
         note(fact)
     fleet.attach(note, driver)
+    player = None
+    if scenario is not None:
+        named = {device.name: device.profile.name for device in specs}
+        player = ScenarioPlayer(scenario, wanted.seed, named, fleet, note)
+
+    def noted(told: Record) -> None:
+        note(told)
+        if player is not None:
+            player.on_record(told)
+
     rounds = Loop(
         method=method(spec),
         driver=driver,
@@ -165,10 +180,13 @@ async def _play(
         judge=LocalJudge(CPU),
         test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
         save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
-        record=note,
+        record=noted,
         watch=lambda progress, result, seconds: None,
+        script=player,
     )
     await rounds.run(start_weights(), Progress())
+    if player is not None:
+        await player.close()
     fleet.end_work()
     record(RunFinished(now_ns(), "rounds done"))
     played.together, played.alone = pool.together, pool.alone

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Coroutine
+
+import msgspec
 
 from edgebed.errors import EdgebedError, FleetError, UsageError
 from edgebed.link.base import Link
@@ -15,11 +18,12 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
 from orchestrator.fleet.control.membership import DeviceEvent, Heard, Joined, Left, Membership
-from orchestrator.fleet.control.run_fleet import ResolveProfile, RunFleet
+from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.cpu_quota import TICK_US
 from orchestrator.fleet.host import tick_s
-from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault
+from orchestrator.scenario.schedule import Condition
 
 NAME_CHARACTERS = 63
 """Characters that a record keeps of a name that is not a device's."""
@@ -67,6 +71,8 @@ class FleetController(RunFleet):
         self._restarts: dict[str, int] = dict.fromkeys(self.names, 0)
         self._jobs: set[asyncio.Task[None]] = set()
         self._rejoining: dict[str, asyncio.Task[None]] = {}
+        self._in_force: dict[str, Limits] = {}
+        self._left: set[str] = set()  # devices that the scenario has taken away
         self._closing = False
 
     def connect(self, control: Link, data: Link, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -121,13 +127,19 @@ class FleetController(RunFleet):
         Args:
             why: start, rejoin or reprofile, for the record.
         """
-        limits = self.limits[name]
         await self.membership.measure_clock(name)
-        held = await self.fleet.limit(name, limits)
-        self.record(self._limits_set(time.monotonic_ns(), name, why, held))
+        limits = await self._limit(name, why)
         await self.membership.configure(name, self._settings(limits))
         self._ready.add(name)
         self._ready_changed.set()
+
+    async def _limit(self, name: str, why: str) -> Limits:
+        """Set the limits that a device is to have, read them back and record them."""
+        limits = self.limits[name]
+        held = await self.fleet.limit(name, limits)
+        self._in_force[name] = limits
+        self.record(self._limits_set(time.monotonic_ns(), name, why, held))
+        return limits
 
     def _settings(self, limits: Limits) -> Configure:
         return Configure(
@@ -146,9 +158,75 @@ class FleetController(RunFleet):
         """As `RunFleet.change`. A device that is away gets the limits when it returns."""
         if name not in self.profiles:
             raise UsageError(f"the fleet has no device {name!r}", hint=f"its devices are: {', '.join(self.names)}")
-        self._assign(name, profile)
+        self.own[name] = profile
+        self._assign(name)
         if name in self._ready:
             await self.put_on_limits(name, "reprofile")
+
+    # ---- what a scenario does ----
+
+    async def put(self, name: str, condition: Condition) -> Applied:
+        """As `RunFleet.put`. A device that is away, or stopped, gets its limits when it goes on."""
+        before, self.conditions[name] = self.conditions[name], condition
+        self._assign(name)
+        said: list[str] = []
+        if before.present and not condition.present:
+            await self._take_away(name, before)
+            return Applied("its agent has ended")
+        if not condition.present:
+            return Applied("it is away")
+        if not before.present:
+            self._left.discard(name)
+            await self.fleet.restart(name)
+            said.append("its agent was started")
+            before = NORMAL
+        if condition.link != before.link:
+            said.append(await self.fleet.set_link(name, condition.link))
+        if condition.running and not before.running:
+            said.append(await self.fleet.set_frozen(name, False))
+        rates = await self._put_limits(name) if condition.running else Applied()
+        if condition.rival_cpus != before.rival_cpus:
+            said.append(await self.fleet.set_rival(name, condition.rival_cpus / self.dilation))
+        if before.running and not condition.running:
+            said.append(await self.fleet.set_frozen(name, True))
+        return msgspec.structs.replace(rates, held="; ".join([*said, *([rates.held] if rates.held else [])]))
+
+    async def _take_away(self, name: str, before: Condition) -> None:
+        """End a device's agent, and what else the scenario has done to the device: its next agent starts afresh."""
+        self._left.add(name)
+        self.membership.left(name, "the scenario took it away")
+        if not before.link:
+            await self.fleet.set_link(name, True)
+        if before.rival_cpus:
+            await self.fleet.set_rival(name, 0.0)
+        if not before.running:
+            await self.fleet.set_frozen(name, False)
+        await self.fleet.stop(name)
+
+    async def _put_limits(self, name: str) -> Applied:
+        """Bring the limits in force to those wanted, where the device has its limits on."""
+        wanted, had = self.limits[name], self._in_force.get(name)
+        if name not in self._ready or had is None or wanted == had:
+            return Applied()
+        software = self.enforcement is Enforcement.SOFTWARE
+        if only_rates(had, wanted):
+            up, down = await self.fleet.set_rates(name, wanted)
+            self._in_force[name] = wanted
+            applied = Applied("", up, down)
+        else:
+            await self._limit(name, "scenario")
+            applied = Applied("limits as wanted", wanted.uplink_bit_s, wanted.downlink_bit_s)
+        if software or wanted.threads != had.threads:
+            self._spawn(name, self.membership.configure(name, self._settings(wanted)))
+        return Applied("told to the agent, which holds its own limits") if software else applied
+
+    async def all_back(self, timeout_s: float = 60.0) -> None:
+        """Wait until every agent that was started is at work again. Those that are not in time stay away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not set(self.names) <= {*self._able(), *self._left}:
+                    self._ready_changed.clear()
+                    await self._ready_changed.wait()
 
     # ---- who can work ----
 
@@ -202,6 +280,7 @@ class FleetController(RunFleet):
     async def _rejoin(self, device: str) -> None:
         try:
             await self.put_on_limits(device, "rejoin")
+            await self._put_limits(device)  # the scenario may have changed them meanwhile
         except EdgebedError as error:
             self.record(Fault(time.monotonic_ns(), device, f"came back, but its limits could not be put on: {error}"))
             self.membership.left(device, "it has no limits")  # its next heartbeat is a new attempt
@@ -210,9 +289,12 @@ class FleetController(RunFleet):
         """The backend says that an agent's process has ended."""
         if self._closing:
             return
+        taken = device in self._left
         self.membership.left(device, why)
+        self._in_force.pop(device, None)
         self._work_gone(device, why)
-        self._spawn(device, self._restart(device, why))
+        if not taken:
+            self._spawn(device, self._restart(device, why))
 
     def _work_gone(self, device: str, why: str) -> None:
         self.endpoint.forget(device)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
+
 from edgebed.errors import TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Header
 from orchestrator.experiment import Environment, Grain
 from orchestrator.fleet.base import Held
+from orchestrator.fleet.condition import profile_under
 from orchestrator.fleet.control.seams import Driver, Sender
 from orchestrator.fleet.cpu_quota import TICK_US
 from orchestrator.fleet.environment import candidates, profiles_at
@@ -24,12 +27,23 @@ from orchestrator.records.types import (
     LimitsSet,
     Record,
 )
+from orchestrator.scenario.schedule import Condition
 
+NORMAL = Condition()
 PRESENCE = (DeviceJoined, DeviceLeft)
 Fact = ClockOffset | LimitsSet | DeviceJoined | DeviceLeft
 
 ResolveProfile = Callable[[str], ProfileSpec]
 """The profile of a name, for an experiment whose devices change profiles."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What was read back after a device was put into a condition: in words, and the rates in bit/s where they are
+    known."""
+
+    held: str = ""
+    uplink_bit_s: int | None = None
+    downlink_bit_s: int | None = None
 
 
 class RunFleet(ABC):
@@ -39,6 +53,8 @@ class RunFleet(ABC):
         endpoint: sends tasks and replies to the devices.
         dilation_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`.
         names: of the devices, in the order of the fleet file.
+        own: by device, the profile of the fleet file, or what the environment gave it since.
+        conditions: by device, what a scenario makes of it.
         profiles: in force, by device.
         limits: in force, by device, after dilation.
         labels: samples per class of every device, as the shards of the run in hand were cut.
@@ -57,15 +73,17 @@ class RunFleet(ABC):
         tick_us: int = TICK_US,
     ) -> None:
         self.spec, self.dilation, self.grain, self._tick_us = spec, dilation, grain, tick_us
+        self._resolve = resolve_profile
+        self.own = {device.name: device.profile for device in spec.devices}
+        self.conditions = dict.fromkeys(self.own, NORMAL)
         self.profiles: dict[str, ProfileSpec] = {}
         self.limits: dict[str, Limits] = {}
-        for device in spec.devices:
-            self._assign(device.name, device.profile)
+        for name in self.own:
+            self._assign(name)
         self.names = list(self.profiles)
         self.dilation_by = ""
         self.labels: Mapping[str, Sequence[int]] = {}
         self.driver: Driver | None = None
-        self._resolve = resolve_profile
         self._sink: Callable[[Record], None] | None = None
         self._calibration: list[Calibrated] = []
         self._facts: dict[tuple[object, str], Fact] = {}  # the latest of each kind and device
@@ -153,25 +171,32 @@ class RunFleet(ABC):
     async def reset(self) -> None:
         """Give every device the profile of the fleet file again, so that all runs begin alike."""
         for device in self.spec.devices:
-            if self.profiles[device.name] != device.profile:
+            if self.own[device.name] != device.profile:
                 await self.change(device.name, device.profile)
 
     async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
         """Give every device its profile of this round, where it has another one."""
         drawn_from = candidates(self.spec, environment, self._resolve)
         for name, profile in profiles_at(self.spec, drawn_from, environment, seed, round).items():
-            if self.profiles[name] != profile:
+            if self.own[name] != profile:
                 await self.change(name, profile)
 
     @abstractmethod
     async def change(self, name: str, profile: ProfileSpec) -> None:
         """Give one device another profile, in mid-run and without restart."""
 
-    def _assign(self, name: str, profile: ProfileSpec) -> None:
-        self.profiles[name], self.limits[name] = (
-            profile,
-            profile.limits.dilated(self.dilation, self.grain, self._tick_us),
-        )
+    @abstractmethod
+    async def put(self, name: str, condition: Condition) -> Applied:
+        """Put one device into a condition of the scenario, in mid-run. Raises FleetError where it cannot be done."""
+
+    @abstractmethod
+    async def all_back(self) -> None:
+        """Wait until the devices that a scenario has let return are at work again."""
+
+    def _assign(self, name: str) -> None:
+        """Work out the profile and the limits that a device is to have."""
+        self.profiles[name] = profile_under(self.conditions[name], self.own[name], self._resolve)
+        self.limits[name] = self.profiles[name].limits.dilated(self.dilation, self.grain, self._tick_us)
 
     # ---- who can work ----
 
