@@ -144,10 +144,6 @@ class Cgroup:
             return [int(line) for line in (self.paths["cpu"] / "cgroup.procs").read_text().split()]
         return []
 
-    def take(self, pid: int) -> None:
-        """Move a process into the cgroup; nothing if it has ended. Raises LimitError."""
-        _join(self, pid)
-
     def kill(self) -> None:
         """End every process in the cgroup."""
         for pid in self.pids():

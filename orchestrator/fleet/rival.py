@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from orchestrator.fleet.cgroups import Cgroup
+from orchestrator.fleet.cgroups import Cgroup, join
 
 LOOP = """
 import os, sys, time
@@ -42,7 +42,7 @@ class Rivals:
         for share in shares(cpus):
             argv = [sys.executable, "-I", "-S", "-c", LOOP, str(share)]
             self._running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True))
-            self._cgroup.take(self._running[-1].pid)
+            join(self._cgroup, self._running[-1].pid)
         there = set(self._cgroup.pids())
         pids = [str(rival.pid) for rival in self._running if rival.pid in there]
         return f"busy processes in its cgroup: {', '.join(pids) or 'none'}"
