@@ -120,7 +120,7 @@ def test_a_playback_begins_at_its_offset_and_goes_on_without_a_gap(rates: list[i
     offset_s = share * trace.length_s
     playback = Playback(trace, 100.0, offset_s, loop)
     first = playback.first_step
-    assert playback.begins_s(first) <= 100.0 < playback.begins_s(first + 1)
+    assert playback.begins_s(first) <= 100.0 <= playback.begins_s(first + 1)
     assert playback.sample(first) == Sample(uplink_mbit_s=rates[int(offset_s)])
     end = len(trace.samples)
     assert playback.begins_s(end) == pytest.approx(100.0 - offset_s + trace.length_s)
