@@ -15,13 +15,11 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-
-import msgspec
 
 from edgebed.errors import TransferError, TransferRefused, WireError
 from edgebed.link.allowance import MESSAGES_S, Allowance
 from edgebed.link.base import Link
+from edgebed.link.peer import Peer, Sending, Sent
 from edgebed.link.receiver import ReceivedTransfer, Reply, TransferReceiver
 from edgebed.link.sender import Ask, GiveUp, Send, SendChunk, TransferSender
 from edgebed.wire.frames import Chunk, Mark, chunk_count, pack_chunk, pack_mark, unpack
@@ -34,36 +32,6 @@ CHUNK_BYTES = 1 << 20
 WINDOW = 4
 TRANSFERS = 2
 MAX_INBOUND_BYTES = 64 << 20
-
-
-class Sent(msgspec.Struct):
-    """A finished send. From the first chunk handed to the link until the receiver's application had it, on this side's
-    monotonic clock. `bytes` counts frames sent for the first time, `resent_bytes` those sent again."""
-
-    first_ns: int
-    done_ns: int
-    bytes: int
-    resent_bytes: int
-
-
-@dataclass
-class _Sending:
-    header: bytes
-    body: memoryview
-    done: asyncio.Future[Sent]
-    sent: Sent
-
-
-@dataclass
-class _Peer:
-    name: str
-    outbox: TransferSender
-    inbox: TransferReceiver
-    messages: Allowance = field(default_factory=Allowance)
-    frames: Allowance = field(default_factory=Allowance)
-    sending: dict[str, _Sending] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
-    delivery: asyncio.Task[None] | None = None
 
 
 def accept_all(peer: str, header: Header, total: int) -> None:
@@ -130,7 +98,7 @@ class TransferEndpoint:
         self._chunk_bytes, self._window, self._transfers = chunk_bytes, window, transfers
         self._max_inbound_bytes = max_inbound_bytes
         self._ids = (f"{uuid.uuid4().hex[:16]}-{n}" for n in itertools.count())
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._closed = False
         self.silent = False
         self._named: set[tuple[str, str]] = set()  # peers and causes that were told
@@ -173,7 +141,7 @@ class TransferEndpoint:
         state, transfer = self._peer(peer), next(self._ids)
         view = memoryview(body).cast("B")
         done: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        state.sending[transfer] = _Sending(encode(header), view, done, Sent(0, 0, 0, 0))
+        state.sending[transfer] = Sending(encode(header), view, done, Sent(0, 0, 0, 0))
         self._perform(state, state.outbox.add(transfer, chunk_count(len(view), self._chunk_bytes), time.monotonic()))
         try:
             return await done
@@ -215,7 +183,7 @@ class TransferEndpoint:
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
-    def _perform(self, peer: _Peer, sends: list[Send]) -> None:
+    def _perform(self, peer: Peer, sends: list[Send]) -> None:
         for send in sends:
             match send:
                 case SendChunk():
@@ -230,12 +198,12 @@ class TransferEndpoint:
                     self._settle(peer, transfer, TransferError(why, hint="see to the connection to the broker"))
         self._arm(peer)
 
-    def _withdraw(self, peer: _Peer, transfers: list[str]) -> None:
+    def _withdraw(self, peer: Peer, transfers: list[str]) -> None:
         """Tell the receiver that these sends are given up."""
         for transfer in transfers:
             self.control(peer.name, Refuse(self._me, peer.name, transfer, "given up by the sender"))
 
-    def _send_chunk(self, peer: _Peer, send: SendChunk) -> None:
+    def _send_chunk(self, peer: Peer, send: SendChunk) -> None:
         sending = peer.sending[send.transfer]
         after = peer.outbox.before(send.transfer)
         frame = pack_chunk(send.transfer, after, send.index, sending.header, sending.body, self._chunk_bytes)
@@ -246,22 +214,22 @@ class TransferEndpoint:
             sending.sent.bytes += len(frame)
         self._publish_frame(peer, frame)
 
-    def _publish_frame(self, peer: _Peer, frame: bytes) -> None:
+    def _publish_frame(self, peer: Peer, frame: bytes) -> None:
         to_device = self._me == ORCHESTRATOR
         topic = self._topics.data_to(peer.name) if to_device else self._topics.data_from(self._me)
         self._data.publish(topic, frame)
 
-    def _arm(self, peer: _Peer) -> None:
+    def _arm(self, peer: Peer) -> None:
         """One timer per peer with sends under way. It is not moved with every credit, so it may fire early."""
         if peer.timer is None and len(peer.outbox) and not self._closed:
             delay = max(0.0, peer.outbox.due - time.monotonic()) + 0.001
             peer.timer = asyncio.get_running_loop().call_later(delay, self._on_timer, peer)
 
-    def _on_timer(self, peer: _Peer) -> None:
+    def _on_timer(self, peer: Peer) -> None:
         peer.timer = None
         self._perform(peer, peer.outbox.silence(time.monotonic()))
 
-    def _settle(self, peer: _Peer, transfer: str, error: TransferError | None = None) -> None:
+    def _settle(self, peer: Peer, transfer: str, error: TransferError | None = None) -> None:
         """A send is over: done, refused, or given up."""
         sending = peer.sending.pop(transfer, None)
         if sending is None:
@@ -274,7 +242,7 @@ class TransferEndpoint:
                 sending.done.set_exception(error)
         self._perform(peer, peer.outbox.remove(transfer, time.monotonic()))
 
-    def _fail(self, peer: _Peer, error: TransferError) -> None:
+    def _fail(self, peer: Peer, error: TransferError) -> None:
         if peer.timer is not None:
             peer.timer.cancel()
             peer.timer = None
@@ -303,13 +271,13 @@ class TransferEndpoint:
             replies = peer.inbox.mark(frame)
         self._answer(peer, replies)
 
-    def _answer(self, peer: _Peer, replies: list[Reply]) -> None:
+    def _answer(self, peer: Peer, replies: list[Reply]) -> None:
         for reply in replies:
             self.control(peer.name, reply)
         if peer.delivery is None and (item := peer.inbox.take()) is not None:
             peer.delivery = asyncio.get_running_loop().create_task(self._deliver_from(peer, *item))
 
-    async def _deliver_from(self, peer: _Peer, transfer: str, inbound: ReceivedTransfer) -> None:
+    async def _deliver_from(self, peer: Peer, transfer: str, inbound: ReceivedTransfer) -> None:
         refused = ""
         try:
             await self._deliver(inbound)
@@ -342,7 +310,7 @@ class TransferEndpoint:
         else:
             self._on_control(peer.name, message)
 
-    def _on_transfer_message(self, peer: _Peer, message: Credit | Refuse | Query) -> None:
+    def _on_transfer_message(self, peer: Peer, message: Credit | Refuse | Query) -> None:
         ends = (message.sender, message.receiver)
         if ends == (peer.name, self._me) and isinstance(message, Query):
             self._answer(peer, peer.inbox.state(message.transfer, message.credited))
@@ -355,7 +323,7 @@ class TransferEndpoint:
         else:
             self._drop(peer.name, FALSE)
 
-    def _on_credit(self, peer: _Peer, credit: Credit) -> None:
+    def _on_credit(self, peer: Peer, credit: Credit) -> None:
         if credit.transfer not in peer.sending:
             return
         if credit.done:
@@ -375,7 +343,7 @@ class TransferEndpoint:
             self._answer(peer, peer.inbox.states())
             self._perform(peer, peer.outbox.reconnected(time.monotonic()))
 
-    def _sender_of(self, topic: str) -> _Peer | None:
+    def _sender_of(self, topic: str) -> Peer | None:
         """The sender of a message, from its topic; None where it is not of the fleet, or after close."""
         if self._closed:
             return None
@@ -387,7 +355,7 @@ class TransferEndpoint:
         self._drop(name, UNKNOWN)
         return None
 
-    def _allowed(self, peer: _Peer, allowance: Allowance) -> bool:
+    def _allowed(self, peer: Peer, allowance: Allowance) -> bool:
         if allowance.take(time.monotonic()):
             return True
         self._drop(peer.name, TOO_MANY)
@@ -401,9 +369,9 @@ class TransferEndpoint:
             self._named.add(key)
             self._on_dropped(name, why)
 
-    def _peer(self, name: str) -> _Peer:
+    def _peer(self, name: str) -> Peer:
         if name not in self._peers:
             limits = {"window": self._window, "max_bytes": self._max_inbound_bytes}
             inbox = TransferReceiver(self._me, name, **limits, admit=self._admit)
-            self._peers[name] = _Peer(name, TransferSender(self._window, self._transfers), inbox)
+            self._peers[name] = Peer(name, TransferSender(self._window, self._transfers), inbox)
         return self._peers[name]

@@ -27,6 +27,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edgebed.errors import LinkError
 from edgebed.link.base import Handler
+from edgebed.link.read_pauses import ReadPauses
 
 CONNECT_S = 20.0
 """How long a broker may take to answer, TCP and MQTT together: a device under 0.1 CPU needs seconds."""
@@ -35,11 +36,6 @@ FLUSH_S = 2.0
 DEAD_AFTER_MS = 30_000
 """Unacknowledged data or probes for this long end a TCP connection."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
-
-PACE_MIN_S, PACE_MAX_S = 0.002, 0.040
-PACE_SHARE = 0.75
-"""The longest pause, as a share of the time that the rest of a packet is expected to take. A pause that ends late would
-slow the transfer and hide how fast the link is."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -191,7 +187,7 @@ class _Connection:
         self._granted: dict[int, asyncio.Future[None]] = {}
         self._sock: socket.socket | None = None
         self._misc: asyncio.TimerHandle | None = None
-        self._pacer = Pacer()
+        self._pacer = ReadPauses()
         self._resume: asyncio.TimerHandle | None = None
         self._open = False
         self._gone = asyncio.Event()
@@ -350,26 +346,6 @@ class _Connection:
         if self._open:
             self._open = False
             self._on_lost()
-
-
-class Pacer:
-    """How long to wait after a read before the next one: each read gets many bytes, and no packet waits. Pure."""
-
-    def __init__(self) -> None:
-        self._bytes_s = 0.0  # of the link, as last seen
-        self._read_s: float | None = None  # when the packet in hand was last read from
-
-    def pause_s(self, arrived: int, missing: int, now_s: float) -> float:
-        """After a read of `arrived` bytes at `now_s` that left a packet `missing` bytes short; 0: look at once."""
-        if self._read_s is not None and now_s > self._read_s:
-            self._bytes_s = arrived / (now_s - self._read_s)
-        self._read_s = now_s if missing else None
-        if not missing:
-            return 0.0
-        if not self._bytes_s:
-            return PACE_MIN_S
-        rest_s = PACE_SHARE * missing / self._bytes_s
-        return 0.0 if rest_s < PACE_MIN_S else min(rest_s, PACE_MAX_S)
 
 
 def _missing_bytes(client: paho.Client) -> int:

@@ -12,7 +12,8 @@ import pytest
 
 from edgebed.errors import LinkError
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import PACE_MAX_S, PACE_MIN_S, Address, MqttLink, Pacer
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.read_pauses import PACE_MAX_S, PACE_MIN_S, ReadPauses
 from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
@@ -296,7 +297,7 @@ RATE = 1.25e6
 """Bytes per second of 10 Mbit/s."""
 
 
-def receive(pacer: Pacer, size: int, now_s: float, rate: float = RATE) -> tuple[float, int]:
+def receive(pacer: ReadPauses, size: int, now_s: float, rate: float = RATE) -> tuple[float, int]:
     """Seconds that a message took over its own time on a link of `rate`, and the reads of it."""
     begin, got, reads = now_s, 0, 0
     while True:
@@ -311,7 +312,7 @@ def receive(pacer: Pacer, size: int, now_s: float, rate: float = RATE) -> tuple[
 
 @pytest.mark.parametrize("size", [2_000, 8_000, 190_000, 1 << 20])
 def test_pauses_save_reads_and_cost_a_message_no_time(size: int) -> None:
-    pacer = Pacer()
+    pacer = ReadPauses()
     receive(pacer, size, 0.0)  # what a link gives is seen in its first message
     late_s, reads = receive(pacer, size, 10.0)
     assert late_s <= PACE_MIN_S
@@ -319,7 +320,7 @@ def test_pauses_save_reads_and_cost_a_message_no_time(size: int) -> None:
 
 
 def test_pauses_follow_a_link_that_became_faster() -> None:
-    pacer = Pacer()
+    pacer = ReadPauses()
     receive(pacer, 1 << 20, 0.0)
     late = [receive(pacer, 20_000, 10.0 * n, 10 * RATE)[0] for n in range(1, 15)]
     assert late[0] > PACE_MIN_S
@@ -327,16 +328,16 @@ def test_pauses_follow_a_link_that_became_faster() -> None:
 
 
 def test_a_message_that_arrives_in_one_piece_never_waits() -> None:
-    pacer = Pacer()
+    pacer = ReadPauses()
     receive(pacer, 1 << 20, 0.0)
     assert pacer.pause_s(300, 0, 10.0) == 0.0
 
 
 async def test_a_paced_link_knows_what_a_packet_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pacing reads an attribute that paho does not promise: a version without it must not pass unseen."""
-    lacking, pause_s = list[int](), Pacer.pause_s
+    lacking, pause_s = list[int](), ReadPauses.pause_s
 
-    def noted(pacer: Pacer, arrived: int, missing: int, now_s: float) -> float:
+    def noted(pacer: ReadPauses, arrived: int, missing: int, now_s: float) -> float:
         lacking.append(missing)
         return pause_s(pacer, arrived, missing, now_s)
 
@@ -346,7 +347,7 @@ async def test_a_paced_link_knows_what_a_packet_lacks(monkeypatch: pytest.Monkey
         writer.write(b"\x30\xe8\x07\x00\x01x" + bytes(500))  # of a message of 1000 bytes, its topic among them
         await reader.read()
 
-    monkeypatch.setattr(Pacer, "pause_s", noted)
+    monkeypatch.setattr(ReadPauses, "pause_s", noted)
     async with await asyncio.start_server(broker, "127.0.0.1", 0) as server:
         link = MqttLink(Address(*server.sockets[0].getsockname()), "x", keepalive_s=0, paced=True)
         await link.open()
