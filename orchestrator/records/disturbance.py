@@ -30,8 +30,9 @@ FULL_SHARE, OTHERS_SHARE = 0.95, 0.05
 """Other programs disturb a round where they use this share of the cores while the host is full. Before that they use
 CPU time that nobody else wanted. Devices have priority over them; orchestrator, trainer and broker do not."""
 
-SLOW_SHARE = 0.1
-"""The reference loop took this share longer than in the median round of the run."""
+SLOW_SHARE, SLOW_LOOPS = 0.1, 7
+"""The reference loop took this share longer than in the median round of the run, in the median of at least so many
+loops. Medians of 7 differ by 4 % on a calm host, medians of 3 by up to 20 %."""
 
 BUSY_SHARE = 0.9
 """Of one core, for what has only one thread: the orchestrator's event loop and the broker."""
@@ -130,8 +131,9 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
         return HostOfRound(lost_s=lost)
     shares, load = _shares(host), _load(host)
     speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
+    known_speed = speed if host.loops >= SLOW_LOOPS else None
     shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
-    found = [*_starved(shares_lost), *_slow(speed)]
+    found = [*_starved(shares_lost), *_slow(known_speed)]
     found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
     return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load)
 

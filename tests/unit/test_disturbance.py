@@ -34,7 +34,7 @@ def with_host(records: list[t.Record], rounds: dict[int, dict[str, Any]] | None 
             for name in ("busy_s", "stolen_s", "devices_s"):
                 values[name] = None if values[name] is None else values[name] * wall_s
             values["load_s"] = {name: seconds * wall_s for name, seconds in values["load_s"].items()}
-            told.append(t.HostRound(record.at_ns, start, record.round, loops=5, **values))
+            told.append(t.HostRound(record.at_ns, start, record.round, **({"loops": 7} | values)))
     return told
 
 
@@ -114,6 +114,7 @@ def test_only_the_round_with_the_cause_is_marked(values: dict[str, Any], cause: 
         {"busy_s": 1.95, "devices_s": 1.0, "load_s": {"orchestrator": 0.9, "event loop": 0.8}},
         {"loop_ms": 2.1},
         {"loop_ms": None},
+        {"loop_ms": 3.0, "loops": 6},
         {"load_s": {"trainer": 1.7}},
     ],
     ids=[
@@ -124,6 +125,7 @@ def test_only_the_round_with_the_cause_is_marked(values: dict[str, Any], cause: 
         "full of its own processes",
         "a little slower",
         "no loop",
+        "too few loops",
         "a trainer with two threads",
     ],
 )
