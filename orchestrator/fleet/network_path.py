@@ -21,14 +21,12 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LimitError
+from orchestrator.files.host_folder import host_folder
 from orchestrator.fleet import netns
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import Carried, FleetSpec, Limits
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
-
-FILE = "EDGEBED_HOST_FILE"
-"""The environment variable that names another file for the measurement."""
 
 LINKS, RATES_BIT_S = 16, (100_000_000, 400_000_000, 1_600_000_000)
 """Links, and their rates: the next one is tried if the host carries all of the last."""
@@ -56,10 +54,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def cache_file() -> Path:
-    """`$EDGEBED_HOST_FILE`, else `edgebed/host.json` in the user's cache folder."""
-    if FILE in os.environ:
-        return Path(os.environ[FILE])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgebed" / "host.json"
+    """The file of the measurement in the folder for what was measured on this host."""
+    return host_folder() / "network-path.json"
 
 
 def known() -> Carried | None:

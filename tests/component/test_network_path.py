@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from orchestrator.fleet import netns, network_path
-from orchestrator.fleet.network_path import FILE, Measured
+from orchestrator.fleet.network_path import Measured
 
 
 @pytest.mark.root
 def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FILE, str(tmp_path / "deep" / "host.json"))
+    monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path / "deep"))
     monkeypatch.setattr(network_path, "LINKS", 2)
     monkeypatch.setattr(network_path, "RATES_BIT_S", (20_000_000,))
     assert network_path.known() is None
@@ -27,8 +27,8 @@ def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_measurement_of_another_kernel_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "host.json"
-    monkeypatch.setenv(FILE, str(path))
+    monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path))
+    path = network_path.cache_file()
     path.write_bytes(msgspec.json.encode(Measured("boot", "another", 2.0, network_path.NOTHING)))
     assert network_path.known() is None
     path.write_text("{")
