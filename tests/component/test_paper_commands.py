@@ -71,7 +71,7 @@ def test_a_table_is_made_once_and_shown_beside_the_paper_s(
     (tmp_path / "table.yaml").write_text(TABLE)
     said = " ".join(call(app, "reproduce", str(tmp_path / "table.yaml")).stdout.split())
     assert "A small table – rounds_to_target, simulated" in said
-    assert "8 ×2.00" in said, "the paper's"
+    assert "8 2.00 ×" in said, "the paper's"
     assert "The paper claims: That it is learned." in said
     made = sorted((tmp_path / "runs").rglob("summary.json"))
     assert len(made) == 2

@@ -35,19 +35,25 @@ def plan_of(name: str) -> Plan:
 UPLOADING = [name for name in METHODS.names() if any(map(uploads_features, plan_of(name).assignments.values()))]
 
 
-def hiding(method: Method, chosen: Mapping[str, Privacy]) -> Method:
-    """The method on devices that fill their own choice in, as an agent does; the method plans without it."""
-    plan = method.plan
+class Hiding(msgspec.Struct):
+    """Plans like `method`, with the choices of the devices filled in, as agents do; the method plans without them. It
+    can be copied into the trainer's process."""
 
-    def planned(*args: Any) -> Plan:
-        made = plan(*args)
+    method: Method
+    chosen: Mapping[str, Privacy]
+
+    def __call__(self, *args: Any) -> Plan:
+        made = type(self.method).plan(self.method, *args)
         filled = {
-            name: msgspec.structs.replace(each, privacy=chosen.get(name, Privacy()))
+            name: msgspec.structs.replace(each, privacy=self.chosen.get(name, Privacy()))
             for name, each in made.assignments.items()
         }
         return msgspec.structs.replace(made, assignments=filled)
 
-    method.plan = planned  # type: ignore[method-assign]
+
+def hiding(method: Method, chosen: Mapping[str, Privacy]) -> Method:
+    """The method on devices that choose for themselves what they hide."""
+    method.plan = Hiding(method, chosen)  # type: ignore[method-assign]
     return method
 
 

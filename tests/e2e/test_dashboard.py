@@ -139,8 +139,10 @@ async def answers(page: Watched, figures: dict[str, Any], changed: str, number: 
     await page.page.fill("#round", "7")
     await page.page.keyboard.press("Enter")
     await page.says("#h-round", "Round 7")
-    await page.says("#why", f"The straggler was {figures['straggler'][6]}")
-    await page.says("#why", vocabulary.cause(figures["straggler_why"][6]))
+    straggler, why = figures["straggler"][6], figures["straggler_why"][6]
+    await page.says("#why", f"The straggler was {straggler}" if straggler else "No straggler: the slowest device was")
+    if why:
+        await page.says("#why", vocabulary.cause(why))
     await page.page.select_option("#event-kind", "profile")
     await page.page.fill("#event-device", changed)
     cell = page.page.locator("td:first-child, th:first-child", has_text=re.compile(rf"^{number}$"))

@@ -41,6 +41,7 @@ def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
         t.RequestsLost(10, "weak", (1, 2), "gone"),
         t.HostRound(12, 9, 0, 2.0, 1.0, 0.0, 0.5, {"broker": 0.1}, 2.5, 7),
         t.TurnEnded(13, 0, "f1/1", 1, 2),
+        t.ScenarioStep(14, 13, "weak", 0, "limits", True, "up 5 Mbit/s", uplink_bit_s=5_000_000),
         t.FinalTest(11, 3, 0.5, 1.0, 0.1, {"exit1": 0.4}),
         t.Fault(8, "weak", "odd \n \u2028 text"),
     ]
