@@ -1,10 +1,11 @@
-"""With several workers one of them runs all test files that start a fleet, while the others run the other tests.
+"""With several workers one of them runs all tests that start a fleet, while the others run the other tests.
 
 Two fleets at once would share the host's CPUs, and one might remove what a killed one has left.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -14,17 +15,27 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"pytest\.mark\.(root|docker|fleet)\b")
+WHOLE_FILE = ""
 
 
 @functools.cache
-def starts_fleet(file: str) -> bool:
-    """Whether a test file, relative to the repository, has tests that start a fleet."""
-    return MARK.search((ROOT / file).read_text()) is not None
+def starting_fleets(file: str) -> frozenset[str]:
+    """Functions of a test file, relative to the repository, that start a fleet; WHOLE_FILE among them if all do."""
+    found = set[str]()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if any(MARK.search(ast.unparse(each)) for each in node.decorator_list):
+                found.add(node.name)
+        elif MARK.search(ast.unparse(node)):  # pytestmark, or a parameter with a mark
+            found.add(WHOLE_FILE)
+    return frozenset(found)
 
 
 def scope(nodeid: str) -> str:
     """Tests of one scope are run by one worker: all that start a fleet; every other test for itself."""
-    return "fleet" if starts_fleet(nodeid.partition("::")[0]) else nodeid
+    file, _, test = nodeid.partition("::")
+    known = starting_fleets(file)
+    return "fleet" if WHOLE_FILE in known or test.partition("[")[0] in known else nodeid
 
 
 class OneFleet(LoadScopeScheduling):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from tests.one_fleet import scope
 
 
-def test_all_files_that_start_a_fleet_are_one_scope_and_every_other_test_is_one() -> None:
+def test_all_tests_that_start_a_fleet_are_one_scope_and_every_other_test_is_one() -> None:
     fleets = ["tests/e2e/test_faults.py::test_a[x::y]", "tests/component/test_docker_fleet.py::test_b"]
     assert {scope(each) for each in fleets} == {"fleet"}
     others = ["tests/unit/test_void.py::test_a", "tests/unit/test_void.py::test_b[root]"]
     assert [scope(each) for each in others] == others
+
+
+def test_in_a_file_with_both_only_the_tests_that_start_a_fleet_are_in_its_scope() -> None:
+    file = "tests/e2e/test_dashboard.py"
+    assert scope(f"{file}::test_a_real_run_is_seen_while_it_goes_on_and_after") == "fleet"
+    assert scope(f"{file}::test_three_runs_are_compared_with_the_keyboard_alone").endswith("alone")
