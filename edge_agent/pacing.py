@@ -2,7 +2,9 @@
 
 A CPU quota stops a device only when its CPU time of the period is used up. Work that fits into the quota is done at the
 full speed of the host. With pacing, the agent holds each visible event (an upload, the use of a reply, the update, the
-answer to a request) until the wall time since its unit of work began is at least the CPU time of the unit ÷ CPUs.
+answer to a request) until the wall time since its unit of work began is at least the CPU time of the unit ÷ CPUs. CPU
+time that is used during the hold, by the hold itself too, counts in the next unit: a hold that waited for its own CPU
+time as well would never end on a slow device.
 
 The CPU time is that of the process with all its threads, so that of transfers, heartbeats and decoding counts in the
 unit in which it falls. The agent is the only process of its cgroup, so this is the cgroup's CPU time.
@@ -51,13 +53,15 @@ class Pacer:
         Args:
             wait: sleeps at most so many seconds. It may raise.
         """
+        cpu = self._cpu()
+        due = self._due(cpu)
         held = False
-        while (left := self._due(self._cpu()) - self._clock()) > 0:
+        while (left := due - self._clock()) > 0:
             wait(left)
             held = True
         with self._lock:
-            now, cpu = self._clock(), self._cpu()
-            self._start = max(self._due(cpu), now - LATE_S) if held else now
+            now = self._clock()
+            self._start = max(due, now - LATE_S) if held else now
             self._used = cpu
 
     def _due(self, cpu: float) -> float:

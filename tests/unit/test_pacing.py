@@ -70,17 +70,30 @@ def test_only_a_short_delay_is_made_up_for() -> None:
     assert world.event() == pytest.approx(5.1 - LATE_S + 0.2)
 
 
-def test_cpu_time_used_during_the_hold_counts() -> None:
+def test_cpu_time_used_during_the_hold_counts_in_the_next_unit() -> None:
     world = World(0.1)
     world.work(0.010)
 
     def busy(seconds: float) -> None:
         world.sleep(seconds)
-        if len(world.waits) == 1:  # the event loop sends a chunk meanwhile
-            world.cpu += 0.005
+        world.cpu += 0.005  # the event loop sends a chunk meanwhile
 
     world.pacer.hold(busy)
-    assert world.now == pytest.approx(0.15)
+    assert world.now == pytest.approx(0.1)
+    assert world.event() == pytest.approx(0.15)
+
+
+def test_a_hold_whose_waits_use_cpu_time_themselves_ends() -> None:
+    world = World(0.05)
+    world.work(0.010)
+
+    def wait(seconds: float) -> None:
+        assert len(world.waits) < 3
+        world.sleep(seconds)
+        world.cpu += 0.0001
+
+    world.pacer.hold(wait)
+    assert world.now == pytest.approx(0.2)
 
 
 def test_without_pacing_nothing_is_held() -> None:
