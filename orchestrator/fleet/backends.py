@@ -37,13 +37,18 @@ def open_backend(
         from orchestrator.fleet.containers import DockerFleet
 
         return DockerFleet(spec, fleet_id, notify=notify)
-    if backend not in BACKENDS:
-        raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
+    check_backend(backend)
     why = "software was asked for" if backend == "software" else kernel_obstacle()
     if why:
         notify(f"limits are held by the agents themselves (software): {why}")
         _refuse_latency(spec)
     return LocalFleet(spec, fleet_id, kernel=not why)
+
+
+def check_backend(backend: str) -> None:
+    """Raises UsageError if there is no such backend."""
+    if backend not in BACKENDS:
+        raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
 
 
 def kernel_obstacle() -> str:

@@ -23,7 +23,7 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
-from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.backends import check_backend, open_backend
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
@@ -70,6 +70,7 @@ async def standing_fleet(
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
+    check_backend(backend or spec.backend)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         admitted = await _admit(stack, fleet_id, backend or spec.backend, (spec, *becomes), dilation)

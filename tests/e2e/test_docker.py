@@ -118,7 +118,8 @@ def prefer_to_kill(pid: int) -> None:
 
 
 async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: Path, engine: Any) -> None:
-    async with rig(tmp_path, experiment(rounds=100), "docker", "embedded") as run:
+    long_rounds = experiment(rounds=100, batch_size=4)  # memory runs out in the round in which the filling begins
+    async with rig(tmp_path, long_rounds, "docker", "embedded") as run:
         await uploads_in_a_new_round(run, "dev-3")
         container = engine.containers.get(f"edgebed-{run.controller.fleet_id}-dev-3")
         agent = int(container.attrs["State"]["Pid"])
