@@ -40,21 +40,21 @@ def engine() -> Iterator[Any]:
         yield client
 
 
-async def returns(run: Rig, device: str, after: RoundFinished) -> None:
-    """The device joins again, gets its limits and takes part in a later round."""
+async def returns(run: Rig, device: str, after: DeviceOut) -> None:
+    """The device joins again, perhaps in the round that lost it, gets its limits and takes part in a later round."""
     await run.expect(DeviceJoined, lambda r: r.device == device and r.again and r.at_ns > after.at_ns)
     limits = await run.expect(LimitsSet, lambda r: r.device == device and r.why == "rejoin" and r.at_ns > after.at_ns)
     assert limits.held_cpus == pytest.approx(0.3, rel=0.01)
     await run.expect(RoundFinished, lambda r: device in r.merged and r.at_ns > limits.at_ns)
 
 
-async def lost_in_mid_round(run: Rig, device: str) -> RoundFinished:
+async def lost_in_mid_round(run: Rig, device: str) -> DeviceOut:
     """Wait until the work of a device is given up, and for the end of that round."""
     out = await run.expect(DeviceOut, lambda r: r.device == device)
     assert out.how == "lost"
     ended = await run.expect(RoundFinished, lambda r: r.round == out.round)
     assert ended.merged == tuple(name for name in ("dev-1", "dev-2", "dev-3") if name != device)
-    return ended
+    return out
 
 
 async def uploads_in_a_new_round(run: Rig, device: str) -> None:
@@ -74,10 +74,10 @@ async def test_a_run_in_containers_survives_a_killed_and_a_paused_one(tmp_path: 
         paused = engine.containers.get(f"edgebed-{fleet}-dev-1")
         paused.pause()
         try:
-            ended = await lost_in_mid_round(run, "dev-1")
+            lost = await lost_in_mid_round(run, "dev-1")
         finally:
             paused.unpause()
-        await returns(run, "dev-1", ended)
+        await returns(run, "dev-1", lost)
 
         await run.finish()
         (started,) = run.of(RunStarted)
@@ -127,11 +127,11 @@ async def test_a_container_out_of_memory_costs_one_round_and_is_named(tmp_path: 
         group = memory_group(agent)
         hog = await asyncio.create_subprocess_exec(sys.executable, "-c", HOG, str(group))
         try:
-            ended = await lost_in_mid_round(run, "dev-3")
+            lost = await lost_in_mid_round(run, "dev-3")
         finally:
             with contextlib.suppress(ProcessLookupError):  # it ends with the container that it joined
                 hog.kill()
             await hog.wait()
-        (out,) = [r for r in run.of(DeviceOut) if r.device == "dev-3"]
-        assert "out of memory" in out.why
-        await returns(run, "dev-3", ended)
+        assert "out of memory" in lost.why
+        await returns(run, "dev-3", lost)
+        assert [out.round for out in run.of(DeviceOut) if out.device == "dev-3"] == [lost.round]
