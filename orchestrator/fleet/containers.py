@@ -373,8 +373,13 @@ class _ExitWatch:
                 if event["Action"] == "oom":
                     self._starved.add(event["Actor"]["ID"])
                 elif DEVICE in attributes and not self._closed:
-                    why = self._why(event["Actor"]["ID"], attributes)
-                    self._loop.call_soon_threadsafe(self._died, event["Actor"]["ID"], attributes[DEVICE], why)
+                    late_s = 0.3 if attributes.get("exitCode") == "137" else 0.0  # killed: "oom" may come after "die"
+                    threading.Timer(late_s, self._report, (event["Actor"]["ID"], attributes)).start()
+
+    def _report(self, container_id: str, attributes: Mapping[str, str]) -> None:
+        why = self._why(container_id, attributes)
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._died, container_id, attributes[DEVICE], why)
 
     def _why(self, container_id: str, attributes: Mapping[str, str]) -> str:
         why, said = f"its container ended with exit code {attributes.get('exitCode', '?')}", ""
