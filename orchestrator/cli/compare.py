@@ -75,7 +75,8 @@ def command(
     if csv is not None:
         _save(csv, tabulate.to_csv(compare(summaries).rows))
     if latex is not None:
-        _save(latex, tabulate.to_latex(group(summaries), summaries[-1]["method"], compare(summaries).notes))
+        notes, base = compare(summaries).notes, summaries[-1]["method"]
+        _save(latex, tabulate.to_latex(group(summaries), base, notes, paired(summaries)))
     if paths := [path for path in (pdf, svg, png) if path is not None]:
         _write_figures(summaries, paths, figure, Look(width, title, spread))
 

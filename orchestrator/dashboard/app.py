@@ -24,10 +24,11 @@ from starlette.staticfiles import StaticFiles
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, curve, history, measures, summary
+from orchestrator.dashboard.view import Cursor, changes, history, measures
 from orchestrator.records import palette
-from orchestrator.records.comparison import compare
+from orchestrator.records.compared import compared
 from orchestrator.records.metrics import exposition
+from orchestrator.records.over_time import of_state
 from orchestrator.records.run_state import RunState
 from orchestrator.records.vocabulary import for_page
 
@@ -44,6 +45,9 @@ SHARE = 0.02
 
 GANTT_LIMIT = 24 << 20
 """Bytes of records read for one Gantt."""
+
+MOST_COMPARED = 60
+"""Runs of one comparison."""
 
 SCRAPED = 20
 """Number of runs in a scrape that names none."""
@@ -76,8 +80,10 @@ class FollowedRun:
             await self.within(self.follower.catch_up)
 
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
-        """(version, Gantt of the round in progress), made again as often as `SHARE` allows."""
-        row = self.follower.state.current
+        """(version, Gantt of the round in progress), made again as often as `SHARE` allows. Of a run that is over: of
+        its last finished round."""
+        state = self.follower.state
+        row = state.last_finished or state.current if state.sessions and state.ended else state.current
         if row is None:
             return -1, None
         key = (row.number, self.follower.offset)
@@ -195,21 +201,20 @@ class DashboardAPI:
         made = None if run is None else await run.within(lambda: history(run.follower.state, name))
         return _json(made)
 
+    async def over_time(self, request: Request) -> Response:
+        """The whole run: what every device did when, and how much of its limits it used."""
+        run = await self.fresh(request.path_params["run"])
+        made = None if run is None else await run.within(lambda: of_state(run.follower.state))
+        return _json(made)
+
     async def compare(self, request: Request) -> Response:
-        """Table and curves of several runs; the last is the baseline."""
-        summaries, curves = [], []
-        for name in request.query_params.get("runs", "").split(",")[:12]:
+        """What `orchestrator.records.compared` says of several runs; the last is the baseline at first."""
+        found = []
+        for name in request.query_params.get("runs", "").split(",")[:MOST_COMPARED]:
             run = await self.fresh(name)
-            if run is None:
-                continue
-            state = run.follower.state
-            if state.sessions:
-                summaries.append(await run.within(functools.partial(_summary, run.follower)))
-                method = state.session.started.method
-                style = msgspec.structs.asdict(palette.style(method))
-                curves.append({"id": name, "method": method, "style": style, "points": curve(state)})
-        table = compare(summaries)
-        return _json({"texts": table.texts, "labels": table.labels, "notes": table.notes, "curves": curves})
+            if run is not None and run.follower.state.sessions:
+                found.append(await run.within(functools.partial(_measures, run.follower)))
+        return _json(await asyncio.to_thread(compared, found))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format: the runs that are named, or the newest of the list."""
@@ -224,14 +229,8 @@ class DashboardAPI:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _summary(follower: RecordTail) -> dict[str, Any]:
-    """From the state, with what only `summary.json` has where that is newer than the records."""
-    whole = _whole(follower)
-    return summary(follower.state) | {k: v for k, v in whole.items() if not isinstance(v, list | dict)}
-
-
 def _measures(follower: RecordTail) -> dict[str, Any]:
-    """What is known of a run for a scrape; all of it once the run is over."""
+    """What is known of a run for a scrape or a comparison; all of it once the run is over."""
     return measures(follower.state) | _whole(follower)
 
 
@@ -282,6 +281,7 @@ def make_app(desk: DashboardAPI) -> Starlette:
             Route("/events", desk.events),
             Route("/api/runs/{run}/rounds/{number:int}", desk.round),
             Route("/api/runs/{run}/devices/{device:path}", desk.device),
+            Route("/api/runs/{run}/time", desk.over_time),
             Route("/api/compare", desk.compare),
             Route("/metrics", desk.metrics),
             Mount("/static", StaticFiles(directory=STATIC)),

@@ -220,7 +220,11 @@ def measures(state: RunState) -> dict[str, Any]:
     done = state.finished
     devices = state.devices
     return summary(state) | {
+        "number": [row.number + 1 for row in done],
         "round_s": [row.seconds for row in done],
+        "elapsed_s": [row.end_s for row in done],
+        "accuracy": [row.accuracy for row in done],
+        "bytes": [row.bytes for row in done],
         "straggler_gaps_s": [row.gap_s for row in done],
         "loss": [row.loss for row in done],
         "straggler": [row.straggler or None for row in done],
@@ -245,15 +249,6 @@ def _spent(device: DeviceState, dilation: float) -> dict[str, float]:
 def _stopped(device: DeviceState) -> float | None:
     work = sum(device.phase_ns.get(name, 0) for name in OWN_WORK)
     return min(1.0, device.stopped_ns / work) if device.stopped_ns and work else None
-
-
-def curve(state: RunState, points: int = 1000) -> list[list[float | None]]:
-    """(seconds on the axis, accuracy, gap, how many rounds have ended) of at most about `points` rounds, the last one
-    among them."""
-    done = list(enumerate(state.finished, 1))
-    every = max(1, len(done) // points)
-    kept = [pair for i, pair in enumerate(done) if i % every == 0 or i == len(done) - 1]
-    return [[_short(row.end_s), _short(row.accuracy), _short(row.gap_s), ended] for ended, row in kept]
 
 
 def _last(values: list[Any]) -> Any:

@@ -35,6 +35,9 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     costs = [str(summary.get("costs") or "") for summary in summaries]
     notes = _notes(rows, costs) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
+    for text, row in zip(texts, rows, strict=True):
+        if row["speed_up"] is None:
+            text["speed_up"] = f"{NONE} ({'it' if row['time_to_target_s'] is None else 'the last'} missed the target)"
     return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, notes)
 
 

@@ -56,7 +56,7 @@ class HostOfRound(msgspec.Struct, frozen=True):
         lost_s: wall seconds by which each device was later because it did not get its CPU; None: it does not tell.
         speed: of the reference loop, as a multiple of its median over the rounds of the run.
         stolen_share, others_share: of the CPU time of all cores.
-        load: CPU seconds per second, by process of the run.
+        load: CPU seconds per second, by process of the run; `busy`: of all programs of the host.
     """
 
     disturbed: tuple[Disturbance, ...] | None = None
@@ -65,6 +65,12 @@ class HostOfRound(msgspec.Struct, frozen=True):
     stolen_share: float | None = None
     others_share: float | None = None
     load: dict[str, float] = {}
+    busy: float | None = None
+
+    @property
+    def cores(self) -> dict[str, float]:
+        """CPU seconds per second, of the whole host and of every process of the run."""
+        return self.load if self.busy is None else {"the whole host": self.busy, **self.load}
 
     @property
     def why(self) -> str:
@@ -135,7 +141,9 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
     shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
     found = [*_starved(shares_lost), *_slow(known_speed)]
     found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
-    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load)
+    wall_s = (host.at_ns - host.start_ns) / 1e9
+    busy = host.busy_s / wall_s if wall_s > 0 else None
+    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load, busy)
 
 
 def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:

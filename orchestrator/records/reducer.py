@@ -78,7 +78,7 @@ def _remove_rows(state: RunState, first: int) -> None:
     state.epoch += 1
     del state.rows[keep:]
     for device in state.devices.values():
-        for column in (device.cuts, device.predicted_s, device.actual_s):
+        for column in (device.cuts, device.predicted_s, device.actual_s, device.loads):
             del column[keep:]
     last = state.rows[-1] if state.rows else None
     state.elapsed_s = last.axis_s + (last.seconds or 0.0) if last else 0.0
@@ -90,7 +90,7 @@ def _device(state: RunState, info: t.DeviceInfo) -> None:
     if old is None:
         new = state.devices[info.name] = DeviceState(info.name, info.profile, *limits)
         nothing = [None] * len(state.rows)
-        new.cuts, new.predicted_s, new.actual_s = [*nothing], [*nothing], [*nothing]
+        new.cuts, new.predicted_s, new.actual_s, new.loads = [*nothing], [*nothing], [*nothing], [*nothing]
     else:
         old.profile, old.cpus, old.uplink_bit_s, old.downlink_bit_s, old.memory_mib, old.samples = info.profile, *limits
 
@@ -139,6 +139,7 @@ def _begin_round(state: RunState, facts: RoundFacts) -> None:
         device.cuts.append(assignment.stages if assignment is not None else None)
         device.predicted_s.append(None if predicted is None else predicted / facts.dilation)
         device.actual_s.append(None)
+        device.loads.append(None)
         if name in drawn:
             device.round = facts.number
             device.before_s, device.took_s = device.took_s or device.before_s, None
@@ -153,6 +154,7 @@ def _count_bytes(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     device.bytes_down += new_down - down
     state.bytes_up += new_up - up
     state.bytes_down += new_down - down
+    state.rows[indexed.row].bytes += new_up - up + new_down - down
 
 
 def _count_batches(device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:

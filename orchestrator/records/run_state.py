@@ -13,9 +13,10 @@ import msgspec
 
 from orchestrator.records import types as t
 from orchestrator.records.bound_by import RoundBounds
+from orchestrator.records.load import DeviceLoad
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 11
+VERSION = 12
 """Of the structs below. A state of another version is made again from the records."""
 
 
@@ -30,6 +31,8 @@ class RoundRow(msgspec.Struct, array_like=True):
         loop_ms, disturbed: CPU time of the reference loop, and what the host disturbed the round by; None: not
             measured, or not known yet.
         bounds: what bounded it; None: not known, or not yet.
+        bytes: both ways, of all devices.
+        load: CPU seconds per second, of the whole host and of every process of the run.
         rev: revision of the state when the row last changed.
     """
 
@@ -51,6 +54,8 @@ class RoundRow(msgspec.Struct, array_like=True):
     loop_ms: float | None = None
     disturbed: tuple[str, ...] | None = None
     bounds: RoundBounds | None = None
+    bytes: int = 0
+    load: dict[str, float] = {}
     rev: int = 0
 
     @property
@@ -100,6 +105,7 @@ class DeviceState(msgspec.Struct):
         cpu_share, throttled_share: of its quota and of its own work, over the last seconds that it reported: `recent`.
         uplink_share, downlink_share: of the limit, while it sent or received.
         cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
+        loads: the same, shares of its limits over the round; None: not settled, or no update came.
         phase_ns: by name, as reported, not divided.
         stopped_ns: how long its CPU quota stopped it in decode, compute and encode.
         pieces, pieces_in_quota: batches that it reported, and those within one period's quota.
@@ -133,6 +139,7 @@ class DeviceState(msgspec.Struct):
     cuts: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
+    loads: list[DeviceLoad | None] = []
     phase_ns: dict[str, int] = {}
     stopped_ns: int = 0
     pieces: int = 0
@@ -231,6 +238,11 @@ class RunState(msgspec.Struct):
         known = (row for row in self.rows if row.accuracy is not None)
         last = max(known, key=lambda row: row.end_s, default=None)
         return last.accuracy if last is not None else None
+
+    @property
+    def memory_mib(self) -> dict[str, int]:
+        """The limit of every device."""
+        return {name: device.memory_mib for name, device in self.devices.items()}
 
     def activity(self, device: str) -> str:
         """What a device does: its `activity` during rounds; away; present before the first round and after the run."""

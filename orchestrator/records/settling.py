@@ -11,6 +11,7 @@ from orchestrator.records.critical_path import Paths
 from orchestrator.records.disturbance import host_of_round, works_of
 from orchestrator.records.events import Event, disturbed
 from orchestrator.records.limits_in_force import Limits
+from orchestrator.records.load import loads_of
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
 from orchestrator.records.run_state import IndexedRound, RunState
 from orchestrator.records.stragglers import CAUSES, Straggler, judge, straggler
@@ -39,6 +40,7 @@ def settle(state: RunState, over: bool) -> list[Event]:
     wanted = complete + (late if session.finished is not None else given_up)
     _stragglers(state, wanted, late)
     abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
+    _loads(state, complete + given_up)
     found = _disturbed(state, complete + given_up)
     if dropped := complete + given_up + abandoned:
         for facts in dropped:
@@ -71,6 +73,18 @@ def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts
             _put_bounds(state, timeline.facts, None if path is None else bounds_of_round(timeline, path))
 
 
+def _loads(state: RunState, settled: list[RoundFacts]) -> None:
+    """How much of its limits every device used in these rounds."""
+    if not settled:
+        return
+    works, limits = works_of(state.session), Limits(state.session)
+    for facts in settled:
+        index = state.rounds[facts.number].row
+        for name, load in loads_of(facts, works, limits, state.memory_mib).items():
+            if name in state.devices:
+                state.devices[name].loads[index] = load
+
+
 def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
     """What the host did in these rounds, against the median loop of all rounds so far."""
     if not any(facts.host for facts in settled):
@@ -81,6 +95,7 @@ def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
         row.loop_ms = facts.host.loop_ms if facts.host else None
         usual_ms = [each.loop_ms for each in state.rows if each.loop_ms is not None]
         host = host_of_round(facts, works, limits, median(usual_ms) if usual_ms else None)
+        row.load = host.cores
         row.disturbed, row.rev = None if host.causes is None else tuple(host.causes), state.rev
         found += disturbed(facts, host)
     return found

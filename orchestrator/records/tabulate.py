@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.records.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
-from orchestrator.records.groups import Estimate, Group
+from orchestrator.records.groups import Estimate, Group, ProfileRow
 from orchestrator.records.paired import Paired
 from orchestrator.records.vocabulary import cause
 
@@ -27,6 +27,18 @@ def with_interval(value: Estimate, show: Callable[[float], str]) -> str:
 def by_cause(rounds: Mapping[str, int]) -> str:
     """Rounds by the cause of their straggler, the most first: "its CPU 12, its uplink 3"."""
     return ", ".join(f"{cause(name)} {count}" for name, count in sorted(rounds.items(), key=lambda item: -item[1]))
+
+
+def why_no_speed_up(row: Group, baseline: Group) -> str:
+    """In place of a speed-up that does not exist."""
+    who = row.method if not row.reached else baseline.method
+    return f"{NONE} ({who} missed the target)"
+
+
+def profile_row(row: ProfileRow) -> list[str]:
+    """A class of devices in one method: in how many rounds it had the straggler, and what that cost."""
+    rounds = f"{row.rounds} ({percent(row.share)})"
+    return [row.method, row.profile, rounds, seconds(row.waited_s), by_cause(row.why)]
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -69,12 +81,16 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str]) -> str:
-    """A table for the package booktabs; what must be known to read it follows as comments."""
+def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs: Sequence[Paired] = ()) -> str:
+    """A table for the package booktabs; what must be known to read it follows as comments. With `pairs` it has a column
+    of the rounds' paired ratios."""
     columns = [column for column in COLUMNS if column[0] not in ("round, median", "bytes")]
+    if pairs:
+        columns.append(("round, paired ratio", lambda group: _paired_ratio(group, pairs)))
     lines = [
         "% needs \\usepackage{booktabs}",
         f"% Means over seeds, 95% intervals (Student's t); speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        *((f"% Paired ratios: {_plain(about_pairs(pairs))}.",) if pairs else ()),
         *(f"% {_plain(note)}" for note in notes),
         f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
         "\\toprule",
@@ -85,6 +101,14 @@ def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str]) -> st
         "\\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _paired_ratio(group: Group, pairs: Sequence[Paired]) -> str:
+    """Of the method's rounds to the baseline's; 1 for the baseline itself."""
+    if group.method == pairs[0].baseline:
+        return ratio(1.0)
+    found = next((each.round_ratio for each in pairs if each.method == group.method), Estimate(None))
+    return with_interval(found, ratio)
 
 
 def _plain(text: str) -> str:

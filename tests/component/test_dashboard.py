@@ -136,8 +136,9 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
         assert set(found["devices"]) == {"weak", "middle", "strong"}
         assert get(address, "api/runs/one/devices/weak").json()["rounds"] == [1, 2, 3]
         table = get(address, "api/compare", params={"runs": "one,two,none"}).json()
-        assert [row["method"] for row in table["texts"]] == ["dtfl", "fedavg"]
-        assert len(table["curves"][0]["points"]) == 3
+        assert [row["method"] for row in table["runs"]["texts"]] == ["dtfl", "fedavg"]
+        assert len(table["methods"][0]["charts"]["time"]["seeds"][0]["points"]) == 3
+        assert [lane["label"] for lane in get(address, "api/runs/one/time").json()["lanes"]] == list(found["devices"])
         for wrong in ("api/runs/one/rounds/99", "api/runs/none/rounds/1", "api/runs/one/devices/none", "../secret"):
             assert get(address, f"{wrong}").status_code == 404
 

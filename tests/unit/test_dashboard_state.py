@@ -10,9 +10,10 @@ import pytest
 
 from edgebed.wire.messages import Phase
 from orchestrator.dashboard.gantt import gantt
-from orchestrator.dashboard.view import Cursor, changes, curve, head, history, summary
+from orchestrator.dashboard.view import Cursor, changes, head, history, measures, summary
 from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
+from orchestrator.records.curves import curve
 from orchestrator.records.reader import read
 from orchestrator.records.reducer import reduce
 from orchestrator.records.run_index import RoundFacts, sort
@@ -240,18 +241,12 @@ def test_a_page_gets_everything_once_and_then_what_changed() -> None:
     assert len(late["rows"]) < 6
 
 
-def test_a_curve_keeps_its_last_point() -> None:
-    state = folded(Synthetic(rounds=7, accuracy=0.1).records)
-    assert [point[3] for point in curve(state, 3)] == [1, 3, 5, 7]
-    assert curve(state)[-1][1] == pytest.approx(0.7)
-
-
 def test_nothing_known_yet_is_no_error() -> None:
     assert changes(RunState(), Cursor()) is None
     state = folded(Synthetic().records[:1])
     assert changes(state, Cursor()) is not None
     assert summary(state)["rounds"] == 0
-    assert curve(state) == []
+    assert curve(measures(state)) == []
 
 
 # ---- the Gantt of a round ----
@@ -311,7 +306,7 @@ def test_rounds_of_two_lanes_lie_on_the_wall_clock() -> None:
     expected, state = summarise(lanes), folded(lanes)
     ends = [row.axis_s + (row.seconds or 0) for row in state.rows]
     assert ends == pytest.approx(expected["elapsed_s"], abs=0.01)
-    assert [point[0] for point in curve(state)] == pytest.approx(expected["elapsed_s"], abs=0.01)
+    assert [x for x, _ in curve(measures(state))] == pytest.approx(expected["elapsed_s"], abs=0.01)
     assert summary(state)["total_s"] == pytest.approx(expected["total_s"], abs=0.01)
 
 
@@ -337,8 +332,7 @@ def test_rounds_that_overlap_are_shown_in_the_order_in_which_they_ended() -> Non
     records = with_lanes(Synthetic(rounds=5, finish=False, accuracy=0.1), late=1)
     state, expected = folded(records), summarise(records)
     assert [row.number for row in state.finished] == [0, 2, 3, 4, 1]
-    assert [ended for _, _, _, ended in curve(state)] == [1, 2, 3, 4, 5]
-    assert [accuracy for _, accuracy, _, _ in curve(state)] == pytest.approx(expected["accuracy"])
+    assert [y for _, y in curve(measures(state), "rounds")] == pytest.approx(expected["accuracy"])
     assert state.accuracy == expected["final_accuracy"] == pytest.approx(0.2)
 
 

@@ -1,7 +1,8 @@
 // Line and bar charts in SVG. Each is a figure with a caption, a keyboard cursor, a tooltip, and its figures as a table.
+// A name in the legend hides its series; a drag to the side, or + and −, zoom.
 
 import {announce, fold, h, s, table, tip} from "./dom.js";
-import {ticks} from "./format.js";
+import {FORMATS, ticks} from "./format.js";
 
 const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
 
@@ -10,8 +11,12 @@ const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
  * @param options.height  pixels
  * @param options.onpick  called with a point's `pick` on click or Enter
  *
- * draw({series: [{name, cls, points: [[x, y, label, pick]], bars, step}], x: [label, format], y: [label, format],
- *       ticks, yMax, yMin, line: {y, label}, marks: [{x, kind, text}], summary, empty, columns, rows})
+ * draw({series: [{name, cls, points: [[x, y, text, pick, cls, base]], bars, step, ticks, dots, faint, band: [[x, low, high]]}],
+ *       x: [label, format of ticks, format of values], y: the same, yMax, yMin, line: {y, label}, marks: [{x, kind, text}],
+ *       summary, empty, columns, rows})
+ *
+ * A format is a function or a name in FORMATS. A point without text, and a chart without columns, is told by the formats of
+ * values. `base`: where a bar begins, if not at 0.
  */
 export class Chart {
   constructor(title, {height = 220, onpick = null} = {}) {
@@ -19,63 +24,109 @@ export class Chart {
     this.onpick = onpick;
     this.data = null;
     this.at = -1;
+    this.hidden = new Set();
+    this.zoom = null;
     this.svg = s("svg.chart", {role: "img", tabindex: 0, height});
-    this.legend = h("div.legend", {"aria-hidden": "true"});
+    this.legend = h("div.legend");
+    this.whole = h("button", {type: "button", hidden: true, onclick: () => this.zoomTo(null)}, "Whole");
     this.table = fold("As a table", () => this.asTable());
     this.title = h("h3", {}, title);
-    this.element = h("figure.card", {}, h("figcaption", {}, this.title, this.legend), this.svg, this.table.element);
+    this.element = h("figure.card", {}, h("figcaption", {}, this.title, this.legend, this.whole), this.svg, this.table.element);
+    this.svg.addEventListener("pointerdown", (event) => this.press(event));
     this.svg.addEventListener("pointermove", (event) => this.hover(event));
+    this.svg.addEventListener("pointerup", (event) => this.release(event));
+    this.svg.addEventListener("pointercancel", () => { this.pressed = null; });
     this.svg.addEventListener("pointerleave", () => this.point(-1));
     this.svg.addEventListener("blur", () => this.point(-1));
-    this.svg.addEventListener("click", () => this.pick());
+    this.svg.addEventListener("dblclick", () => this.zoomTo(null));
     this.svg.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.render()).observe(this.element);
   }
 
   draw(data) {
-    this.data = data;
+    this.data = {...data, x: formats(data.x), y: formats(data.y)};
     this.render();
     this.table.changed();
   }
 
-  asTable() {
-    const {columns, rows} = this.data;
-    return table(this.title.textContent, columns, rows().slice(-2000));
+  /** Show everything again: the figures of something else follow. */
+  reset() {
+    this.hidden.clear();
+    this.zoom = null;
   }
+
+  asTable() {
+    const {columns, rows, series, x, y} = this.data;
+    if (columns) return table(this.title.textContent, columns, (typeof rows === "function" ? rows() : rows).slice(-2000));
+    const told = series.filter((one) => !one.faint).flatMap((one) => one.points.map((p) => [one.name || "", x[2](p[0]), y[2](p[1])]));
+    return table(this.title.textContent, [[""], [x[0], "num"], [y[0], "num"]], told.slice(-2000));
+  }
+
+  shown() { return this.data.series.filter((one) => !this.hidden.has(one.name)); }
 
   render() {
     const {data, svg} = this;
     const width = Math.floor(svg.getBoundingClientRect().width || this.element.clientWidth - 24);
     if (!data || width < 80) return;
-    const all = data.series.flatMap((one) => one.points);
-    const known = all.filter((p) => p[1] !== null);
+    const all = this.shown().flatMap((one) => one.points), known = all.filter((p) => p[1] !== null);
     svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
-    svg.setAttribute("aria-label", `${this.title.textContent}. ${data.summary || ""} Arrow keys read single values.`);
-    this.legend.replaceChildren(...(data.legend || data.series.filter((one) => one.name)).map((one) =>
-      h("span", {}, one.marker === undefined ? h("i." + one.cls) : s("svg.sample", {viewBox: "0 0 28 12"},
-        s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)})), one.name)));
+    svg.setAttribute("aria-label", `${this.title.textContent}. ${data.summary || ""} Arrow keys read single values, + and − zoom.`);
+    this.drawLegend();
+    this.whole.hidden = !this.zoom;
     if (!known.length) {
-      svg.replaceChildren(s("text.empty", {x: width / 2, y: this.height / 2}, data.empty || "nothing yet"));
+      svg.replaceChildren(s("text.empty", {x: width / 2, y: this.height / 2}, data.empty || (all.length || !this.hidden.size ? "nothing yet" : "all are hidden")));
       return;
     }
-    const xs = known.map((p) => p[0]).concat((data.marks || []).map((m) => m.x));
-    const x0 = data.xMin ?? Math.min(0, low(xs)), x1 = Math.max(high(xs) + (data.pad ?? 0), x0 + 1e-9);
-    const y0 = data.yMin ?? Math.min(0, low(known.map((p) => p[1])));
-    const y1 = data.yMax ?? Math.max(high(known.map((p) => p[1])) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9);
+    const [x0, x1, y0, y1] = this.range(known);
     const X = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
     const Y = (v) => this.height - BOTTOM - ((v - y0) / (y1 - y0)) * (this.height - TOP - BOTTOM);
-    this.scale = {X, Y, width};
-    const parts = [this.axes(x0, x1, y0, y1)];
-    if (data.line) {
-      parts.push(s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(data.line.y), y2: Y(data.line.y)}),
-        s("text.goal-text.end", {x: width - RIGHT, y: Y(data.line.y) - 5}, data.line.label));
-    }
-    for (const one of data.series) parts.push(...this.one(one, width));
-    parts.push(...(data.marks || []).map((mark) => this.mark(mark)));
+    this.scale = {X, Y, width, x0, x1};
     this.cursor = s("g.cursor");
-    parts.push(this.cursor);
-    svg.replaceChildren(...parts);
-    if (this.at >= 0) this.point(Math.min(this.at, all.length - 1), false);
+    const inside = s("svg", {x: LEFT, y: 0, width: width - LEFT - RIGHT, height: this.height, viewBox: `${LEFT} 0 ${width - LEFT - RIGHT} ${this.height}`});
+    inside.append(...this.shown().flatMap((one) => this.one(one, width)), ...(data.marks || []).map((mark) => this.mark(mark)), this.cursor);
+    svg.replaceChildren(this.axes(x0, x1, y0, y1), ...this.goal(width, y0, y1), inside);
+    if (this.at >= 0) this.point(Math.min(this.at, this.places().length - 1), false);
+  }
+
+  /** Of both axes: all points, or those between the ends of the zoom. */
+  range(known) {
+    const {data, zoom} = this;
+    if (zoom) {
+      const near = known.filter((p) => p[0] >= zoom[0] && p[0] <= zoom[1]).map((p) => p[1]);
+      const least = low(near), most = high(near), pad = Math.max(1e-9, (most - least) * 0.08 || Math.abs(most) * 0.08);
+      const bars = data.series.some((one) => one.bars);
+      if (near.length) return [...zoom, bars ? Math.min(0, least) : least - pad, most + pad];
+      return [...zoom, 0, 1];
+    }
+    const xs = known.map((p) => p[0]).concat((data.marks || []).map((m) => m.x)), ys = known.map((p) => p[1]);
+    const x0 = data.xMin ?? Math.min(0, low(xs)), y0 = data.yMin ?? Math.min(0, low(ys));
+    return [x0, Math.max(high(xs) + (data.pad ?? 0), x0 + 1e-9), y0,
+      data.yMax ?? Math.max(high(ys) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9)];
+  }
+
+  /** Names of the series, as buttons that hide and show them where there is more than one. */
+  drawLegend() {
+    const named = this.data.series.filter((one) => one.name && !one.faint), toggles = !this.data.legend && named.length > 1;
+    const key = JSON.stringify([this.data.legend, named.map((one) => [one.name, one.cls, one.dash, one.marker]), toggles]);
+    if (key !== this.legendKey) {
+      this.legendKey = key;
+      this.legend.replaceChildren(...(this.data.legend || named).map((one) => (toggles
+        ? h("button.key", {type: "button", "data-name": one.name, title: "hide or show", onclick: () => this.toggle(one.name)}, sample(one), one.name)
+        : h("span", {}, sample(one), one.name))));
+    }
+    for (const button of this.legend.querySelectorAll("button")) button.setAttribute("aria-pressed", !this.hidden.has(button.dataset.name));
+  }
+
+  toggle(name) {
+    if (!this.hidden.delete(name)) this.hidden.add(name);
+    this.render();
+  }
+
+  goal(width, y0, y1) {
+    const {line} = this.data, {Y} = this.scale;
+    if (!line || line.y < y0 || line.y > y1) return [];
+    return [s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(line.y), y2: Y(line.y)}),
+      s("text.goal-text.end", {x: width - RIGHT, y: Y(line.y) - 5}, line.label)];
   }
 
   axes(x0, x1, y0, y1) {
@@ -96,36 +147,49 @@ export class Chart {
     if (series.bars) return this.bars(series, width);
     if (series.ticks) return this.ticks(series, width);
     const points = thin(series.points.filter((p) => p[1] !== null), X);
+    if (series.dots) return points.map((p) => s(`path.dot.${series.cls}`, {d: marker(series.marker ?? 0, X(p[0]), Y(p[1]))}));
     const steps = points.map((p, i) => {
       const here = `${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`;
       return i === 0 ? `M${here}` : series.step ? `H${X(p[0]).toFixed(1)}V${Y(p[1]).toFixed(1)}` : `L${here}`;
     });
-    const made = [s(`path.line.${series.cls}.d${series.dash ?? 0}`, {d: steps.join("")})];
+    const made = [s(`path.line.${series.cls}.d${series.dash ?? 0}${series.faint ? ".faint" : ""}`, {d: steps.join("")})];
+    if (series.band) {
+      const edge = (part, k) => part.map((p) => `${X(p[0]).toFixed(1)} ${Y(p[k]).toFixed(1)}`).join("L");
+      made.unshift(s(`path.band.${series.cls}`, {d: `M${edge(series.band, 1)}L${edge(series.band.toReversed(), 2)}Z`}));
+    }
     const every = Math.max(1, Math.ceil(points.length / (series.marker === undefined ? 60 : 12)));
-    if (series.marker !== undefined || every === 1) {
+    if (!series.faint && (series.marker !== undefined || every === 1)) {
       made.push(...points.filter((_, i) => i % every === 0).map((p) => s(`path.dot.${series.cls}`, {d: marker(series.marker ?? 0, X(p[0]), Y(p[1]))})));
     }
     return made;
   }
 
+  /** Pixels for each of the points of a series. */
+  room(series, width) {
+    const {X} = this.scale;
+    return this.data.whole ? X(1) - X(0) : (width - LEFT - RIGHT) / Math.max(1, series.points.length);
+  }
+
   /** Short lines across the bars of another series. */
   ticks(series, width) {
-    const {X, Y} = this.scale, half = Math.max(2, Math.min((width - LEFT - RIGHT) / Math.max(1, series.points.length), 40) / 2);
+    const {X, Y} = this.scale, half = Math.max(2, Math.min(this.room(series, width), 40) / 2);
     return series.points.filter((p) => p[1] !== null).map((p) =>
       s("path.target", {d: `M${X(p[0]) - half} ${Y(p[1])}h${2 * half}`}));
   }
 
   bars(series, width) {
-    const {X, Y} = this.scale, columns = new Map(), zero = Y(0);
-    const size = Math.max(1, (width - LEFT - RIGHT) / Math.max(1, series.points.length));
+    const {X, Y} = this.scale, columns = new Map();
+    const size = Math.max(1, this.room(series, width));
     for (const p of series.points) {
       if (p[1] === null) continue;
       const key = size >= 2 ? p[0] : Math.round(X(p[0]) / 2);
       if (!columns.has(key) || columns.get(key)[1] < p[1]) columns.set(key, p);
     }
     const w = Math.max(1.5, Math.min(size * 0.8, 26));
-    return [...columns.values()].map((p) => s("rect." + (p[4] || series.cls), {
-      x: X(p[0]) - w / 2, width: w, y: Math.min(Y(p[1]), zero), height: Math.max(0.5, Math.abs(zero - Y(p[1])))}));
+    return [...columns.values()].map((p) => {
+      const zero = Y(p[5] ?? 0);
+      return s("rect." + (p[4] || series.cls), {x: X(p[0]) - w / 2, width: w, y: Math.min(Y(p[1]), zero), height: Math.max(0.5, Math.abs(zero - Y(p[1])))});
+    });
   }
 
   mark(mark) {
@@ -136,11 +200,22 @@ export class Chart {
 
   // ---- the cursor ----
 
-  places() { return this.data ? this.data.series.flatMap((one) => one.points.map((p) => [one, p])).filter(([, p]) => p[1] !== null) : []; }
+  /** Points that the cursor can stand on, with their series. */
+  places() {
+    if (!this.data) return [];
+    const [from, to] = this.zoom ?? [-Infinity, Infinity];
+    return this.shown().filter((one) => !one.faint).flatMap((one) => one.points.map((p) => [one, p])).filter(([, p]) => p[1] !== null && p[0] >= from && p[0] <= to);
+  }
+
+  told([one, p]) {
+    const {x, y} = this.data;
+    return `${one.name ? one.name + ": " : ""}${p[2] ?? `${y[2](p[1])}, ${x[0]} ${x[2](p[0])}`}`;
+  }
 
   hover(event) {
     if (!this.scale) return;
     const box = this.svg.getBoundingClientRect(), px = event.clientX - box.left, py = event.clientY - box.top;
+    if (this.pressed !== null && this.pressed !== undefined && event.buttons) { this.select(px); return; }
     const near = (this.data.marks || []).filter((m) => Math.abs(this.scale.X(m.x) - px) < 5);
     let best = -1, distance = Infinity;
     this.places().forEach(([, p], i) => {
@@ -155,9 +230,8 @@ export class Chart {
     if (!this.cursor || index < 0) { this.cursor?.replaceChildren(); tip(""); return; }
     const place = this.places()[index];
     if (!place) return;
-    const [one, p] = place, x = this.scale.X(p[0]), y = this.scale.Y(p[1]);
+    const [, p] = place, x = this.scale.X(p[0]), y = this.scale.Y(p[1]), text = this.told(place);
     this.cursor.replaceChildren(s("line", {x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM}), s("circle", {cx: x, cy: y, r: 4}));
-    const text = `${one.name ? one.name + ": " : ""}${p[2]}`;
     if (speak) announce(text);
     const box = this.svg.getBoundingClientRect();
     if (where) tip([text, ...more].join("\n"), ...where);
@@ -173,11 +247,67 @@ export class Chart {
     const count = this.places().length, now = this.at;
     const next = {ArrowRight: now + 1, ArrowLeft: now < 0 ? count - 1 : now - 1, Home: 0, End: count - 1}[event.key];
     if (event.key === "Enter") this.pick();
-    if (event.key === "Escape") this.point(-1);
+    if (event.key === "Escape") { this.point(-1); this.zoomTo(null); }
+    if (event.key === "+") this.zoomBy(0.5);
+    if (event.key === "-") this.zoomBy(2);
     if (next === undefined || !count) return;
     event.preventDefault();
     this.point(Math.max(0, Math.min(count - 1, next)), true);
   }
+
+  // ---- the zoom ----
+
+  press(event) {
+    this.pressed = event.button === 0 && this.scale ? event.clientX - this.svg.getBoundingClientRect().left : null;
+  }
+
+  /** The stretch between where the pointer was pressed and where it is. */
+  select(px) {
+    const [a, b] = [this.pressed, px].sort((one, other) => one - other);
+    tip("");
+    this.cursor.replaceChildren(s("rect.select", {x: a, width: b - a, y: TOP, height: this.height - TOP - BOTTOM}));
+  }
+
+  release(event) {
+    if (this.pressed === null || this.pressed === undefined) return;
+    const px = event.clientX - this.svg.getBoundingClientRect().left, from = this.pressed;
+    this.pressed = null;
+    if (Math.abs(px - from) < 8) { this.pick(); return; }
+    this.zoomTo([Math.min(from, px), Math.max(from, px)].map((v) => this.value(v)));
+  }
+
+  /** The x at a pixel. */
+  value(px) {
+    const {x0, x1, width} = this.scale, share = (px - LEFT) / (width - LEFT - RIGHT);
+    return x0 + Math.max(0, Math.min(1, share)) * (x1 - x0);
+  }
+
+  zoomBy(factor) {
+    if (!this.scale) return;
+    const {x0, x1} = this.scale, middle = this.places()[this.at]?.[1][0] ?? (x0 + x1) / 2, half = ((x1 - x0) * factor) / 2;
+    this.zoomTo([middle - half, middle + half]);
+  }
+
+  /** Show what lies between two x; null: everything. */
+  zoomTo(range) {
+    const xs = this.data ? this.shown().flatMap((one) => one.points.map((p) => p[0])) : [];
+    const wide = range && range[0] <= low(xs) && range[1] >= high(xs);
+    this.zoom = wide ? null : range;
+    this.at = -1;
+    this.render();
+  }
+}
+
+/** [label, format of ticks, format of values], the formats as functions. */
+function formats([label, tick, value]) {
+  const made = (format) => (typeof format === "string" ? FORMATS[format] : format);
+  return [label, made(tick), made(value ?? tick)];
+}
+
+/** What stands before a name in the legend. */
+export function sample(one) {
+  if (one.marker === undefined) return h("i." + one.cls);
+  return s("svg.sample", {viewBox: "0 0 28 12"}, s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)}));
 }
 
 function shape(kind, x, y) {

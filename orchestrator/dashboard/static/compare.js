@@ -1,26 +1,46 @@
-// Several runs: their curves, and the table of `edgebed compare`.
+// Several runs, those of one method together: curves with bands over seeds, times to target, tables for any baseline.
+// The live page and the page of `edgebed compare --html` draw the same figures (orchestrator/records/compared.py).
 
 import {Chart} from "./charts.js";
-import {h, table} from "./dom.js";
-import {accuracy, percent, seconds, tick} from "./format.js";
+import {fold, h, table} from "./dom.js";
+import {accuracy, bytes, phase, seconds, tick} from "./format.js";
+import {Rows} from "./rows.js";
+import {PHASES} from "../vocabulary.js";
+
+const OVER = {
+  time: {axis: ["time of the rounds ÷ D", tick, seconds]},
+  rounds: {axis: ["rounds that have ended", String], whole: true},
+  bytes: {axis: ["bytes of all devices, both ways", bytes]},
+};
 
 export class CompareView {
   constructor(root) {
     this.root = root;
     this.runs = [];
-    this.time = new Chart("Accuracy over time", {height: 300});
-    this.rounds = new Chart("Accuracy over rounds", {height: 240});
+    this.curves = new Chart("Accuracy", {height: 320});
+    this.over = h("select", {id: "compare-over", onchange: () => this.drawCurves()}, [["time", "time"], ["rounds", "rounds"], ["bytes", "bytes"]].map(([value, label]) => h("option", {value}, label)));
+    this.times = new Rows("Time to target, mean and 95% interval");
     this.gap = new Chart("Straggler gap per round", {height: 240});
+    this.spent = new Rows("Seconds of the mean device in the mean round");
+    this.baseline = h("select", {id: "compare-baseline", onchange: () => this.drawTable()});
     this.notes = h("ul.notes");
-    this.body = h("div.scroll.whole", {tabindex: 0, role: "region", "aria-label": "Comparison, scrolls"});
-    root.replaceChildren(h("h1", {id: "h-compare", tabindex: -1}, "Runs side by side"), this.notes, this.time.element,
-      h("section.card", {"aria-labelledby": "h-table"}, h("h2", {id: "h-table"}, "Figures"),
-        h("p.quiet", {}, "Seconds are divided by the dilation. A speed-up refers to the last run. A dash: known only to ", h("code", {}, "edgebed compare"), ", which reads all records."), this.body),
-      h("div.grid", {}, this.rounds.element, this.gap.element));
+    this.groups = h("div.scroll.whole.edge", {tabindex: 0, role: "region", "aria-label": "Methods, scrolls"});
+    this.about = h("p.quiet");
+    this.more = h("div");
+    this.single = fold("Run by run", () => this.runTable());
+    root.replaceChildren(h("h1", {id: "h-compare", tabindex: -1}, "Runs side by side"), this.notes,
+      h("div.tools.above", {}, h("label", {for: "compare-over"}, "Accuracy over"), this.over),
+      this.curves.element,
+      h("section.card", {"aria-labelledby": "h-table"}, h("div.head", {}, h("h2", {id: "h-table"}, "Methods"), h("div.tools", {}, h("label", {for: "compare-baseline"}, "Speed-up over"), this.baseline)),
+        this.groups, this.about, this.single.element),
+      h("div.grid", {}, card("Time to target", this.times), card("What the mean device's time was spent on, per round", this.spent)),
+      this.gap.element, this.more);
   }
 
   open(runs) {
     this.runs = runs;
+    this.curves.reset();
+    this.gap.reset();
     this.load();
   }
 
@@ -36,21 +56,91 @@ export class CompareView {
     if (answer.ok && asked === this.runs) this.draw(await answer.json());
   }
 
-  draw({texts, labels, notes, curves}) {
-    const names = distinct(curves), series = (x, y, text) => curves.map((curve, i) => ({name: names[i], cls: `c${curve.style.colour}`, dash: curve.style.dash, marker: curve.style.marker,
-      points: curve.points.map((p) => [p[x], p[y], text(p)])}));
+  draw(data) {
+    this.data = data;
+    const {methods, notes, baseline} = data, chosen = this.baseline.value;
     this.notes.replaceChildren(...notes.map((note) => h("li", {}, note)));
-    const all = (x, label) => ({columns: [["run"], [label, "num"], ["accuracy", "num"], ["gap", "num"]],
-      rows: () => curves.flatMap((curve, i) => curve.points.map((p) => [names[i], x ? p[3] : seconds(p[0]), accuracy(p[1]), seconds(p[2])]))});
-    this.time.draw({series: series(0, 1, (p) => `${accuracy(p[1])} after ${seconds(p[0])}`), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(false, "time")});
-    this.rounds.draw({series: series(3, 1, (p) => `${accuracy(p[1])} after ${p[3]} rounds`), whole: true, x: ["rounds that have ended", String], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1, ...all(true, "round")});
-    this.gap.draw({series: series(3, 2, (p) => `after ${p[3]} rounds: ${seconds(p[2])}`), whole: true, x: ["rounds that have ended", String], y: ["behind the median device", tick], ...all(true, "round")});
-    const keys = Object.keys(labels).filter((key) => key !== "method");
-    this.body.replaceChildren(table("Runs side by side", [[""], ...names.map((name) => [name, "num"])], keys.map((key) => [labels[key], ...texts.map((row) => row[key])])));
+    this.baseline.replaceChildren(...methods.map((one) => h("option", {value: one.name}, one.name)));
+    this.baseline.value = methods.some((one) => one.name === chosen) ? chosen : baseline;
+    this.drawCurves();
+    this.drawTable();
+    this.single.changed();
+    this.gap.draw({series: this.series("gap"), whole: true, x: ["rounds that have ended", String], y: ["behind the median device", tick, seconds]});
+    this.times.draw(times(methods));
+    this.spent.draw(spent(methods));
+    this.more.replaceChildren(...tables(data));
+  }
+
+  /** The mean of each method with its band; the runs themselves as thin lines. */
+  series(chart) {
+    return this.data.methods.flatMap(({name, style, charts}) => {
+      const look = {name, cls: `c${style.colour}`, dash: style.dash, marker: style.marker}, {seeds, band} = charts[chart];
+      if (!band) return seeds.map((one) => ({...look, points: one.points}));
+      return [...seeds.map((one) => ({...look, faint: true, points: one.points})),
+        {...look, points: band.map(([x, mean]) => [x, mean]), band: band.map(([x, , least, most]) => [x, least, most])}];
+    });
+  }
+
+  drawCurves() {
+    const over = OVER[this.over.value];
+    if (this.drawnOver !== this.over.value) this.curves.zoom = null;
+    this.drawnOver = this.over.value;
+    this.curves.draw({series: this.series(this.over.value), x: over.axis, whole: over.whole, y: ["test accuracy", "share", accuracy], yMin: 0, yMax: 1, line: this.data.target,
+      summary: `${this.data.methods.length} methods; bands: least to greatest seed.`});
+  }
+
+  drawTable() {
+    const {labels} = this.data, base = this.baseline.value;
+    this.groups.replaceChildren(table("Methods", labels.map((label, i) => [label, i ? "num" : undefined]), this.data.tables[base] ?? []));
+    this.about.textContent = `Means over the runs (seeds) of a method with 95% intervals (Student's t). Runs that missed the target are counted and have no part in its mean. Speed-ups over ${base}: geometric means over pairs of runs of one seed. Seconds are divided by the dilation.`;
+  }
+
+  runTable() {
+    const {labels, texts} = this.data.runs, keys = Object.keys(labels).filter((key) => !["method", "run"].includes(key));
+    return table("Run by run", [["run"], ["method"], ...keys.map((key) => [labels[key], "num"])], texts.map((row) => [row.run, row.method, ...keys.map((key) => row[key])]));
   }
 }
 
-/** The methods' names; with the runs' where two are the same. */
-function distinct(curves) {
-  return curves.map((curve) => (curves.filter((other) => other.method === curve.method).length > 1 ? `${curve.method} ${curve.id.slice(-9)}` : curve.method));
+const card = (title, rows) => h("section.card", {"aria-label": title}, h("h3", {}, title), rows.element);
+
+function times(methods) {
+  const known = methods.filter((one) => one.time.mean !== null);
+  return {
+    rows: methods.map((one) => timeRow(one)), to: Math.max(1e-9, ...known.map((one) => (one.time.high ?? one.time.mean) * 1.04)), format: tick, empty: "no run yet",
+    columns: [["method"], ["reached"], ["mean", "num"], ["from", "num"], ["to", "num"]],
+    cells: () => methods.map(({name, reached, time}) => [name, reached, seconds(time.mean), seconds(time.low), seconds(time.high)]),
+  };
+}
+
+function timeRow({name, style, reached, time}) {
+  if (time.mean === null) return {label: name, bars: [], note: `target missed (${reached} reached it)`};
+  const around = time.low === null ? "one run" : `95%: ${seconds(time.low)} to ${seconds(time.high)}`;
+  return {label: name, bars: [[`c${style.colour}`, 0, time.mean, `${seconds(time.mean)}, ${around}; ${reached} reached the target`]], whisker: time.low === null ? null : [time.low, time.high]};
+}
+
+function spent(methods) {
+  const known = methods.filter((one) => Object.keys(one.spent).length), names = Object.keys(PHASES).filter((name) => known.some((one) => one.spent[name]));
+  const whole = (one) => Object.values(one.spent).reduce((a, b) => a + b, 0);
+  return {
+    rows: known.map((one) => ({label: one.name, bars: stacked(names.map((name) => [name, one.spent[name] ?? 0]))})), to: Math.max(1e-9, ...known.map(whole)), format: tick, empty: "known when the runs are over",
+    legend: names.map((name) => ({name: phase(name), cls: `p-${name}`, title: PHASES[name]})),
+    columns: [["method"], ...names.map((name) => [phase(name), "num"])], cells: () => known.map((one) => [one.name, ...names.map((name) => (one.spent[name] ? seconds(one.spent[name]) : "·"))]),
+  };
+}
+
+/** Seconds by name, one after the other. */
+export function stacked(parts) {
+  let at = 0;
+  return parts.filter(([, length]) => length > 0).map(([name, length]) => [`p-${name}`, at, at += length, `${phase(name)} ${seconds(length)}`]);
+}
+
+function tables({paired, profiles}) {
+  const found = [];
+  if (paired) found.push(section("Paired ratios", `${paired.about}. Below 1 the method is faster. The first block on a fleet is left out: in it the devices build the network.`, paired.labels, paired.rows));
+  if (profiles.length) found.push(section("Stragglers by profile of device", "Waiting: device-seconds of all others in the rounds of which such a device was the straggler.", ["method", "profile", "straggler in rounds", "others waited, per run", "rounds by cause"], profiles));
+  return found;
+}
+
+function section(title, about, labels, rows) {
+  return h("section.card", {"aria-label": title}, h("h2", {}, title), h("div.scroll", {tabindex: 0, role: "region", "aria-label": `${title}, scrolls`}, table(title, labels.map((label) => [label]), rows)), h("p.quiet", {}, about));
 }

@@ -50,7 +50,7 @@ export class Fleet {
   make(name) {
     const button = h("button.link", {type: "button", onclick: () => this.onpick(name)}, name);
     const cells = COLUMNS.slice(1).map(([label, kind]) => h("td" + (kind ? "." + kind : ""), {},
-      ["CPU of quota", "throttled", "up of Mbit/s", "down of Mbit/s", "memory of MiB"].includes(label) ? [h("span.meter", {"aria-hidden": "true"}, h("span")), h("span.value")] : h("span.value")));
+      ["CPU of quota", "throttled", "up of Mbit/s", "down of Mbit/s", "memory of MiB"].includes(label) ? h("span.metered", {}, h("span.meter", {"aria-hidden": "true"}, h("span")), h("span.value")) : h("span.value")));
     return h("tr", {}, h("th", {scope: "row"}, button), cells);
   }
 
@@ -60,7 +60,7 @@ export class Fleet {
       put(cells[i].querySelector(".value"), text);
       const meter = cells[i].querySelector(".meter > span");
       if (meter) meter.style.width = `${Math.min(100, Math.max(0, (share ?? 0) * 100))}%`;
-      if (meter) meter.parentElement.hidden = share === null || share === undefined;
+      if (meter) meter.parentElement.classList.toggle("none", share === null || share === undefined);
     };
     row.className = `s-${d.state.replace(" ", "-")}`;
     show(0, d.state);

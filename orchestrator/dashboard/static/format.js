@@ -42,6 +42,9 @@ export function tick(v) {
   return v >= 1 || v === 0 ? `${number(v, 4)} s` : `${number(v * 1000)} ms`;
 }
 
+/** Formats by name, for figures that Python describes. */
+export const FORMATS = {seconds, percent, accuracy, number, bytes, tick, share: (v) => percent(v, 0), whole: (v) => (Number.isInteger(v) ? String(v) : ""), count: String};
+
 /** The words for a name of a device's time. */
 export const phase = (name) => name.replaceAll("_", " ");
 

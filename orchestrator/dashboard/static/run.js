@@ -6,9 +6,13 @@ import {Fleet} from "./fleet.js";
 import {accuracy, bytes, number, percent, quantity, rate, seconds, signed, signedPercent, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
+import {OverTimeView} from "./over_time.js";
 import {CAUSES, DISTURBANCES, EVENTS, NO_CAUSE} from "../vocabulary.js";
 
 export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12, bounds: 13};
+
+/** The whole run is drawn again at most this often. */
+const OVER_TIME_MS = 5000;
 
 export class RunView {
   constructor(root) {
@@ -43,6 +47,7 @@ export class RunView {
     this.devicePart = h("section.card", {"aria-labelledby": "h-device", hidden: true},
       h("div.head", {}, this.deviceTitle, h("button", {type: "button", onclick: () => this.pickDevice(null)}, "Close")),
       this.deviceFacts, h("div.grid", {}, this.history.element, this.tiers.element), this.deviceMarks);
+    this.overTime = new OverTimeView((name) => this.pickDevice(name));
     this.events = new Events();
     this.checks = fold("All rows of the calibration", () => this.checkTable());
     this.checksLine = h("p", {});
@@ -50,7 +55,7 @@ export class RunView {
       h("section.card", {"aria-labelledby": "h-round"}, h("div.head", {}, this.roundTitle, picker), this.why, this.gantt.element),
       this.fleet.element, this.devicePart,
       h("div.grid", {}, this.accuracy.element, this.gap.element, this.predicted.element, this.lengths.element),
-      this.events.element,
+      this.overTime.element, this.events.element,
       h("section.card", {"aria-labelledby": "h-checks"}, h("h2", {id: "h-checks"}, "Calibration"), this.checksLine, this.checks.element));
   }
 
@@ -62,6 +67,7 @@ export class RunView {
     this.devicePart.hidden = true;
     put(this.title, id);
     this.gantt.draw(null);
+    for (const chart of [this.accuracy, this.gap, this.predicted, this.lengths, this.history, this.tiers]) chart.reset();
   }
 
   missing() {
@@ -142,7 +148,19 @@ export class RunView {
     if (key === this.drawnAt) return;
     this.drawnAt = key;
     this.drawCharts();
+    this.loadOverTime();
     if (this.device) this.loadDevice();
+  }
+
+  /** The whole run, again after a new round; of a run that goes on not more often than every few seconds. */
+  async loadOverTime() {
+    const {id} = this, wait = Math.max(0, (this.overTimeAt ?? 0) + OVER_TIME_MS - performance.now());
+    if (this.overTimeDue) return;
+    this.overTimeDue = true;
+    await new Promise((done) => setTimeout(done, this.overTimeOf === id ? wait : 0));
+    [this.overTimeDue, this.overTimeAt, this.overTimeOf] = [false, performance.now(), this.id];
+    const asked = this.id, answer = await fetch(`/api/runs/${encodeURIComponent(asked)}/time`);
+    if (answer.ok && this.id === asked) this.overTime.draw(await answer.json());
   }
 
   /** Rounds that are over, in the order of their ends: those of an asynchronous method overlap. */
@@ -212,7 +230,7 @@ export class RunView {
     this.accuracy.draw({
       series: [{name: "", cls: `c${this.head.style.colour}`, points: done.map((row) => [end(row), row[R.accuracy],
         `${accuracy(row[R.accuracy])} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
-      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", (v) => percent(v, 0)], yMin: 0, yMax: 1,
+      legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", "share", accuracy], yMin: 0, yMax: 1,
       line: {y: this.head.target, label: `target ${percent(this.head.target, 0)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], accuracy(row[R.accuracy]), number(row[R.loss])]),

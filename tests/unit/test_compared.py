@@ -1,0 +1,80 @@
+"""What a comparison page shows: methods with bands, a table for every baseline, reasons for what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.records import tabulate
+from orchestrator.records.compared import compared
+from orchestrator.records.summary import summarise
+from tests.synthetic import Synthetic
+
+
+def run(method: str, seed: int, accuracy: float = 0.2) -> dict[str, Any]:
+    return summarise(Synthetic(method=method, accuracy=accuracy).records) | {"seed": seed, "run": f"{method}-{seed}"}
+
+
+def test_seeds_of_a_method_are_one_curve_with_a_band() -> None:
+    found = compared([run("dtfl", 1, 0.2), run("dtfl", 2, 0.1), run("fedavg", 1)])
+    dtfl, fedavg = found["methods"]
+    assert [dtfl["name"], fedavg["name"]] == ["dtfl", "fedavg"]
+    for _, mean, low, high in dtfl["charts"]["time"]["band"]:
+        assert low <= mean <= high
+    last = dtfl["charts"]["rounds"]["band"][-1]
+    assert last == pytest.approx([4, 0.6, 0.4, 0.8])
+    assert [len(one["points"]) for one in dtfl["charts"]["time"]["seeds"]] == [4, 4]
+    assert fedavg["charts"]["time"]["band"] is None
+    xs = [x for x, _ in fedavg["charts"]["bytes"]["seeds"][0]["points"]]
+    assert xs == sorted(xs)
+    assert xs[-1] == run("fedavg", 1)["bytes_up_total"] + run("fedavg", 1)["bytes_down_total"]
+
+
+def test_every_method_can_be_the_baseline_and_a_missing_speed_up_says_why() -> None:
+    found = compared([run("dtfl", 1), run("splitfed", 1), run("fedavg", 1, 0.1)])
+    place = found["labels"].index("speed-up")
+    assert found["baseline"] == "fedavg"
+    by_method = {row[0]: row[place] for row in found["tables"]["dtfl"]}
+    assert by_method == {"dtfl": "1.00 ×", "splitfed": "1.00 ×", "fedavg": "– (fedavg missed the target)"}
+    assert {row[0]: row[place] for row in found["tables"]["fedavg"]}["dtfl"] == "– (fedavg missed the target)"
+    assert found["runs"]["texts"][0]["speed_up"] == "– (the last missed the target)"
+
+
+def test_the_seconds_of_a_method_add_up_to_its_rounds() -> None:
+    summary = run("dtfl", 1)
+    (method,) = compared([summary])["methods"]
+    shares = [sum(sums.values()) for sums in summary["phase_s"].values()]
+    assert sum(method["spent"].values()) == pytest.approx(sum(shares) / len(shares) / summary["rounds"], rel=1e-4)
+
+
+def test_a_run_that_goes_on_is_compared_by_what_is_known() -> None:
+    known = ("straggler_profile", "wait_s", "bytes", "waited_s")
+    found = compared([{key: value for key, value in run("dtfl", 1).items() if key not in known}, run("fedavg", 1)])
+    assert found["methods"][0]["spent"] == {}
+    assert found["methods"][0]["charts"]["bytes"]["seeds"] == []
+    assert {row[0] for row in found["profiles"]} == {"fedavg"}
+    assert compared([])["methods"] == []
+
+
+def test_one_method_in_two_experiments_has_two_names() -> None:
+    found = compared([run("dtfl", 1), run("dtfl", 1) | {"experiment": "other"}])
+    assert [method["name"] for method in found["methods"]] == ["dtfl, synthetic", "dtfl, other"]
+
+
+def test_latex_has_the_paired_ratio_where_rounds_alternated() -> None:
+    from orchestrator.records.groups import group
+    from orchestrator.records.paired import paired
+
+    def interleaved(method: str, slower: float) -> dict[str, Any]:
+        summary = run(method, 1)
+        blocks = [f"fleet/{index}" for index in range(4)]
+        rounds = [slower * seconds for seconds in summary["round_s"]]
+        return summary | {"interleaved": True, "series": "s", "block": blocks, "round_s": rounds}
+
+    both = [interleaved("dtfl", 0.5), interleaved("fedavg", 1.0)]
+    text = tabulate.to_latex(group(both), "fedavg", [], paired(both))
+    assert "round, paired ratio" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("dtfl &")]
+    assert "0.500 [0.500, 0.500]" in line
+    assert "round, paired ratio" not in tabulate.to_latex(group(both), "fedavg", [])
