@@ -11,13 +11,10 @@ from typing import Any
 
 from orchestrator.records import types as t
 from orchestrator.records.clock_alignment import FOREVER
-from orchestrator.records.gantt import FINEST, bars, joined, own_segments, server_segments
+from orchestrator.records.round_view import round_view
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.run_state import RoundRow
-from orchestrator.records.stragglers import straggler
 from orchestrator.records.timeline import Segment, timelines
-
-Bars = list[tuple[str, float, float, str]]
 
 
 def gantt(records: Iterable[t.Record], session: Session, row: RoundRow) -> dict[str, Any] | None:
@@ -26,44 +23,11 @@ def gantt(records: Iterable[t.Record], session: Session, row: RoundRow) -> dict[
     part = _session(records, session)
     if row.number not in part.rounds:
         return None
-    facts, dilation = part.rounds[row.number], session.started.dilation
+    facts = part.rounds[row.number]
     live = facts.finished is None and session.finished is None
     (timeline,) = timelines(RunFacts([part]), {row.number})
     end_ns = facts.end_ns if live or facts.finished is None else _last_ns(facts)
-    scale = 1e9 * dilation
-
-    def drawn(segments: Iterable[Segment]) -> Bars:
-        cut = [s for s in segments if s.start_ns < end_ns]
-        coarse = joined(cut, (end_ns - row.start_ns) // FINEST)
-        return [(b.name, round(b.start_s, 4), round(b.end_s, 4), b.detail) for b in bars(coarse, facts, end_ns)]
-
-    devices = {}
-    for name, device in timeline.devices.items():
-        segments = _known(device.segments, facts, name) if live else list(device.segments)
-        done, out = facts.done.get(name), facts.out.get(name)
-        devices[name] = {
-            "bars": drawn(segments),
-            "sums": {key: round(ns / scale, 4) for key, ns in _sums(segments, end_ns).items()},
-            "done_s": None if done is None else round((done.at_ns - row.start_ns) / scale, 4),
-            "out": "" if out is None or done is not None else out.how,
-            "predicted_s": _scaled(facts.started.predicted_s.get(name), dilation),
-            "actual_s": None if done is None else done.seconds / dilation,
-            "cut": facts.started.assignments[name].stages if name in facts.started.assignments else None,
-        }
-    slow = straggler(timeline)
-    return {
-        "round": row.number + 1,
-        "live": live,
-        "length_s": round((end_ns - row.start_ns) / scale, 4),
-        "devices": devices,
-        "server": drawn(server_segments(facts)),
-        "own": drawn(own_segments(facts)),
-        "straggler": None if slow is None or live else slow.device,
-    }
-
-
-def _scaled(value: float | None, dilation: float) -> float | None:
-    return None if value is None else value / dilation
+    return round_view(timeline, end_ns, live, (lambda s, name: _known(s, facts, name)) if live else None)
 
 
 def _session(records: Iterable[t.Record], whole: Session) -> Session:
@@ -116,12 +80,3 @@ def _rename(gap: Segment, edges: list[tuple[int, str]]) -> list[Segment]:
         if a < b:
             parts.append(Segment(name, a, b))
     return parts
-
-
-def _sums(segments: Iterable[Segment], end_ns: int) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for s in segments:
-        length = min(s.end_ns, end_ns) - s.start_ns
-        if length > 0:
-            sums[s.name] = sums.get(s.name, 0) + length
-    return sums

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from edgebed.errors import FileError
 from orchestrator.records.formatting import seconds
+from orchestrator.records.over_time import OverTime
 from orchestrator.records.reader import read
+from orchestrator.records.round_view import round_view
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.summary import Summing, load_summary, write_summary
 from orchestrator.records.timeline import timelines
@@ -17,8 +19,8 @@ from orchestrator.report import charts
 from orchestrator.report.page import Collected, comparison_page, mean_phases, report_page
 from orchestrator.report.trace import TraceFile
 
-MOST_SEGMENTS = 60_000
-"""Bars that a browser draws quickly; of longer runs only special rounds can be chosen."""
+MOST_SEGMENTS = 25_000
+"""Segments of all rounds that can be chosen; of longer runs only special rounds can be. The page stays below 2 MB."""
 
 
 def write_results(folder: Path) -> charts.Summary:
@@ -55,15 +57,17 @@ def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
     """One pass over the rounds: each timeline is made once for summary, charts and trace."""
     labels = _chosen(run)
     collected = Collected(experiment=_text(folder / "experiment.yaml"))
-    summing, trace = Summing(run), TraceFile(folder / "trace.json", run)
+    summing, trace, whole = Summing(run), TraceFile(folder / "trace.json", run), OverTime(run)
     for timeline in timelines(run):
         summing.add(timeline)
         trace.add(timeline)
+        whole.add(timeline)
         if timeline.facts.number in labels:
-            collected.drawn.append((labels[timeline.facts.number], timeline))
+            collected.drawn.append((labels[timeline.facts.number], round_view(timeline, timeline.facts.end_ns)))
         if timeline.facts.finished is not None:
             collected.phases.append((timeline.facts.number + 1, mean_phases(timeline)))
     trace.close()
+    collected.over_time = whole.result()
     summary = summing.result()
     _write(folder / "report.html", report_page(run, summary, collected))
     return summary

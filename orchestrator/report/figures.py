@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from orchestrator.records import vocabulary
 from orchestrator.records.formatting import number, percent
-from orchestrator.records.gantt import device_rows, length_s
+from orchestrator.records.gantt import device_rows, length_s, orchestrator_rows
 from orchestrator.records.palette import COLOURED_AS, RUNS, WAITS, colour, ordered, style
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
@@ -153,7 +153,7 @@ def _gaps(axes: Any, summary: Summary) -> None:
 
 
 def _gantt(axes: Any, timeline: RoundTimeline) -> None:
-    rows = device_rows(timeline)
+    rows = device_rows(timeline) + orchestrator_rows(timeline)
     for index, row in enumerate(rows):
         for bar in row.bars:
             axes.barh(index, bar.length_s, 0.75, bar.start_s, linewidth=0, **look_of(bar.name))

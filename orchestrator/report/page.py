@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-from base64 import b85encode
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,18 +10,14 @@ from typing import Any
 import jinja2
 import msgspec
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from orchestrator.records import tabulate
-from orchestrator.records.comparison import RESIDUAL_LIMIT, compare
+from orchestrator.records.compared import compared
+from orchestrator.records.comparison import RESIDUAL_LIMIT
 from orchestrator.records.formatting import number, percent, seconds, size
-from orchestrator.records.groups import group, profiles
 from orchestrator.records.in_quota import UNSLOWED, sentence
-from orchestrator.records.paired import paired
-from orchestrator.records.palette import PHASES, RUNS
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
-from orchestrator.report import charts, tables
+from orchestrator.report import bundle, charts, tables
 from orchestrator.report.charts import Figure, Summary
 
 CALIBRATED = (
@@ -49,13 +43,15 @@ class Collected(msgspec.Struct):
     """What the page needs besides the summary.
 
     Attributes:
-        drawn: rounds whose Gantt can be chosen, with their labels.
+        drawn: rounds whose Gantt can be chosen, with their labels, as `orchestrator.records.round_view` has them.
         phases: per finished round its number and the mean device's seconds by name.
+        over_time: the whole run, as `orchestrator.records.over_time` has it.
         experiment: the resolved experiment file; empty where the run's folder holds none.
     """
 
-    drawn: list[tuple[str, RoundTimeline]] = []
+    drawn: list[tuple[str, dict[str, Any]]] = []
     phases: list[tuple[int, dict[str, float]]] = []
+    over_time: dict[str, Any] = {}
     experiment: str = ""
 
 
@@ -76,13 +72,15 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         "report.html.j2",
         title=f"{summary['experiment']} · {summary['method']}",
         figures=_figures(run, summary, collected),
-        gantt=[{"label": label, "figure": charts.gantt(timeline)} for label, timeline in collected.drawn],
+        rounds_drawn=[{"label": label, "view": view} for label, view in collected.drawn],
+        over_time=collected.over_time if summary["rounds"] else None,
         summary=summary,
         experiment=collected.experiment,
         host=[["edgebed", version("edgebed")], *tables.host_rows(run)],
         badges=badges(summary),
         tiles=tables.tiles(summary),
         answers=tables.answers(summary, changed) if summary["rounds"] else [],
+        round_columns=tables.ROUND_COLUMNS,
         rounds=tables.first(tables.round_rows(summary)),
         lost=tables.first(tables.lost_rows(summary)),
         savings=tables.first(tables.saving_rows(summary)),
@@ -100,36 +98,28 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
 
 
 def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str, Figure]:
-    wanted = {"accuracy": charts.accuracy([summary]), "shares": charts.shares(summary)}
-    if summary["rounds"]:
-        wanted |= {
-            "accuracy_rounds": charts.accuracy([summary], over="number"),
-            "rounds": charts.rounds(summary, charts.marks(run)),
-            "stacked": charts.stacked(collected.phases),
-            "cuts": charts.cuts(summary),
-        }
+    if not summary["rounds"]:
+        return {}
     optional = {"extra": charts.extra(summary), "predictions": charts.predictions(summary)}
-    return wanted | {name: figure for name, figure in optional.items() if figure is not None}
+    return {
+        "accuracy": charts.accuracy(summary, "time"),
+        "accuracy_bytes": charts.accuracy(summary, "bytes"),
+        "rounds": charts.rounds(summary, charts.marks(run)),
+        "stacked": charts.stacked(collected.phases),
+        "shares": charts.shares(summary),
+        "cuts": charts.cuts(summary),
+    } | {name: figure for name, figure in optional.items() if figure is not None}
 
 
 def comparison_page(summaries: Sequence[Summary]) -> str:
-    """The page of several runs: their curves, and the table of `edgebed compare`."""
-    comparison, groups = compare(summaries), group(summaries)
+    """The page of several runs: their curves, and the tables of `edgebed compare`."""
     return _render(
         "comparison.html.j2",
         title=" · ".join(dict.fromkeys(summary["method"] for summary in summaries)),
-        figures={"accuracy": charts.accuracy(summaries), "times": charts.times(groups)}
-        | {f"shares{index}": charts.shares(summary) for index, summary in enumerate(summaries)},
-        gantt=[],
+        compared=compared(summaries),
         summaries=summaries,
         not_dilated=" ".join(dict.fromkeys(summary["server_note"] for summary in summaries if summary["server_note"])),
         badges=_common_badges(summaries),
-        comparison=comparison,
-        baseline=summaries[-1]["method"],
-        labels=[label for label, _ in tabulate.COLUMNS],
-        groups=[[show(one) for _, show in tabulate.COLUMNS] for one in groups],
-        paired=tables.paired(paired(summaries)),
-        profiles=tables.profile_rows(profiles(summaries)),
     )
 
 
@@ -169,26 +159,28 @@ def _common_badges(summaries: Sequence[Summary]) -> list[Badge]:
 # ---- rendering ----
 
 
-def _render(template: str, *, figures: dict[str, Figure], gantt: list[dict[str, Any]], **values: Any) -> str:
+def _render(
+    template: str,
+    *,
+    figures: dict[str, Figure] | None = None,
+    rounds_drawn: Sequence[dict[str, Any]] = (),
+    over_time: dict[str, Any] | None = None,
+    compared: dict[str, Any] | None = None,
+    **values: Any,
+) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"seconds": seconds, "number": number, "size": size}
+    drawn = {"figures": figures or {}, "rounds": rounds_drawn, "over_time": over_time, "compared": compared}
     return environment.get_template(template).render(
-        plotly=Markup(packed(get_plotlyjs())),
-        data=embedded(
-            {"figures": figures, "gantt": gantt, "dark": {one.light: one.dark for one in (*PHASES.values(), *RUNS)}}
-        ),
-        figures=figures,
-        gantt=gantt,
+        style=Markup(bundle.style()),
+        script=Markup(bundle.script()),
+        data=embedded(drawn),
+        figures=figures or {},
+        drawn=drawn,
         **values,
     )
-
-
-def packed(text: str) -> str:
-    """Compressed text for a <script> element, which `unpacked` in base.html.j2 reads: gzip in base 85, "<" as ",". With
-    it a page is less than half as large."""
-    return b85encode(gzip.compress(text.encode(), 9, mtime=0)).decode().replace("<", ",")
 
 
 def embedded(value: Any) -> Markup:

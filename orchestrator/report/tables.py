@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
-from orchestrator.records import events, tabulate, vocabulary
+from orchestrator.records import events, vocabulary
 from orchestrator.records import types as t
+from orchestrator.records.critical_path import LEAST
 from orchestrator.records.formatting import (
     NONE,
     accuracy,
@@ -20,9 +21,7 @@ from orchestrator.records.formatting import (
     signed_seconds,
     size,
 )
-from orchestrator.records.groups import ProfileRow
 from orchestrator.records.limits_in_force import changes
-from orchestrator.records.paired import Paired
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.vocabulary import EVENTS, WAITED_FOR
@@ -163,43 +162,43 @@ def round_rows(summary: Summary) -> list[list[str]]:
     return [_round_row(summary, index) for index in range(summary["rounds"])]
 
 
+ROUND_COLUMNS = (
+    "round",
+    "length",
+    "bound by",
+    "straggler",
+    "behind",
+    "mostly",
+    "cpu",
+    "uplink",
+    "downlink",
+    "server",
+    "waited",
+    "disturbed by",
+)
+"""Heads of the rows of rounds."""
+
+MOST_BOUNDS = 2
+"""Bounds of a round that its row names."""
+
+
 def _round_row(summary: Summary, index: int) -> list[str]:
     def of(name: str) -> Any:
         return summary[name][index]
 
     behind, slow = of("straggler_behind_s") or {}, of("straggler")
     cut = summary["cut"][slow][index] if slow is not None else None
-    own = [str(of("number")), seconds(of("round_s")), known(slow, str), known(of("straggler_profile"), str)]
-    why = [
-        known(cut, str),
-        known(of("straggler_gaps_s"), seconds),
-        known(of("straggler_why"), vocabulary.cause),
-    ]
+    who = known(slow, lambda name: f"{name} ({of('straggler_profile')}{'' if cut is None else f', cut {cut}'})")
+    why = [known(of("straggler_gaps_s"), seconds), known(of("straggler_why"), vocabulary.cause)]
     lost = [*(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
-    bounds = known(of("round_bounds"), lambda row: str(row["text"]).removeprefix("bound by: "))
-    return [*own, *why, *lost, known(of("disturbed"), vocabulary.disturbances), bounds]
+    first_cells = [str(of("number")), seconds(of("round_s")), known(of("round_bounds"), _bounds), who]
+    return [*first_cells, *why, *lost, known(of("disturbed"), vocabulary.disturbances)]
 
 
-def paired(rows: list[Paired]) -> dict[str, Any] | None:
-    """The table of paired ratios; None where no rounds alternated."""
-    if not rows:
-        return None
-    cells = [[show(row) for _, show in tabulate.PAIRED] for row in rows]
-    return {"about": tabulate.about_pairs(rows), "labels": [label for label, _ in tabulate.PAIRED], "rows": cells}
-
-
-def profile_rows(rows: list[ProfileRow]) -> list[list[str]]:
-    """Stragglers by profile, of every method."""
-    return [
-        [
-            row.method,
-            row.profile,
-            f"{row.rounds} ({percent(row.share)})",
-            seconds(row.waited_s),
-            tabulate.by_cause(row.why),
-        ]
-        for row in rows
-    ]
+def _bounds(row: dict[str, Any]) -> str:
+    """The largest parts of a round's critical path."""
+    parts = [part for part in row["parts"] if part["share"] >= LEAST][:MOST_BOUNDS]
+    return ", ".join(f"{vocabulary.bound(part['what'], part['whose'])} {percent(part['share'], 0)}" for part in parts)
 
 
 def lost_rows(summary: Summary) -> list[list[str]]:

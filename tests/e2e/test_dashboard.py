@@ -20,6 +20,7 @@ from orchestrator.records import formatting, vocabulary
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
+from orchestrator.report import write_comparison, write_results
 from tests.e2e.rig import experiment, rig
 from tests.synthetic import Synthetic
 
@@ -179,10 +180,45 @@ async def test_three_runs_are_compared_with_the_keyboard_alone(tmp_path: Path) -
         assert await page.page.evaluate("document.activeElement.id") == "h-compare"
         await page.says("#view-compare table", "speed-up")
         assert await page.page.locator("#view-compare svg.chart").first.locator("path.line").count() == 3
+        await page.says("#view-compare", "missed the target")
         await page.snap("compare")
+        await hidden_and_zoomed(page)
         await page.page.emulate_media(color_scheme="light")
         await keyboard_on_a_run(page)
+        await written_pages(page, library)
         page.assert_clean()
+
+
+async def hidden_and_zoomed(page: Watched) -> None:
+    """A name in the legend hides its curve; + zooms, Escape shows everything."""
+    chart = page.page.locator("#view-compare figure").first
+    key = chart.locator("button.key", has_text="fedavg")
+    await key.press("Enter")
+    assert await key.get_attribute("aria-pressed") == "false"
+    assert await chart.locator("path.line:not(.sample path)").count() == 2
+    await chart.locator("svg.chart").press("+")
+    await chart.get_by_text("Whole").wait_for()
+    await chart.locator("svg.chart").press("Escape")
+    await chart.get_by_text("Whole").wait_for(state="hidden")
+    await page.page.select_option("#compare-over", "bytes")
+    await page.says("#view-compare figure", "bytes of all devices")
+
+
+async def written_pages(page: Watched, library: Path) -> None:
+    """Report and comparison page draw with the same scripts, without a server. The policy of the live page would forbid
+    scripts in a page, so they get a page of their own."""
+    write_results(library / "a")
+    write_comparison([library / "a", library / "b"], library / "all.html")
+    for file, charts, rows in ((library / "a" / "report.html", 6, 5), (library / "all.html", 2, 2)):
+        alone = Watched(await page.page.context.browser.new_page(), page.address)
+        await alone.watch()
+        await alone.page.set_content(file.read_text(encoding="utf-8"))
+        await alone.page.locator("svg.gantt rect.track").first.wait_for(state="attached")
+        assert await alone.page.locator("svg.chart").count() == charts
+        assert await alone.page.locator("svg.gantt").count() == rows
+        assert await alone.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wider than its window"
+        alone.assert_clean()
+        await alone.page.close()
 
 
 async def tab_to(page: Watched, selector: str, limit: int = 60) -> None:

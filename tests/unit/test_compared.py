@@ -31,6 +31,11 @@ def test_seeds_of_a_method_are_one_curve_with_a_band() -> None:
     assert xs[-1] == run("fedavg", 1)["bytes_up_total"] + run("fedavg", 1)["bytes_down_total"]
 
 
+def test_a_method_has_one_style_whatever_is_beside_it() -> None:
+    alone, beside = compared([run("fedavg", 1)]), compared([run("dtfl", 1), run("fedavg", 1)])
+    assert alone["methods"][0]["style"] == beside["methods"][1]["style"] != beside["methods"][0]["style"]
+
+
 def test_every_method_can_be_the_baseline_and_a_missing_speed_up_says_why() -> None:
     found = compared([run("dtfl", 1), run("splitfed", 1), run("fedavg", 1, 0.1)])
     place = found["labels"].index("speed-up")

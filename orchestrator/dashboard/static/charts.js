@@ -2,7 +2,7 @@
 // A name in the legend hides its series; a drag to the side, or + and −, zoom.
 
 import {announce, fold, h, s, table, tip} from "./dom.js";
-import {FORMATS, ticks} from "./format.js";
+import {FORMATS, hatched, ticks} from "./format.js";
 
 const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
 
@@ -306,7 +306,7 @@ function formats([label, tick, value]) {
 
 /** What stands before a name in the legend. */
 export function sample(one) {
-  if (one.marker === undefined) return h("i." + one.cls);
+  if (one.marker === undefined) return h(`i.${one.cls}${hatched(one.cls) ? ".hatched" : ""}`);
   return s("svg.sample", {viewBox: "0 0 28 12"}, s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)}));
 }
 

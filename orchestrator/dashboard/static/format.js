@@ -1,6 +1,6 @@
 // Figures as text, in the form of orchestrator/records/formatting.py; a test compares the two.
 
-import {PHASES} from "../vocabulary.js";
+import {PHASES, WAITS} from "../vocabulary.js";
 
 export const dash = "–";
 const known = (v, show) => (v === null || v === undefined ? dash : show(v));
@@ -47,6 +47,9 @@ export const FORMATS = {seconds, percent, accuracy, number, bytes, tick, share: 
 
 /** The words for a name of a device's time. */
 export const phase = (name) => name.replaceAll("_", " ");
+
+/** Whether a class is that of a wait: those are hatched. */
+export const hatched = (cls) => cls.startsWith("p-") && WAITS.includes(cls.slice(2));
 
 /** Names in the order of the vocabulary; those that it does not have at the end. */
 export function ordered(names) {

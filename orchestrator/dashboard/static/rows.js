@@ -1,8 +1,7 @@
 // A row per device (or method) with bars over a common axis: Gantt charts, swim lanes, loads, shares, times with intervals.
 
 import {announce, fold, h, s, table, tip} from "./dom.js";
-import {FORMATS, ticks} from "./format.js";
-import {WAITS} from "../vocabulary.js";
+import {FORMATS, hatched, ticks} from "./format.js";
 
 const END = 16, ABOVE = 22;
 
@@ -126,6 +125,3 @@ export class Rows {
     tip(text, box.left + x, box.top + y + size);
   }
 }
-
-/** Whether a class is that of a wait. */
-export const hatched = (cls) => cls.startsWith("p-") && WAITS.includes(cls.slice(2));
