@@ -116,6 +116,7 @@ class MqttLink:
             async with asyncio.timeout(CONNECT_S):
                 await connection.open(self._address, self._keepalive_s)
                 await asyncio.gather(*[connection.subscribe(topic) for topic, _ in self._subscriptions])
+            connection.check()
         except TimeoutError:
             connection.abort()
             raise LinkError(
@@ -151,8 +152,10 @@ class MqttLink:
             if wanted == topic or paho.topic_matches_sub(wanted, topic):
                 handler(topic, payload)
 
-    def _lost(self) -> None:
-        """The connection broke by itself."""
+    def _lost(self, connection: _Connection) -> None:
+        """A connection broke by itself. Of one that is still being made, `_connect` tells."""
+        if connection is not self._connection:
+            return
         self._connection = None
         if not self._closing:
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
@@ -176,7 +179,7 @@ class _Connection:
         self,
         client: paho.Client,
         on_message: Callable[[str, bytes], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[_Connection], None],
         *,
         paced: bool,
     ) -> None:
@@ -213,6 +216,11 @@ class _Connection:
             async with asyncio.timeout(FLUSH_S):
                 await self._gone.wait()  # paho closes the socket when its DISCONNECT is written
         self.abort()
+
+    def check(self) -> None:
+        """Raises ConnectionError if the connection has broken since it was opened."""
+        if not self._open:
+            raise ConnectionError("the connection broke")
 
     def abort(self) -> None:
         self._open = False
@@ -345,7 +353,7 @@ class _Connection:
                 waiter.exception()  # subscriptions need not be waited for
         if self._open:
             self._open = False
-            self._on_lost()
+            self._on_lost(self)
 
 
 def _missing_bytes(client: paho.Client) -> int:

@@ -11,13 +11,12 @@ import json
 import logging
 import resource
 import sys
-from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from amqtt import broker
 from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
+
+from orchestrator.broker.amqtt_broker import Broker
 
 
 class OneUser(BaseAuthPlugin):  # type: ignore[misc]
@@ -32,32 +31,6 @@ class OneUser(BaseAuthPlugin):  # type: ignore[misc]
         given = f"{session.username}\n{session.password}"
         wanted = f"{self.config.username}\n{self.config.password}"
         return hmac.compare_digest(given.encode(), wanted.encode())
-
-
-class Broker(broker.Broker):  # type: ignore[misc]
-    """amqtt's broker (version 0.12.1), mended where it fails a fleet of a hundred devices that join at once."""
-
-    async def _publish_retained_messages_for_subscription(
-        self, subscription: tuple[str, int], session: Session
-    ) -> None:
-        """Only to who has subscribed. amqtt sends a new client what is retained for the subscriptions of all others,
-        and its connection breaks when another one subscribes meanwhile: 54 of 140 agents were let go at once
-        (`tests/benchmarks/embedded_join.py`)."""
-        if any(one is session for one, _ in self._subscriptions.get(subscription[0], ())):
-            await super()._publish_retained_messages_for_subscription(subscription, session)
-
-    async def _run_broadcast(self, running_tasks: deque[asyncio.Task[Any]]) -> None:
-        """One message to its subscribers, found by their filter. amqtt compares it with every filter of every client
-        and may lose it when one subscribes meanwhile. No session of our clients outlives its connection."""
-        message = await self._broadcast_queue.get()
-        topic, data = message["topic"], message["data"]
-        filters = [name for name in self._subscriptions if ("+" in name or "#" in name) and self._matches(topic, name)]
-        for name in (topic, *filters):
-            for session, granted in self._subscriptions.get(name, ()):
-                handler = self._get_handler(session)
-                if handler is not None and session.transitions.state == "connected":
-                    qos = message.get("qos", granted)
-                    running_tasks.append(asyncio.ensure_future(handler.mqtt_publish(topic, data, qos, retain=False)))
 
 
 async def serve(addresses: list[str], port: int, username: str, password: str) -> None:

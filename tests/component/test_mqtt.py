@@ -17,6 +17,7 @@ from edgebed.link.read_pauses import PACE_MAX_S, PACE_MIN_S, ReadPauses
 from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
+from tests.component._raw_mqtt import CONNECT, SUBACK, RawClient
 
 pytestmark = pytest.mark.mosquitto
 TOPICS = Topics("f1")
@@ -241,6 +242,32 @@ async def test_callbacks_run_after_each_reconnect_and_subscriptions_hold(broker:
         await until(lambda want=b"%d" % n: seen[-1:] == [want])
     await link.close()
     await other.close()
+
+
+async def test_a_reconnect_that_breaks_half_way_is_not_made_twice() -> None:
+    """Two connections of one name would end each other for ever."""
+    dialed, reconnects = list[RawClient](), list[int]()
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = RawClient(reader, writer)
+        dialed.append(client)
+        assert (await client.receive())[0] == CONNECT
+        client.send(b"\x20\x02\0\0")
+        _, subscription = await client.receive()
+        if len(dialed) == 2:
+            writer.transport.abort()
+        client.send(bytes([SUBACK, 3]) + subscription[:2] + b"\0")
+
+    async with await asyncio.start_server(broker, "127.0.0.1", 0) as server:
+        link = MqttLink(Address(*server.sockets[0].getsockname()), "x")
+        link.subscribe("t", lambda topic, payload: None)
+        link.on_connect(lambda: reconnects.append(1))
+        await link.open()
+        dialed[0].writer.transport.abort()
+        await until(lambda: len(reconnects) == 1)
+        with pytest.raises(TimeoutError):
+            await until(lambda: len(dialed) > 3, 1.0)
+        await link.close()
 
 
 async def test_close_leaves_nothing_behind(broker: Broker) -> None:
