@@ -1,4 +1,4 @@
-"""`edgebed-agent`: starts the agent of one device, in a container, on a board, or forked by the local backend."""
+"""Starts the agent of one device, in a container, on a board, or forked by the local backend."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import warm_up
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.tls import Identity
 from edgebed.wire.topics import Topics, check_name
 
 KEEPALIVE_S = 60
@@ -23,7 +24,11 @@ will is only faster. The data connection has no keepalive: its pings would wait 
 
 def settings_from(arguments: list[str]) -> Settings:
     """Settings from argv and the environment. Raises UsageError with cause and hint."""
-    parser = argparse.ArgumentParser(prog="edgebed-agent", description="The agent of one Edgebed device.")
+    parser = argparse.ArgumentParser(
+        prog="edgebed-agent",
+        description="The agent of one Edgebed device.",
+        epilog="A board that joins a boards service has other commands: edgebed-agent join | run | leave --help",
+    )
     parser.add_argument(
         "--broker",
         default=os.environ.get("EDGEBED_BROKER", ""),
@@ -32,6 +37,11 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--fleet", required=True, help="id of the fleet, as `edgebed fleet up` prints it")
     parser.add_argument("--device", required=True, help="name of this device in the fleet file")
     parser.add_argument("--shard", required=True, type=Path, help="this device's data: one .safetensors file")
+    parser.add_argument(
+        "--identity",
+        default=os.environ.get("EDGEBED_IDENTITY", ""),
+        help="for a broker at mqtts://: folder with ca.pem, certificate.pem and key.pem (or EDGEBED_IDENTITY)",
+    )
     parser.add_argument(
         "--alone-s",
         type=float,
@@ -42,10 +52,10 @@ def settings_from(arguments: list[str]) -> Settings:
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
     try:
-        port = url.port or 1883
+        port = url.port or (8883 if url.scheme == "mqtts" else 1883)
     except ValueError:
         port = 0
-    if url.scheme != "mqtt" or not url.hostname or not 0 < port < 65536:
+    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or not 0 < port < 65536:
         raise UsageError(
             f"--broker {_without_password(given.broker)!r} is not a broker address",
             hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
@@ -59,7 +69,15 @@ def settings_from(arguments: list[str]) -> Settings:
         device=check_name(given.device),
         shard=given.shard,
         alone_s=given.alone_s,
+        identity=_identity(given.identity) if url.scheme == "mqtts" else None,
     )
+
+
+def _identity(folder: str) -> Identity:
+    """Raises UsageError."""
+    if not folder:
+        raise UsageError("a broker at mqtts:// asks for a certificate", hint="name its folder with --identity")
+    return Identity.of(Path(folder))
 
 
 def serve(settings: Settings) -> None:
@@ -69,7 +87,7 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     incarnation = new_incarnation()
-    address = Address(settings.host, settings.port, settings.username, settings.password)
+    address = Address(settings.host, settings.port, settings.username, settings.password, settings.identity)
     name = f"{settings.fleet}-{settings.device}-{incarnation[:8]}"
     will = (Topics(settings.fleet).state(settings.device), presence(settings, incarnation, False), True)
     control = MqttLink(address, f"{name}-control", will=will, keepalive_s=KEEPALIVE_S)

@@ -33,6 +33,7 @@ from edgebed.device.phases import OWN_WORK, PhaseLog
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
+from edgebed.link.tls import Identity
 from edgebed.wire.messages import (
     Cancel,
     Configure,
@@ -59,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True):
     """What an agent is started with.
 
     Attributes:
+        identity: certificate and key, where the broker speaks TLS.
         alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
             heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
     """
@@ -71,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True):
     device: str
     shard: Path
     alone_s: float = 1800.0
+    identity: Identity | None = None
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import random
 import socket
+import ssl
 import termios
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgebed.errors import LinkError
 from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
+from edgebed.link.tls import Identity, identity_context, reason_of
 
 CONNECT_S = 20.0
 """How long a broker may take to answer, TCP and MQTT together: a device under 0.1 CPU needs seconds."""
@@ -39,12 +41,13 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a broker listens, and our user name and password."""
+    """Where a broker listens, and our user name and password, or our certificate where it speaks TLS."""
 
     host: str
     port: int
     username: str = ""
     password: str = ""
+    identity: Identity | None = None
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -142,6 +145,8 @@ class MqttLink:
         client.max_inflight_messages_set(0)
         if self._address.username:
             client.username_pw_set(self._address.username, self._address.password)
+        if self._address.identity is not None:  # read again for every connection: a certificate may be a new one
+            client.tls_set_context(identity_context(self._address.identity))
         if self._will is not None:
             topic, payload, retain = self._will
             client.will_set(topic, payload, qos=1, retain=retain)
@@ -204,7 +209,9 @@ class _Connection:
         except ConnectionError as error:
             raise LinkError(
                 f"the MQTT broker at {address} refused us: {error}",
-                hint="check user name and password (mqtt://user:password@host:port)",
+                hint="check user name and password (mqtt://user:password@host:port)"
+                if address.identity is None
+                else "see whether this board is revoked: edgebed boards ls",
             ) from None
         self._open = True
 
@@ -257,6 +264,11 @@ class _Connection:
             raise LinkError(
                 f"the MQTT broker's host {address.host!r} is unknown: {error}", hint="check the broker's host name"
             ) from None
+        except ssl.SSLError as error:
+            raise LinkError(
+                f"the MQTT broker at {address} and we do not trust each other: {reason_of(error)}",
+                hint="see whether the clock is right and who answers at this address",
+            ) from None
         except (OSError, ValueError) as error:
             raise LinkError(
                 f"the MQTT broker at {address} cannot be reached: {error}",
@@ -304,11 +316,12 @@ class _Connection:
     # ---- the socket --------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        if not self._paced:
-            self.client.loop_read()
-            return
-        arrived = _readable_bytes(self._sock)
+        arrived = _readable_bytes(self._sock) if self._paced else 0
         self.client.loop_read()
+        while _decrypted_bytes(self._sock):  # read from the socket already, so the event loop will not call again
+            self.client.loop_read()
+        if not self._paced:
+            return
         pause_s = self._pacer.pause_s(arrived, _missing_bytes(self.client), self._loop.time())
         if pause_s and self._sock is not None:
             self._loop.remove_reader(self._sock)
@@ -367,6 +380,11 @@ def _readable_bytes(sock: socket.socket | None) -> int:
     if sock is not None:
         fcntl.ioctl(sock, termios.FIONREAD, waiting)
     return waiting[0]
+
+
+def _decrypted_bytes(sock: socket.socket | None) -> int:
+    """Bytes of a TLS record that OpenSSL has decrypted and paho has not read."""
+    return sock.pending() if isinstance(sock, ssl.SSLSocket) and sock.fileno() >= 0 else 0
 
 
 def _tune(sock: socket.socket) -> None:

@@ -40,7 +40,7 @@ class Child:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C must not end the broker before we have cleaned up
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                     env={**os.environ, **MALLOC},
                     **self._identity,
                 )
@@ -74,7 +74,7 @@ class Child:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Runs in the child: the kernel shall kill it when the thread that started it ends (prctl PR_SET_PDEATHSIG)."""
     with contextlib.suppress(AttributeError):
         _libc.prctl(1, signal.SIGKILL)

@@ -19,18 +19,23 @@ LARGEST_MESSAGE = 8 << 20
 
 def find() -> Runner | None:
     """A runner if Mosquitto is installed."""
-    binary = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if binary is None:
+    program = binary()
+    if program is None:
         return None
-    user = _user()
+    user = broker_user()
 
     def prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
-        return [binary, "-c", str(write_files(listen, folder, owner=user))], b""
+        return [program, "-c", str(write_files(listen, folder, owner=user))], b""
 
     return Child("mosquitto", prepare, user)
 
 
-def _user() -> str:
+def binary() -> str | None:
+    """The path of the installed Mosquitto."""
+    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def broker_user() -> str:
     """The user that Mosquitto runs as where we are root; "" where we are not root, or there is no such user. It is
     started as that user: if it changed its user later, the kernel would no longer kill it when we end."""
     try:

@@ -1,0 +1,53 @@
+"""`edgebed-agent join | leave | run`: the commands of a board that joins a boards service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from edge_agent.board.client import Service
+from edge_agent.board.join import join, leave, parse_address, unit
+from edge_agent.board.keystore import Keystore, board_folder
+from edge_agent.board.standby import Standby
+
+
+def main(arguments: list[str]) -> None:
+    """Raises EdgebedError, KeyboardInterrupt."""
+    given = parser().parse_args(arguments)
+    keys = Keystore(board_folder())
+    if given.command == "join":
+        token = sys.stdin.readline() if given.token == "-" else given.token
+        join(Service(*parse_address(given.address)), token, keys, say)
+        say(unit(keys.folder).install() if given.service else "edgebed-agent run connects this board")
+    elif given.command == "leave":
+        leave(keys, say)
+    else:
+        asyncio.run(_run(Standby(keys, say)))
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(prog="edgebed-agent", description="A board of Edgebed.")
+    commands = whole.add_subparsers(dest="command", required=True)
+    joining = commands.add_parser("join", help="join a boards service: `edgebed boards invite` prints the command")
+    joining.add_argument("address", metavar="HOST:PORT")
+    joining.add_argument("token", metavar="TOKEN", help="works once; '-' reads it from standard input")
+    joining.add_argument("--service", action="store_true", help="write a systemd unit that connects from boot on")
+    commands.add_parser("leave", help="undo join: revoke the certificate, remove key, folder and systemd unit")
+    commands.add_parser("run", help="connect, and wait for work; the command without arguments does so too")
+    return whole
+
+
+async def _run(standby: Standby) -> None:
+    """SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.ensure_future(standby.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def say(line: str) -> None:
+    print(f"edgebed-agent: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,216 @@
+"""A joined board that waits: it keeps a connection to the broker, does its assignment, and renews its certificate.
+
+It only dials out, so it works behind NAT. The agent of a fleet runs in a process of its own; this one stays small, and
+outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edge_agent.board.client import Service
+from edge_agent.board.join import version_of
+from edge_agent.board.keystore import Keystore
+from edgebed.errors import EdgebedError, LinkError, WireError
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
+
+RETRY_S = (1.0, 30.0)
+"""Pause after a failed attempt, first and longest; it doubles."""
+
+RENEWAL_CHECK_S = 3600.0
+KEEPALIVE_S = 20
+END_S = 10.0
+"""An agent that is told to end is killed after so long."""
+
+
+class Standby:
+    """Args:
+    keys: of a board that has joined.
+    notify: told what changes, a line each.
+    guard_s: how often the connection is looked at.
+    """
+
+    def __init__(self, keys: Keystore, notify: Callable[[str], None], *, guard_s: float = 5.0) -> None:
+        self._keys, self._notify, self._about = keys, notify, keys.membership()
+        self._guard_s = guard_s
+        self._service = Service(self._about.host, self._about.port)
+        self._wanted: Assignment | None = None
+        self._changed = asyncio.Event()
+        self._error, self._told = "", ""
+        self._waiting = f"{self._about.name} is connected to {self.address}"
+        will = (WAITING.state(self._about.board), msgspec.json.encode(BoardState(False)), True)
+        self._link = MqttLink(self.address, f"b{secrets.token_hex(16)}", will=will, keepalive_s=KEEPALIVE_S)
+
+    @property
+    def address(self) -> Address:
+        """Of the broker."""
+        return Address(self._about.host, self._about.mqtt_port, identity=self._keys.identity)
+
+    async def run(self) -> None:
+        """Never returns. Raises UsageError, FileError for a folder that cannot be used."""
+        self._link.subscribe(WAITING.control_to(self._about.board), self._assign)
+        self._link.on_connect(self._publish)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._connect()
+            tasks = [asyncio.create_task(work) for work in (self._serve(), self._renew_in_time(), self._guard())]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(BoardState(False)), retain=True)
+            await self._link.close()
+
+    async def _serve(self) -> None:
+        while True:
+            self._changed.clear()
+            await self._do(self._wanted)
+
+    # ---- connecting ----
+
+    async def _connect(self) -> None:
+        pause = RETRY_S[0]
+        while True:
+            try:
+                await self._link.open()
+                break
+            except LinkError as error:
+                self._tell(await asyncio.to_thread(self._why_not, error))
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, RETRY_S[1])
+        self._tell(self._waiting)
+        self._publish()
+
+    async def _guard(self) -> None:
+        """Says why a connection that broke does not come back. Raises UsageError where it cannot: the board is
+        revoked."""
+        broken = LinkError(f"the connection to {self.address} broke", hint="is `edgebed boards serve` running?")
+        while True:
+            await asyncio.sleep(self._guard_s)
+            if self._link.connected:
+                self._tell(self._waiting)
+            else:
+                self._tell(await asyncio.to_thread(self._why_not, broken))
+
+    def _why_not(self, error: LinkError) -> str:
+        """Why the broker cannot be reached. A wrong clock and a certificate that has run out look alike; the latter is
+        renewed. Raises UsageError where the service does not know this board."""
+        if why := self._service.clock_error():
+            return why
+        try:
+            if self._keys.wants_renewal():
+                self._renew()
+            self._service.check(self._keys.identity)
+        except LinkError as other:
+            error = other
+        return f"{error}; it is tried again ({error.hint})"
+
+    def _tell(self, line: str) -> None:
+        """Each line once, until another one comes."""
+        if line != self._told:
+            self._told = line
+            self._notify(line)
+
+    # ---- renewal ----
+
+    async def _renew_in_time(self) -> None:
+        while True:
+            with contextlib.suppress(LinkError):  # it is tried again; most of a month is left
+                if self._keys.wants_renewal():
+                    await asyncio.to_thread(self._renew)
+            await asyncio.sleep(RENEWAL_CHECK_S * random.uniform(0.5, 1.0))
+
+    def _renew(self) -> None:
+        """Raises LinkError, UsageError, FileError."""
+        ca = self._keys.identity.ca.read_text()
+        renewed = self._service.renew(ca, Renew(self._keys.request()))
+        self._keys.keep_certificate(renewed.certificate)
+        self._notify(f"the certificate is renewed; it is valid until {self._keys.life()[1]:%Y-%m-%d}")
+
+    # ---- work ----
+
+    def _assign(self, topic: str, payload: bytes) -> None:
+        try:
+            wanted = decode_assignment(payload)
+        except WireError as error:
+            self._tell(f"an assignment cannot be read: {error}")
+            return
+        if wanted != self._wanted:
+            self._wanted, self._error = wanted, ""
+            self._changed.set()
+
+    def _publish(self) -> None:
+        fleet = self._wanted.fleet if self._wanted else ""
+        state = BoardState(True, version_of("edgebed"), fleet, self._error)
+        self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(state), retain=True)
+
+    async def _do(self, wanted: Assignment | None) -> None:
+        """Until the assignment changes."""
+        self._publish()
+        if wanted is None:
+            await self._changed.wait()
+            return
+        pause = RETRY_S[0]
+        while not self._changed.is_set():
+            try:
+                if await self._work(wanted):
+                    await self._changed.wait()  # the fleet has ended; the orchestrator takes the assignment away
+                    return
+            except EdgebedError as error:
+                self._error = f"{error} {error.hint}".strip()
+            self._tell(f"{wanted.fleet}: {self._error}")
+            self._publish()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), pause)
+            pause = min(2 * pause, RETRY_S[1])
+
+    async def _work(self, wanted: Assignment) -> bool:
+        """Run the agent of a fleet until it ends, or the assignment changes. False where it failed. Raises
+        EdgebedError."""
+        folder = self._keys.folder / "shards"
+        shard = await asyncio.to_thread(self._service.shard, wanted.shard, folder, self._keys.identity)
+        self._notify(f"works in the fleet {wanted.fleet}")
+        process = await self._start(wanted, shard)
+        ended, changed = asyncio.create_task(process.wait()), asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+            await _end(process)
+        self._error = f"the agent ended with exit code {process.returncode}" if process.returncode else ""
+        return process.returncode == 0
+
+    async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
+        arguments = ["--fleet", wanted.fleet, "--device", self._about.board, "--shard", str(shard)]
+        host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
+        env = {
+            **os.environ,
+            "EDGEBED_BROKER": f"mqtts://{host}:{self._about.mqtt_port}",
+            "EDGEBED_IDENTITY": str(self._keys.folder),
+            "EDGEBED_ALONE_S": str(wanted.alone_s),
+        }
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "edge_agent", *arguments, env=env)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), END_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,105 @@
+"""systemd units for what shall run from boot on: the agent of a board, and the boards service."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from edgebed.errors import FileError
+
+SYSTEMD = Path("/run/systemd/system")
+"""Exists where systemd runs this machine."""
+
+
+class ServiceUnit(msgspec.Struct, frozen=True):
+    """A unit of the whole machine where we are root, else of our user.
+
+    Attributes:
+        name: of the unit, without `.service`.
+        command: absolute path and arguments.
+        environment: variables that the command needs.
+    """
+
+    name: str
+    about: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+    @property
+    def path(self) -> Path:
+        config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+        folder = Path("/etc/systemd/system") if os.geteuid() == 0 else Path(config) / "systemd" / "user"
+        return folder / f"{self.name}.service"
+
+    def text(self, *, system: bool) -> str:
+        """The file's content; `system`: for the whole machine."""
+        lines = [
+            "[Unit]",
+            f"Description={self.about}",
+            *(["Wants=network-online.target", "After=network-online.target"] if system else []),
+            "",
+            "[Service]",
+            "ExecStart=" + " ".join(quoted(part) for part in self.command),
+            *[f"Environment={quoted(f'{key}={value}')}" for key, value in self.environment.items()],
+            "Restart=always",
+            "RestartSec=5",
+            "RestartPreventExitStatus=2",  # what was asked for cannot be done: trying again does not help
+            "SuccessExitStatus=130",  # ended by SIGTERM
+            "NoNewPrivileges=true",
+            "",
+            "[Install]",
+            f"WantedBy={'multi-user.target' if system else 'default.target'}",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def install(self) -> str:
+        """Write the unit; enable and start it where systemd runs. Returns what was done, in words. Raises FileError."""
+        system = os.geteuid() == 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(self.text(system=system))
+        except OSError as error:
+            raise FileError.of(error, self.path) from None
+        if not SYSTEMD.is_dir():
+            return f"{self.path} is written; systemd does not run this machine, so nothing was started"
+        for order in (["daemon-reload"], ["enable", "--now", f"{self.name}.service"]):
+            if why := _systemctl(order, system=system):
+                return f"{self.path} is written, but `systemctl {' '.join(order)}` failed: {why}"
+        linger = "" if system else "; `loginctl enable-linger` lets it start before you log in"
+        return f"{self.path} is written, enabled and started{linger}"
+
+    def remove(self) -> bool:
+        """Stop, disable and remove the unit; False if there was none. Raises FileError."""
+        if not self.path.exists():
+            return False
+        system = os.geteuid() == 0
+        if SYSTEMD.is_dir():
+            _systemctl(["disable", "--now", f"{self.name}.service"], system=system)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError.of(error, self.path) from None
+        if SYSTEMD.is_dir():
+            _systemctl(["daemon-reload"], system=system)
+        return True
+
+
+def quoted(text: str) -> str:
+    """A word as systemd reads it: in quotes, with its signs for variables and specifiers doubled."""
+    for sign, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$"), ("\n", "\\n")):
+        text = text.replace(sign, written)
+    return f'"{text}"'
+
+
+def _systemctl(order: list[str], *, system: bool) -> str:
+    """Why it failed; "" where it worked."""
+    command = ["systemctl", *([] if system else ["--user"]), *order]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"

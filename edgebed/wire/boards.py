@@ -1,0 +1,158 @@
+"""What a board and the boards service say to each other: the token, requests and answers over HTTPS, orders over MQTT.
+Pure. docs/boards.md has the order of these messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgebed.errors import UsageError, WireError, short
+from edgebed.wire.topics import Topics, check_name
+
+HTTPS_PORT, MQTT_PORT = 7443, 8883
+"""Ports of the boards service, unless it is told others."""
+
+MOST_BODY = 16 << 10
+"""Bytes of the largest request that a board sends to the service."""
+
+WAITING = Topics("boards")
+"""Topics of a board without a fleet: its state, and its assignment on `control_to`. The device is the board's id."""
+
+FORM = "eb1"
+"""First part of a token; another form of token gets another one."""
+
+ID = re.compile(r"b[0-9a-f]{31}")
+"""The id of a board: the common name of its certificate and its user name at the broker. It is random."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+T = TypeVar("T")
+
+
+class Token(msgspec.Struct, frozen=True):
+    """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`.
+
+    Attributes:
+        fingerprint: SHA-256 of the CA's certificate (DER), 32 bytes.
+        secret: lets one board join, once.
+        name: what people call the board.
+    """
+
+    fingerprint: bytes
+    secret: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{FORM}.{_text(self.fingerprint)}.{self.secret}.{self.name}"
+
+
+def parse_token(text: str) -> Token:
+    """Raises UsageError; the message does not repeat the text, which may be a secret."""
+    parts = text.strip().split(".", 3)
+    hint = "copy the whole command that `edgebed boards invite` printed"
+    if len(parts) != 4 or parts[0] != FORM:
+        raise UsageError("this is no token of `edgebed boards invite`", hint=hint)
+    try:
+        fingerprint = base64.urlsafe_b64decode(parts[1] + "=")
+    except (binascii.Error, ValueError):
+        fingerprint = b""
+    if len(fingerprint) != 32 or not re.fullmatch(r"[A-Za-z0-9_-]{16,64}", parts[2]):
+        raise UsageError("this token is damaged", hint=hint)
+    return Token(fingerprint, parts[2], check_name(parts[3], "board"))
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+class Join(msgspec.Struct, frozen=True):
+    """POST /join. `csr` is PEM; only its public key counts. `facts`: what the board says about itself, for people."""
+
+    secret: str
+    csr: str
+    facts: dict[str, str] = {}
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """POST /renew. The CSR is signed with the board's key, which is what proves who asks."""
+
+    csr: str
+
+
+class Enrolled(msgspec.Struct, frozen=True):
+    """The answer to Join and Renew. `certificate` is PEM."""
+
+    board: str
+    name: str
+    certificate: str
+    mqtt_port: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The answer to what was refused."""
+
+    error: str
+    hint: str = ""
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """Retained on `WAITING.control_to(id)`: the fleet in which the board shall be a device. An empty payload: none.
+
+    Attributes:
+        shard: SHA-256 of the device's shard, which the board gets over HTTPS.
+        alone_s: as of the agent's option `--alone-s`.
+    """
+
+    fleet: str
+    shard: str
+    alone_s: float = 1800.0
+
+
+class BoardState(msgspec.Struct, frozen=True):
+    """Retained on `WAITING.state(id)`; with `online=False` it is the last will.
+
+    Attributes:
+        fleet: that of the assignment in hand; "" without one.
+        error: why the assignment cannot be carried out; "" where it can.
+    """
+
+    online: bool
+    version: str = ""
+    fleet: str = ""
+    error: str = ""
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """Raises WireError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"{short(repr(data[:80]))} is no {kind.__name__}: {error}") from None
+
+
+def decode_assignment(data: bytes) -> Assignment | None:
+    """None for an empty payload. Raises WireError for what is none, or names no fleet or shard."""
+    if not data:
+        return None
+    wanted = decode_json(data, Assignment)
+    try:
+        check_name(wanted.fleet, "fleet")
+    except UsageError as error:
+        raise WireError(str(error)) from None
+    if not SHA256.fullmatch(wanted.shard):
+        raise WireError(f"{short(wanted.shard)!r} is no SHA-256 of a shard")
+    return wanted
+
+
+def plain_facts(facts: dict[str, Any]) -> dict[str, str]:
+    """At most 32 facts of at most 200 printable characters, as they may be shown and kept."""
+    kept = list(facts.items())[:32]
+    return {_printable(key, 40): _printable(value, 200) for key, value in kept}
+
+
+def _printable(text: Any, most: int) -> str:
+    return "".join(each for each in str(text)[:most] if each.isprintable())

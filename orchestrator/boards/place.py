@@ -1,0 +1,140 @@
+"""The folder of the boards service, which only its owner may enter, and what its files are called."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edgebed.errors import FileError, FleetError
+from orchestrator.files.output import keep
+
+T = TypeVar("T")
+
+
+class Where(msgspec.Struct, frozen=True):
+    """How boards reach the service: host names and addresses, the best one first, and ports."""
+
+    hosts: tuple[str, ...]
+    port: int
+    mqtt_port: int
+
+    @property
+    def address(self) -> str:
+        host = self.hosts[0]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+class Session(msgspec.Struct, frozen=True):
+    """One MQTT connection of a board. `since`: seconds since the epoch."""
+
+    board: str
+    client: str
+    address: str
+    since: float
+
+
+class Live(msgspec.Struct, frozen=True):
+    """What the running service tells others on this host.
+
+    Attributes:
+        broker_port: on loopback, for the orchestrator, with `username` and `password`.
+        applied: version of the registry whose revocations are in force, and their sessions closed.
+    """
+
+    pid: int
+    broker_port: int
+    username: str
+    password: str
+    applied: int
+    sessions: tuple[Session, ...] = ()
+
+
+class Place(msgspec.Struct, frozen=True):
+    folder: Path
+
+    @classmethod
+    def of_user(cls) -> Place:
+        """`edgebed/boards` in the user's state folder, made if it is not there. Raises FileError."""
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        place = cls(Path(base) / "edgebed" / "boards")
+        try:
+            place.folder.mkdir(parents=True, exist_ok=True)
+            place.folder.chmod(0o700)
+            place.shards.mkdir(exist_ok=True)
+        except OSError as error:
+            raise FileError.of(error, place.folder) from None
+        return place
+
+    @property
+    def shards(self) -> Path:
+        """Shards by content: `<SHA-256>.safetensors`."""
+        return self.folder / "shards"
+
+    @property
+    def registry(self) -> Path:
+        return self.folder / "registry.json"
+
+    # ---- the running service ----
+
+    def hold(self) -> int:
+        """Make this process the service of the folder, until the descriptor is closed. Raises FleetError."""
+        deadline = time.monotonic() + 1.0  # `running` of another process has the lock for a moment
+        while (file := self._lock(fcntl.LOCK_EX)) is None:
+            if time.monotonic() > deadline:
+                raise FleetError("the boards service is already running", hint="edgebed boards ls shows its boards")
+            time.sleep(0.05)
+        return file
+
+    def running(self) -> bool:
+        file = self._lock(fcntl.LOCK_SH)
+        if file is not None:
+            os.close(file)
+        return file is None
+
+    def _lock(self, kind: int) -> int | None:
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        return file
+
+    def live(self) -> Live | None:
+        """None where no service runs, or it has not begun."""
+        return _read(self.folder / "live.json", Live) if self.running() else None
+
+    def tell_live(self, live: Live) -> None:
+        write_secret(self.folder / "live.json", msgspec.json.encode(live))
+
+    def where(self) -> Where | None:
+        """As the service told it last; None where it never ran."""
+        return _read(self.folder / "where.json", Where)
+
+    def tell_where(self, where: Where) -> None:
+        write_secret(self.folder / "where.json", msgspec.json.encode(where))
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Atomically, and readable by its owner only: the folder is 0700, and the file 0600. Raises FileError."""
+    before = os.umask(0o077)
+    try:
+        keep(path, data)
+    finally:
+        os.umask(before)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise FileError(
+            f"{path} cannot be used: {error}", hint="remove it and start `edgebed boards serve` again"
+        ) from None

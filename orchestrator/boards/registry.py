@@ -1,0 +1,186 @@
+"""Who has joined and who may: boards and invitations, in one file that the service and the command line change."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+
+import msgspec
+
+from edgebed.errors import FileError, UsageError
+from edgebed.wire.topics import check_name
+from orchestrator.boards.place import Place, write_secret
+
+REMEMBERED_S = 7 * 86400.0
+"""So long an invitation that was used or has run out is remembered, to say why a token no longer works."""
+
+
+class Invitation(msgspec.Struct):
+    """A token that was given out. Of its secret only the SHA-256 is kept: it has 128 random bits, so that is enough.
+
+    Attributes:
+        replaces: the board of this name loses its certificates when the token is used.
+        used_by: the key that joined with it; the same key may ask again.
+    """
+
+    digest: str
+    name: str
+    profile: str
+    made_s: float
+    expires_s: float
+    replaces: bool = False
+    used_by: str = ""
+    board: str = ""
+    withdrawn: bool = False
+
+
+class Board(msgspec.Struct):
+    """A board that has joined. The key is its identity; the name is a label.
+
+    Attributes:
+        id: common name of its certificates.
+        key: SHA-256 of its public key.
+        serials: of all its certificates, hexadecimal.
+        not_after_s: end of the newest one.
+        revoked_s: None while it may connect.
+    """
+
+    id: str
+    name: str
+    profile: str
+    key: str
+    joined_s: float
+    serials: list[str]
+    not_after_s: float
+    renewed_s: float
+    revoked_s: float | None = None
+    revoked_why: str = ""
+    facts: dict[str, str] = {}
+
+
+class Registry(msgspec.Struct):
+    """`version` grows with every change."""
+
+    version: int = 0
+    boards: list[Board] = []
+    invitations: list[Invitation] = []
+
+    def active(self) -> list[Board]:
+        return [board for board in self.boards if board.revoked_s is None]
+
+    def named(self, name: str) -> Board | None:
+        """The board that has this name now."""
+        return next((board for board in self.active() if board.name == name), None)
+
+    def by_key(self, key: str) -> Board | None:
+        return next((board for board in self.active() if board.key == key), None)
+
+    def with_serial(self, serial: int) -> Board | None:
+        text = f"{serial:x}"
+        return next((board for board in self.active() if text in board.serials), None)
+
+    def find(self, wanted: str) -> Board:
+        """An active board by name, by id, or by the beginning of its id. Raises UsageError."""
+        if board := self.named(wanted):
+            return board
+        found = [board for board in self.active() if len(wanted) >= 4 and board.id.startswith(wanted)]
+        if len(found) != 1:
+            why = "several boards have ids that begin so" if found else "no board that may connect has this name or id"
+            raise UsageError(f"{wanted!r}: {why}", hint="edgebed boards ls")
+        return found[0]
+
+    def revoked_serials(self) -> list[int]:
+        return [int(serial, 16) for board in self.boards if board.revoked_s is not None for serial in board.serials]
+
+    # ---- invitations ----
+
+    def invite(self, name: str, profile: str, lasts_s: float, replace: bool, now: float) -> str:
+        """A new secret for a board of this name; one given out earlier for the name no longer works. Raises
+        UsageError."""
+        check_name(name, "board")
+        if self.named(name) is not None and not replace:
+            raise UsageError(
+                f"there is a board {name} already",
+                hint="take another name; or --replace if it was set up again: the old one is revoked as it joins",
+            )
+        for earlier in self.invitations:
+            earlier.withdrawn |= earlier.name == name and not earlier.used_by
+        secret = secrets.token_urlsafe(16)
+        made = Invitation(digest(secret), name, profile, now, now + lasts_s, replace)
+        recent = [each for each in self.invitations if each.expires_s > now - REMEMBERED_S]
+        self.invitations = [*recent, made]
+        return secret
+
+    def invitation(self, secret: str) -> Invitation | None:
+        """By the digest, so the time that this takes tells nothing about the secret."""
+        wanted = digest(secret)
+        return next((each for each in self.invitations if secrets.compare_digest(each.digest, wanted)), None)
+
+    def withdraw(self, name: str) -> bool:
+        """Make unused invitations of this name useless; False if there is none."""
+        open_ = [each for each in self.invitations if each.name == name and not (each.used_by or each.withdrawn)]
+        for each in open_:
+            each.withdrawn = True
+        return bool(open_)
+
+    # ---- boards ----
+
+    def revoke(self, board: Board, why: str, now: float) -> None:
+        board.revoked_s, board.revoked_why = now, why
+
+    def rename(self, board: Board, name: str) -> None:
+        """Raises UsageError where the name is no name, or taken."""
+        check_name(name, "board")
+        if (other := self.named(name)) is not None and other is not board:
+            raise UsageError(f"there is a board {name} already (id {other.id})", hint="take another name")
+        board.name = name
+
+
+class Store:
+    """The registry's file. A change is made under a lock, and written atomically."""
+
+    def __init__(self, place: Place) -> None:
+        self._path = place.registry
+        self._seen: tuple[tuple[int, int], Registry] | None = None
+
+    def read(self) -> Registry:
+        """Raises FileError."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Registry)
+        except FileNotFoundError:
+            return Registry()
+        except (OSError, msgspec.DecodeError) as error:
+            raise FileError(f"{self._path} cannot be used: {error}", hint="restore it from a backup") from None
+
+    def look(self) -> Registry:
+        """As `read`, but the file is parsed only where it has changed. Not to be changed. Raises FileError."""
+        stamp = self.stamp()
+        if self._seen is None or self._seen[0] != stamp:
+            self._seen = stamp, self.read()
+        return self._seen[1]
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[Registry]:
+        """The registry, to be changed; written at the end of the block, unless it raises. Raises FileError."""
+        with self._path.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            registry = self.read()
+            yield registry
+            registry.version += 1
+            write_secret(self._path, msgspec.json.format(msgspec.json.encode(registry)))
+
+    def stamp(self) -> tuple[int, int]:
+        """Changes when the file does."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return (0, 0)
+        return (found.st_mtime_ns, found.st_ino)
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

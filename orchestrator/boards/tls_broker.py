@@ -1,0 +1,263 @@
+"""Mosquitto for boards: TLS with client certificates for them, a password on loopback for the orchestrator.
+
+Works with Mosquitto 2.0.11 (Debian 12) and 2.1. The certificate's common name is the user name, and an ACL by pattern
+lets a board write and read the topics of its own id only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgebed.errors import LinkError
+from edgebed.link.mqtt import Address, MqttLink
+from orchestrator.boards.place import Session
+from orchestrator.broker.child import MALLOC, die_with_parent
+from orchestrator.broker.mosquitto import LARGEST_MESSAGE, binary, broker_user, password_hash
+
+LOOPBACK, ORCHESTRATOR_USER = "127.0.0.1", "orchestrator"
+START_S, RELOAD_S, KICK_S = 20.0, 1.0, 2.0
+MOST_CONNECTIONS = 4096
+"""Of boards, two each, and of strangers who have not yet shown a certificate."""
+
+MOST_QUEUED_BYTES = 64 << 20
+"""For one client; a transfer's receiver lets no more come than 16 MiB beyond what it can take."""
+
+CONNECTED = re.compile(r"New client connected from (\S+) as (.*) \(p\d+, c\d+, k\d+, u'([^']*)'\)\.")
+DISCONNECTED = re.compile(r"Client (\S+) (?:\[\S+\] )?(?:closed its connection|disconnected|has exceeded timeout)")
+
+
+class Files(msgspec.Struct, frozen=True):
+    """What the broker reads, all PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    revoked: bytes
+
+
+def settings(folder: Path, listen: str, port: int, local_port: int) -> list[str]:
+    """The lines of mosquitto.conf. Mosquitto 2.1 would take no packet above 2,000,000 bytes if it were not told
+    otherwise."""
+    return [
+        "user root",  # keep the user that it was started as
+        "allow_anonymous false",
+        f"password_file {folder}/passwords",
+        f"acl_file {folder}/acl",
+        "persistence false",
+        "max_inflight_messages 0",
+        "max_queued_messages 100000",
+        f"max_queued_bytes {MOST_QUEUED_BYTES}",
+        f"max_packet_size {LARGEST_MESSAGE}",
+        "set_tcp_nodelay true",
+        "connection_messages true",
+        "log_dest stderr",
+        "log_timestamp false",
+        *[f"log_type {kind}" for kind in ("error", "warning", "notice", "information")],
+        f"listener {local_port} {LOOPBACK}",
+        f"listener {port} {listen}",
+        f"max_connections {MOST_CONNECTIONS}",
+        "tls_version tlsv1.2",  # the least one
+        f"cafile {folder}/ca.pem",
+        f"certfile {folder}/server.pem",
+        f"keyfile {folder}/server.key",
+        f"crlfile {folder}/revoked.pem",
+        "require_certificate true",
+        "use_identity_as_username true",
+        "",
+    ]
+
+
+def access_rules(revoked: Iterable[str]) -> str:
+    """The ACL file. A board that is revoked loses every right at once, also in a session that is still open."""
+    rules = [f"user {ORCHESTRATOR_USER}", "topic readwrite #", ""]
+    for board in revoked:
+        rules += [f"user {board}", "topic deny #", ""]
+    rules += [f"pattern write edgebed/+/{kind}/%u" for kind in ("state", "from", "data/from")]
+    rules += [f"pattern read edgebed/+/{kind}/%u" for kind in ("to", "data/to")]
+    return "\n".join([*rules, ""])
+
+
+class TlsBroker:
+    """Args:
+    folder: a new folder, for the broker's files; they become the user's as whom it runs.
+    listen: the address for boards.
+    """
+
+    def __init__(self, folder: Path, listen: str, port: int, local_port: int) -> None:
+        self._folder, self._user = folder, broker_user()
+        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR_USER, secrets.token_urlsafe(18))
+        self._settings = settings(folder, listen, port, local_port)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._tail: list[str] = []
+        self._reloaded = asyncio.Event()
+        self._sessions: dict[str, Session] = {}
+        self._untold = False  # a session whose user or client id the log cuts off
+        self.on_session: Callable[[], None] = lambda: None
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
+
+    async def start(self, files: Files, revoked: Iterable[str]) -> None:
+        """Returns when it can be used. Raises LinkError."""
+        program = binary()
+        if program is None:
+            raise LinkError("Mosquitto is not installed: only it serves boards", hint="apt install mosquitto")
+        self._write_all(files, revoked)
+        identity: dict[str, Any] = {"user": self._user, "group": self._user, "extra_groups": []} if self._user else {}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                program, "-c", str(self._folder / "mosquitto.conf"),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+                start_new_session=True, preexec_fn=die_with_parent, env={**os.environ, **MALLOC}, **identity,
+            )  # fmt: skip
+        except OSError as error:
+            raise LinkError(f"{program} cannot be run: {error.strerror}") from None
+        self._reader = asyncio.create_task(self._read_log(self._process))
+        await self._wait_ready(self._process)
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 3.0)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._reader is not None:
+            await self._reader
+        self._sessions, self._untold = {}, False
+
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def ended(self) -> str:
+        """Waits for the broker's end; returns what it said last."""
+        assert self._process is not None
+        assert self._reader is not None
+        await self._process.wait()
+        await self._reader
+        return f"exit code {self._process.returncode}: {' / '.join(self._tail)}"
+
+    async def revoke(self, files: Files, revoked: Iterable[str]) -> None:
+        """Put a new list of revoked boards in force, and close their sessions. They lose their rights when the broker
+        has read its files; a session ends when the orchestrator takes over its client id. Raises LinkError."""
+        revoked = set(revoked)
+        self._write_all(files, revoked)
+        if self._untold:  # cannot be taken over without its id
+            await self.stop()
+            await self.start(files, revoked)
+            return
+        assert self._process is not None
+        self._reloaded.clear()
+        self._process.send_signal(signal.SIGHUP)
+        try:
+            await asyncio.wait_for(self._reloaded.wait(), RELOAD_S)
+        except TimeoutError:
+            raise LinkError(f"the broker did not read its files within {RELOAD_S:.0f} s") from None
+        await self.close_sessions(revoked)
+
+    async def close_sessions(self, boards: Iterable[str]) -> None:
+        wanted = set(boards)
+        await asyncio.gather(*[self._take_over(each) for each in self.sessions if each.board in wanted])
+
+    async def _take_over(self, session: Session) -> None:
+        """Connect with its client id, whereupon the broker closes the other connection."""
+        link = MqttLink(self.local, session.client)
+        await asyncio.wait_for(link.open(), KICK_S)
+        await link.close()
+        if self._sessions.get(session.client) is session:
+            del self._sessions[session.client]
+        self.on_session()
+
+    # ---- files ----
+
+    def _write_all(self, files: Files, revoked: Iterable[str]) -> None:
+        local = self.local
+        hashed = password_hash(local.password, secrets.token_bytes(12))
+        for name, data in {
+            "mosquitto.conf": "\n".join(self._settings).encode(),
+            "passwords": f"{local.username}:{hashed}\n".encode(),
+            "acl": access_rules(sorted(revoked)).encode(),
+            "ca.pem": files.ca,
+            "server.pem": files.certificate,
+            "server.key": files.key,
+            "revoked.pem": files.revoked,
+        }.items():
+            self._write(name, data)
+        if self._user:
+            shutil.chown(self._folder, self._user, self._user)
+
+    def _write(self, name: str, data: bytes) -> None:
+        part = self._folder / f"{name}.part"
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        if self._user:
+            shutil.chown(part, self._user, self._user)
+        part.replace(self._folder / name)
+
+    # ---- the log, which tells who is connected ----
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # longer than any of Mosquitto's
+                continue
+            if not line:
+                return
+            self._hear(line.decode("utf-8", "replace").rstrip())
+
+    def _hear(self, line: str) -> None:
+        if line.startswith("New client connected"):
+            self._connected(line)
+        elif line.startswith("Client ") and (gone := DISCONNECTED.match(line)):
+            if self._sessions.pop(gone[1], None) is not None:
+                self.on_session()
+        elif "Reloading config" in line:
+            self._reloaded.set()
+        elif "rror" in line or "arning" in line:
+            self._tail = [*self._tail, line][-3:]
+
+    def _connected(self, line: str) -> None:
+        found = CONNECTED.fullmatch(line)
+        if found is None or " " in found[2]:  # no client id of ours; the lines about it could be taken for others
+            self._untold = True
+            return
+        address, client, user = found.groups()
+        if user != ORCHESTRATOR_USER:
+            self._sessions[client] = Session(user, client, address, time.time())
+            self.on_session()
+
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            link = MqttLink(self.local, f"ready-{secrets.token_hex(8)}")
+            try:
+                await link.open()
+                await link.close()
+                return
+            except LinkError as error:
+                if process.returncode is not None:
+                    raise LinkError(f"the broker ended at once: {await self.ended()}", hint=PORTS) from None
+                if time.monotonic() > deadline:
+                    raise LinkError(f"the broker did not start within {START_S:.0f} s: {error}", hint=PORTS) from None
+            await asyncio.sleep(0.02)
+
+
+PORTS = "see whether another program has the port (ss -ltnp), or take another one with --mqtt-port"

@@ -1,0 +1,226 @@
+"""`edgebed boards serve|invite|ls|show|rename|revoke`: real devices that join this host."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from edgebed.errors import FleetError, UsageError
+from edgebed.service_unit import ServiceUnit
+from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
+from orchestrator.boards.place import Place
+from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.cli.console import log, print_json, print_whole
+from orchestrator.records.formatting import NONE
+from orchestrator.runs.signals import run_to_end
+
+IN_FORCE_S = 5.0
+"""Seconds within which a running service has closed the sessions of a revoked board; it needs less than 2."""
+
+Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Enrol boards: devices of your own that join over the network.", no_args_is_help=True)
+    group.command("serve")(serve_)
+    group.command("invite")(invite)
+    group.command("ls")(ls)
+    group.command("show")(show)
+    group.command("rename")(rename)
+    group.command("revoke")(revoke)
+    app.add_typer(group, name="boards")
+
+
+def serve_(
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which boards reach this host. Repeatable; `invite` prints the first."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="HTTPS: enrolment and shards.")] = HTTPS_PORT,
+    mqtt_port: Annotated[int, typer.Option(min=1, max=65535, help="MQTT over TLS.")] = MQTT_PORT,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does it from boot on.")] = False,
+) -> None:
+    """Serve boards until Ctrl-C: enrolment and shards over HTTPS, and an MQTT broker that asks for certificates."""
+    from orchestrator.boards.service import ServeRequest, serve  # not earlier: it loads `cryptography`
+
+    request = ServeRequest(tuple(host or ()), listen, port, mqtt_port)
+    if service:
+        options = {"--listen": listen, "--port": str(port), "--mqtt-port": str(mqtt_port)}
+        given = [text for pair in [*options.items(), *[("--host", each) for each in host or ()]] for text in pair]
+        _say(unit(given).install())
+        return
+    run_to_end(serve(request, Place.of_user(), _say), lambda line: None)
+
+
+def invite(
+    name: Annotated[str, typer.Argument(help="What the board shall be called.")],
+    profile: Annotated[str, typer.Option(help="Name of a device profile, kept with the board.")] = "",
+    expires: Annotated[str, typer.Option(help="How long the token works: 90s, 30m, 1h or 2d.")] = "1h",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="For a board that was set up again: the old one is revoked as it joins.")
+    ] = False,
+) -> None:
+    """Print the command that makes a board join. It works once."""
+    from orchestrator.boards.authority import Authority  # not earlier: it loads `cryptography`
+
+    place = Place.of_user()
+    where = place.where()
+    if where is None:
+        raise UsageError("the boards service never ran, so its address is not known", hint="edgebed boards serve")
+    authority = Authority(place.folder)
+    with Store(place).change() as registry:
+        secret = registry.invite(name, profile, duration_s(expires), replace, time.time())
+    token = Token(authority.fingerprint(), secret, name)
+    if not place.running():
+        _say("The service does not run: start `edgebed boards serve` before the board joins.")
+    _say(f"On the board, within {expires}, once:")
+    print(f"edgebed-agent join {where.address} {token}")
+
+
+def ls(as_json: Json = False) -> None:
+    """List the boards that have joined, and the invitations that are open."""
+    place = Place.of_user()
+    rows = board_rows(Store(place).read(), _connected(place), time.time())
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(title="boards")
+    for column in ("name", "id", "state", "certificate", "profile", "model"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*[escape(row[key]) or NONE for key in ("name", "id", "state", "until", "profile", "model")])
+    print_whole(table)
+
+
+def show(name: Name, as_json: Json = False) -> None:
+    """Show all that is known of a board."""
+    place = Place.of_user()
+    board = Store(place).read().find(name)
+    live = place.live()
+    sessions = [each for each in (live.sessions if live else ()) if each.board == board.id]
+    if as_json:
+        print_json(msgspec.to_builtins(board) | {"sessions": msgspec.to_builtins(sessions)})
+        return
+    table = Table(title=f"board {escape(board.name)}", show_header=False)
+    for key, value in {
+        "id": board.id,
+        "profile": board.profile,
+        "joined": _day(board.joined_s),
+        "certificate until": _day(board.not_after_s),
+        "key (SHA-256)": board.key,
+        "connected from": ", ".join(sorted({each.address for each in sessions})),
+        **board.facts,
+    }.items():
+        table.add_row(escape(key), escape(value) or NONE)
+    print_whole(table)
+
+
+def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
+    """Give a board another name. Its identity is its key, so it need not join again."""
+    with Store(Place.of_user()).change() as registry:
+        registry.rename(registry.find(name), new)
+    _say(f"{name} is called {new} now")
+
+
+def revoke(name: Name) -> None:
+    """Make a board's certificates and open invitations useless, and close its connections at once."""
+    place = Place.of_user()
+    store = Store(place)
+    with store.change() as registry:
+        withdrawn = registry.withdraw(name)
+        if withdrawn and registry.named(name) is None:
+            board = None
+        else:
+            board = registry.find(name)
+            registry.revoke(board, "by hand", time.time())
+    if board is None:
+        _say(f"the invitation of {name} no longer works")
+        return
+    _say(f"{board.name} ({board.id}) is revoked; {_until_in_force(place, store)}")
+
+
+def duration_s(text: str) -> float:
+    """Seconds of `90s`, `30m`, `1h`, `2d`. Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if found is None or int(found[1]) == 0:
+        raise UsageError(f"--expires {text!r} is no time", hint="write 90s, 30m, 1h or 2d")
+    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
+def board_rows(registry: Registry, connected: set[str], now: float) -> list[dict[str, str]]:
+    """What `edgebed boards ls` shows: boards, then open invitations."""
+    rows = [_row(board, board.id in connected, now) for board in registry.boards]
+    for each in registry.invitations:
+        if not (each.used_by or each.withdrawn) and each.expires_s > now:
+            state = f"invited, {(each.expires_s - now) / 60:.0f} min left"
+            rows.append(
+                {"name": each.name, "id": "", "state": state, "until": "", "profile": each.profile, "model": ""}
+            )
+    return rows
+
+
+def _row(board: Board, connected: bool, now: float) -> dict[str, str]:
+    state = "connected" if connected else "away"
+    if board.revoked_s is not None:
+        state = f"revoked ({board.revoked_why})"
+    elif board.not_after_s < now:
+        state = "certificate ran out"
+    model = board.facts.get("model") or board.facts.get("machine", "")
+    until = "" if board.revoked_s is not None else _day(board.not_after_s)
+    return {
+        "name": board.name,
+        "id": board.id,
+        "state": state,
+        "until": until,
+        "profile": board.profile,
+        "model": model,
+    }
+
+
+def _connected(place: Place) -> set[str]:
+    live = place.live()
+    return {each.board for each in live.sessions} if live else set()
+
+
+def _until_in_force(place: Place, store: Store) -> str:
+    """Waits until the running service has closed the sessions; says so. Raises FleetError."""
+    version, begin = store.read().version, time.monotonic()
+    while (live := place.live()) is None or live.applied < version:
+        if not place.running():
+            return "the service does not run, so there was no connection to close"
+        if time.monotonic() - begin > IN_FORCE_S:
+            raise FleetError(
+                f"the running service did not close its connections within {IN_FORCE_S:.0f} s",
+                hint="end `edgebed boards serve` and start it again: that closes all connections",
+            )
+        time.sleep(0.02)
+    return f"its connections are closed ({time.monotonic() - begin:.2f} s)"
+
+
+def unit(options: list[str]) -> ServiceUnit:
+    """The systemd unit of `edgebed boards serve` with these options."""
+    program = Path(sys.executable).parent / "edgebed"
+    start = [str(program)] if program.exists() else [sys.executable, "-m", "orchestrator"]
+    state = os.environ.get("XDG_STATE_HOME")
+    kept = {"XDG_STATE_HOME": state} if state else {"HOME": str(Path.home())}
+    return ServiceUnit("edgebed-boards", "Edgebed boards service", (*start, "boards", "serve", *options), kept)
+
+
+def _day(seconds: float) -> str:
+    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _say(line: str) -> None:
+    log.print(escape(line), highlight=False, soft_wrap=True)

@@ -1,0 +1,100 @@
+"""A boards service on loopback, and boards that join it, each in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from edge_agent.board.client import Service
+from edge_agent.board.join import join
+from edge_agent.board.keystore import Keystore
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.boards import Token
+from orchestrator.boards.authority import Authority
+from orchestrator.boards.place import Live, Place
+from orchestrator.boards.registry import Store
+from orchestrator.boards.service import ServeRequest, serve
+from orchestrator.broker.open_broker import free_port
+
+HOST = "127.0.0.1"
+
+
+class Lab:
+    """Attributes:
+    said: what the service told people.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.place = folder, Place(folder / "service")
+        self.place.shards.mkdir(parents=True)
+        self.port, self.mqtt_port = free_port([HOST]), free_port([HOST])
+        self.store, self.said = Store(self.place), list[str]()
+        self.service = Service(HOST, self.port)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        ready = asyncio.Event()
+        request = ServeRequest((HOST,), HOST, self.port, self.mqtt_port)
+        self._serving = asyncio.create_task(serve(request, self.place, self.said.append, ready.set))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([waiting, self._serving], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._serving.done():
+            self._serving.result()
+
+    async def stop(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    @property
+    def live(self) -> Live:
+        live = self.place.live()
+        assert live is not None
+        return live
+
+    @property
+    def orchestrator(self) -> Address:
+        return Address(HOST, self.live.broker_port, self.live.username, self.live.password)
+
+    def token(self, name: str, *, lasts_s: float = 3600.0, replace: bool = False) -> Token:
+        with self.store.change() as registry:
+            secret = registry.invite(name, "", lasts_s, replace, time.time())
+        return Token(Authority(self.place.folder).fingerprint(), secret, name)
+
+    def keys(self, name: str) -> Keystore:
+        return Keystore(self.folder / name)
+
+    async def board(self, name: str) -> Keystore:
+        """A board that has joined."""
+        keys = self.keys(name)
+        await asyncio.to_thread(join, self.service, str(self.token(name)), keys, self.said.append)
+        return keys
+
+    def revoke(self, name: str) -> int:
+        """Returns the version of the registry that has it."""
+        with self.store.change() as registry:
+            registry.revoke(registry.find(name), "by hand", time.time())
+        return self.store.read().version
+
+    def link(self, keys: Keystore, client: str, **options: object) -> MqttLink:
+        return MqttLink(Address(HOST, self.mqtt_port, identity=keys.identity), client, **options)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Lab]:
+    lab = Lab(folder)
+    await lab.start()
+    try:
+        yield lab
+    finally:
+        await lab.stop()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
