@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import warm_up
 from edgebed.errors import EdgebedError, UsageError
@@ -92,8 +93,13 @@ async def _serve(settings: Settings) -> None:
     will = (Topics(settings.fleet).state(settings.device), presence(settings, incarnation, False), True)
     control = MqttLink(address, f"{name}-control", will=will, keepalive_s=KEEPALIVE_S)
     throttle = SoftwareThrottle()
-    data = throttle.link(MqttLink(address, f"{name}-data", keepalive_s=0, paced=True))
-    await Agent(settings, incarnation, control, data, throttle).run()
+    data = MqttLink(address, f"{name}-data", keepalive_s=0, paced=True)
+    agent = Agent(settings, incarnation, control, throttle.link(data), throttle)
+    watch = asyncio.create_task(watch_data(agent.endpoint, data, lambda: limit_s(agent.heartbeat_s)))
+    try:
+        await agent.run()
+    finally:
+        watch.cancel()
 
 
 def _without_password(url: str) -> str:

@@ -99,7 +99,7 @@ class Agent:
         make_trainer: makes what trains the tasks.
 
     Attributes:
-        endpoint: of the transfers to and from the orchestrator.
+        endpoint, heartbeat_s: of the transfers to and from the orchestrator; seconds between heartbeats.
     """
 
     def __init__(
@@ -131,9 +131,8 @@ class Agent:
         )
         self.endpoint.silent = True  # until its first settings
         self._throttle, self._pacer = throttle, Pacer()
-        self._threads, self._cpus, self._heartbeat_s, self._configured = 1, 0.0, 5.0, -1
-        self._quota_s = 0.0  # CPU seconds in a period of the quota
-        self._progress = 0
+        self._threads, self._cpus, self.heartbeat_s, self._configured = 1, 0.0, 5.0, -1
+        self._progress, self._quota_s = 0, 0.0  # the quota: CPU seconds in a period of it
         self._silence = Silence(settings.alone_s)
         self._thread_cpu = ThreadCpu()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
@@ -245,7 +244,7 @@ class Agent:
         self.endpoint.silent = False
         if wanted.seq > self._configured:
             self._configured = wanted.seq
-            self._threads, self._cpus, self._heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
+            self._threads, self._cpus, self.heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
             self._quota_s = wanted.cpus * wanted.period_s
             self._throttle.configure(wanted)
             self._pacer.set(wanted.cpus if wanted.paced else 0.0)
@@ -347,9 +346,9 @@ class Agent:
         while True:
             before = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._beat_now.wait(), self._heartbeat_s)
+                await asyncio.wait_for(self._beat_now.wait(), self.heartbeat_s)
             self._beat_now.clear()
-            self._silence.add(time.monotonic() - before, self._heartbeat_s)
+            self._silence.add(time.monotonic() - before, self.heartbeat_s)
             if self.phases.name in OWN_WORK and self._thread_cpu.advanced():  # waiting uses a little CPU, too
                 self._advance()
             self._notify(self._status())

@@ -72,6 +72,7 @@ class TransferEndpoint:
     Attributes:
         silent: while true, nothing that comes about transfers is kept or answered.
         dropped: messages that were damaged, foreign, false or too many.
+        asked, marked, heard: of the one peer of a device, as `edgebed.link.deafness.Signs` has them.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class TransferEndpoint:
         self.silent = False
         self._named: set[tuple[str, str]] = set()  # peers and causes that were told
         self.dropped = 0
+        self.asked = self.heard = 0.0
+        self.marked: float | None = None
 
     def start(self) -> None:
         """Subscribe. Call once, in the event loop."""
@@ -193,6 +196,7 @@ class TransferEndpoint:
                     count = chunk_count(len(peer.sending[transfer].body), self._chunk_bytes)
                     self.control(peer.name, Query(self._me, peer.name, transfer, credited))
                     self._publish_frame(peer, pack_mark(Mark(transfer, after, number, count, credited)))
+                    self.marked = self.marked or time.monotonic()
                 case GiveUp(transfer, why):
                     self._withdraw(peer, [transfer])
                     self._settle(peer, transfer, TransferError(why, hint="see to the connection to the broker"))
@@ -234,6 +238,7 @@ class TransferEndpoint:
         sending = peer.sending.pop(transfer, None)
         if sending is None:
             return
+        self.marked = None
         sending.sent.done_ns = time.monotonic_ns()
         if not sending.done.done():
             if error is None:
@@ -250,6 +255,7 @@ class TransferEndpoint:
             if not sending.done.done():
                 sending.done.set_exception(error)
         peer.sending.clear()
+        self.marked = None
         peer.outbox = TransferSender(self._window, self._transfers)
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
@@ -297,6 +303,7 @@ class TransferEndpoint:
         peer = self._sender_of(topic)
         if peer is None or not self._allowed(peer, peer.messages):
             return
+        self.heard = time.monotonic()
         try:
             message = decode_control(payload)
         except WireError:
@@ -313,6 +320,7 @@ class TransferEndpoint:
     def _on_transfer_message(self, peer: Peer, message: Credit | Refuse | Query) -> None:
         ends = (message.sender, message.receiver)
         if ends == (peer.name, self._me) and isinstance(message, Query):
+            self.asked = time.monotonic()
             self._answer(peer, peer.inbox.state(message.transfer, message.credited))
         elif ends == (peer.name, self._me) and isinstance(message, Refuse):
             self._answer(peer, peer.inbox.withdraw(message.transfer))
@@ -331,6 +339,8 @@ class TransferEndpoint:
             self._settle(peer, credit.transfer)
             return
         moved, sends = peer.outbox.credit(credit, time.monotonic())
+        if moved or credit.seen:
+            self.marked = None
         if moved:
             self._on_progress(peer.name, credit.transfer)
         self._perform(peer, sends)

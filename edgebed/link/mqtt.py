@@ -10,14 +10,11 @@ window bounds what is queued.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
-import fcntl
 import random
 import socket
 import ssl
-import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +26,13 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgebed.errors import LinkError
 from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
+from edgebed.link.sockets import idle_s, readable_bytes, tune, unacknowledged_bytes
 from edgebed.link.tls import Identity, identity_context, reason_of
 
 CONNECT_S = 20.0
 """How long a broker may take to answer, TCP and MQTT together: a device under 0.1 CPU needs seconds."""
 FLUSH_S = 2.0
 """How long `close` waits for what is still to be written."""
-DEAD_AFTER_MS = 30_000
-"""Unacknowledged data or probes for this long end a TCP connection."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 
@@ -51,6 +47,14 @@ class Address(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+class SocketState(msgspec.Struct, frozen=True):
+    """Of a connection: seconds since a byte arrived, and whether all that was published has reached the broker's
+    kernel."""
+
+    idle_s: float
+    drained: bool
 
 
 class MqttLink:
@@ -112,6 +116,16 @@ class MqttLink:
 
     def on_connect(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
+
+    def state(self) -> SocketState | None:
+        """None while there is no connection."""
+        return None if self._connection is None else self._connection.state()
+
+    def reopen(self) -> None:
+        """Close the connection at once and make a new one."""
+        if (connection := self._connection) is not None:
+            connection.abort()
+            self._lost(connection)
 
     async def _connect(self) -> None:
         connection = _Connection(self._make_client(), self._on_message, self._lost, paced=self._paced)
@@ -229,6 +243,11 @@ class _Connection:
         if not self._open:
             raise ConnectionError("the connection broke")
 
+    def state(self) -> SocketState | None:
+        if self._sock is None:
+            return None
+        return SocketState(idle_s(self._sock), not self.client.want_write() and not unacknowledged_bytes(self._sock))
+
     def abort(self) -> None:
         self._open = False
         sock = self._sock or self.client.socket()
@@ -284,7 +303,7 @@ class _Connection:
         if not isinstance(sock, socket.socket):
             raise LinkError("the MQTT broker closed the connection at once", hint="check that the port is a broker's")
         self._sock = sock
-        _tune(sock)
+        tune(sock)
         client = self.client
         client.on_connect = self._on_connack
         client.on_subscribe = self._on_suback
@@ -316,7 +335,7 @@ class _Connection:
     # ---- the socket --------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        arrived = _readable_bytes(self._sock) if self._paced else 0
+        arrived = readable_bytes(self._sock) if self._paced and self._sock is not None else 0
         self.client.loop_read()
         while _decrypted_bytes(self._sock):  # read from the socket already, so the event loop will not call again
             self.client.loop_read()
@@ -375,29 +394,6 @@ def _missing_bytes(client: paho.Client) -> int:
     return int(getattr(client, "_in_packet", {}).get("to_process", 0))
 
 
-def _readable_bytes(sock: socket.socket | None) -> int:
-    waiting = array.array("i", [0])
-    if sock is not None:
-        fcntl.ioctl(sock, termios.FIONREAD, waiting)
-    return waiting[0]
-
-
 def _decrypted_bytes(sock: socket.socket | None) -> int:
     """Bytes of a TLS record that OpenSSL has decrypted and paho has not read."""
     return sock.pending() if isinstance(sock, ssl.SSLSocket) and sock.fileno() >= 0 else 0
-
-
-def _tune(sock: socket.socket) -> None:
-    """Sends small messages at once (no Nagle) and notices a vanished peer (keepalive). Buffer sizes are left to the
-    kernel's autotuning, which may go beyond the limit of `setsockopt`."""
-    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    for name, value in (
-        ("TCP_KEEPIDLE", 10),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", DEAD_AFTER_MS),
-    ):
-        if hasattr(socket, name):  # Linux has them all
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    for level, option, value in options:
-        sock.setsockopt(level, option, value)
