@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from orchestrator.dashboard import files
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
@@ -82,8 +83,7 @@ class FollowedRun:
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
         """(version, Gantt of the round in progress), made again as often as `SHARE` allows. Of a run that is over: of
         its last finished round."""
-        state = self.follower.state
-        row = state.last_finished or state.current if state.sessions and state.ended else state.current
+        row = self.follower.state.shown_first
         if row is None:
             return -1, None
         key = (row.number, self.follower.offset)
@@ -121,6 +121,7 @@ class DashboardAPI:
         self._runs: dict[str, FollowedRun] = {}
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
         self._closing = asyncio.Event()
+        self._drawing = asyncio.Lock()
 
     def close(self) -> None:
         """End all streams, or the server would wait for them."""
@@ -200,6 +201,24 @@ class DashboardAPI:
         name = request.path_params["device"]
         made = None if run is None else await run.within(lambda: history(run.follower.state, name))
         return _json(made)
+
+    async def file(self, request: Request) -> Response:
+        """Report or trace of a run."""
+        folder, name = await self._folder(request), request.path_params["name"]
+        return await files.file(folder, name) if folder is not None and name in files.OFFERED else _json(None)
+
+    async def figures(self, request: Request) -> Response:
+        """Figures for papers, of a run that is over; one after the other."""
+        folder = await self._folder(request)
+        run = None if folder is None else await self.fresh(request.path_params["run"])
+        if folder is None or run is None or not run.follower.state.sessions or not run.follower.state.ended:
+            return _json(None)
+        async with self._drawing:
+            return await files.figures(folder)
+
+    async def _folder(self, request: Request) -> Path | None:
+        await self.cards()
+        return self._shelf.path(request.path_params["run"])
 
     async def over_time(self, request: Request) -> Response:
         """The whole run: what every device did when, and how much of its limits it used."""
@@ -283,6 +302,8 @@ def make_app(desk: DashboardAPI) -> Starlette:
             Route("/api/runs/{run}/devices/{device:path}", desk.device),
             Route("/api/runs/{run}/time", desk.over_time),
             Route("/api/compare", desk.compare),
+            Route("/runs/{run}/figures.pdf", desk.figures),
+            Route("/runs/{run}/{name}", desk.file),
             Route("/metrics", desk.metrics),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]

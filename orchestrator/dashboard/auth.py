@@ -126,7 +126,11 @@ def _host_of(header: str) -> str:
 def _with_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(HEADERS)
+            headers = MutableHeaders(scope=message)
+            own = headers.get("content-security-policy")
+            headers.update(HEADERS)
+            if own:  # of a report, which is shut off more strictly
+                headers["content-security-policy"] = own
         await send(message)
 
     return wrapped

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
+from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.records import types as t
 from orchestrator.records.reader import decode
@@ -37,6 +39,7 @@ class RunList:
         self._wanted = wanted
         self._paths: dict[str, Path] = {}
         self._cards: dict[str, tuple[tuple[float, int, float], dict[str, Any]]] = {}
+        self._about: dict[str, dict[str, str]] = {}
         self._open: dict[str, RecordTail] = {}
         for folder in wanted.folders:
             self._add(folder)
@@ -96,7 +99,9 @@ class RunList:
             card = make_card(records)
             if card is None:
                 return None
-            self._cards[run] = (key, {"id": run, **card})
+            if run not in self._about:
+                self._about[run] = about(folder)
+            self._cards[run] = (key, {"id": run, **card, **self._about[run], "files": of_folder(folder)})
         card = self._cards[run][1]
         silent = time.time() - stat.st_mtime
         state = "ended" if card["ended"] else "running" if silent < SILENT_S else "silent"
@@ -117,7 +122,8 @@ def make_card(records: Path) -> dict[str, Any] | None:
     first = _first(records)
     if first is None:
         return None
-    rounds, accuracy, ended = 0, None, ""
+    rounds, ended = 0, ""
+    accuracies: list[float] = []
     try:
         tail = _tail(records)
     except OSError:
@@ -127,13 +133,14 @@ def make_card(records: Path) -> dict[str, Any] | None:
             case t.RoundFinished() | t.RoundStarted():
                 rounds = record.round + isinstance(record, t.RoundFinished)
             case t.Evaluated():
-                accuracy = record.accuracy
+                accuracies.append(record.accuracy)
             case t.RunFinished():
                 ended = record.why
             case t.RunStarted():
                 first, ended = record, ""
             case _:
                 pass
+    known = _summary(records)
     return {
         "run": first.run,
         "experiment": first.experiment,
@@ -146,14 +153,16 @@ def make_card(records: Path) -> dict[str, Any] | None:
         "seed": first.seed,
         "devices": len(first.devices),
         "rounds": rounds,
-        "accuracy": accuracy,
-        "time_to_target_s": _time_to_target(records),
+        "accuracy": accuracies[-1] if accuracies else None,
+        "spark": spark(accuracies if known is None else known.accuracy),
+        "time_to_target_s": None if known is None else known.time_to_target_s,
         "ended": ended,
     }
 
 
 class _Summary(msgspec.Struct):
     time_to_target_s: float | None = None
+    accuracy: list[float | None] = []
 
 
 def _summary_mtime(folder: Path) -> float:
@@ -163,14 +172,31 @@ def _summary_mtime(folder: Path) -> float:
         return 0.0
 
 
-def _time_to_target(records: Path) -> float | None:
-    """From the summary, where that is newer than the records."""
+def _summary(records: Path) -> _Summary | None:
+    """The summary, where that is newer than the records."""
     try:
         if _summary_mtime(records.parent) < records.stat().st_mtime:
             return None
-        return msgspec.json.decode(records.with_name("summary.json").read_bytes(), type=_Summary).time_to_target_s
+        return msgspec.json.decode(records.with_name("summary.json").read_bytes(), type=_Summary)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def spark(accuracies: Sequence[float | None], points: int = 40) -> list[float]:
+    """A short curve: at most about so many points, the last one among them."""
+    found = [accuracy for accuracy in accuracies if accuracy is not None]
+    every = max(1, -(-len(found) // points))
+    kept = found[::every] + (found[-1:] if (len(found) - 1) % every else [])
+    return [round(accuracy, 3) for accuracy in kept]
+
+
+def about(folder: Path) -> dict[str, str]:
+    """Names of model and data set in the experiment file of a run; empty where it is not there or no such file."""
+    try:
+        found = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
+        return {key: str(found[key]["name"]) for key in ("model", "data")}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return {"model": "", "data": ""}
 
 
 def _tail(records: Path) -> Sequence[t.Record]:

@@ -137,13 +137,23 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
         return HostOfRound(lost_s=lost)
     shares, load = _shares(host), _load(host)
     speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
-    known_speed = speed if host.loops >= SLOW_LOOPS else None
+    known_speed = speed_of(host.loop_ms, host.loops, usual_ms)
     shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
     found = [*_starved(shares_lost), *_slow(known_speed)]
     found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
     wall_s = (host.at_ns - host.start_ns) / 1e9
     busy = host.busy_s / wall_s if wall_s > 0 else None
     return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load, busy)
+
+
+def speed_of(loop_ms: float | None, loops: int, usual_ms: float | None) -> float | None:
+    """Speed of the host in a round, as a multiple of the usual one; None where too few reference loops ran in it."""
+    return usual_ms / loop_ms if usual_ms and loop_ms and loops >= SLOW_LOOPS else None
+
+
+def is_slow(speed: float | None) -> bool:
+    """Whether the round counts as disturbed by a slow host."""
+    return speed is not None and 1 / speed - 1 > SLOW_SHARE
 
 
 def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:
@@ -220,7 +230,7 @@ def _steal(stolen: float) -> Iterable[Disturbance]:
 
 
 def _slow(speed: float | None) -> Iterable[Disturbance]:
-    if speed is not None and 1 / speed - 1 > SLOW_SHARE:
+    if speed is not None and is_slow(speed):
         yield Disturbance("slow_host", f"a CPU second did {1 - speed:.0%} less work than usual")
 
 

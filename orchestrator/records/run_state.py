@@ -28,8 +28,8 @@ class RoundRow(msgspec.Struct, array_like=True):
         session: index of its session.
         axis_s: its start on the time axis.
         straggler, gap_s, why, behind_s: as in `orchestrator.records.stragglers`, divided by the dilation.
-        loop_ms, disturbed: CPU time of the reference loop, and what the host disturbed the round by; None: not
-            measured, or not known yet.
+        loop_ms, loops, disturbed: CPU time of the reference loop, how many ran, and what the host disturbed the round
+            by; None: not measured, or not known yet.
         bounds: what bounded it; None: not known, or not yet.
         bytes: both ways, of all devices.
         load: CPU seconds per second, of the whole host and of every process of the run.
@@ -52,6 +52,7 @@ class RoundRow(msgspec.Struct, array_like=True):
     why: str = ""
     behind_s: tuple[float, ...] = ()
     loop_ms: float | None = None
+    loops: int = 0
     disturbed: tuple[str, ...] | None = None
     bounds: RoundBounds | None = None
     bytes: int = 0
@@ -226,6 +227,12 @@ class RunState(msgspec.Struct):
     def last_finished(self) -> RoundRow | None:
         """The last round that is over, by number."""
         return next((row for row in reversed(self.rows) if row.seconds is not None), None)
+
+    @property
+    def shown_first(self) -> RoundRow | None:
+        """The round in progress; of a run that is over the last finished one."""
+        over = bool(self.sessions) and bool(self.ended)
+        return (self.last_finished if over else None) or self.current
 
     @property
     def finished(self) -> list[RoundRow]:

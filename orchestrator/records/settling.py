@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.records.bound_by import RoundBounds, bounds_of_round
 from orchestrator.records.critical_path import Paths
-from orchestrator.records.disturbance import host_of_round, works_of
+from orchestrator.records.disturbance import host_of_round, is_slow, speed_of, works_of
 from orchestrator.records.events import Event, disturbed
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.load import loads_of
@@ -92,13 +92,25 @@ def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
     works, limits, found = works_of(state.session), Limits(state.session), list[Event]()
     for facts in settled:
         row = state.rows[state.rounds[facts.number].row]
-        row.loop_ms = facts.host.loop_ms if facts.host else None
+        row.loop_ms, row.loops = (facts.host.loop_ms, facts.host.loops) if facts.host else (None, 0)
         usual_ms = [each.loop_ms for each in state.rows if each.loop_ms is not None]
         host = host_of_round(facts, works, limits, median(usual_ms) if usual_ms else None)
         row.load = host.cores
         row.disturbed, row.rev = None if host.causes is None else tuple(host.causes), state.rev
         found += disturbed(facts, host)
+    _judge_again(state)
     return found
+
+
+def _judge_again(state: RunState) -> None:
+    """What the median loop is changes with every round, and with it which rounds had a slow host."""
+    loops = [row.loop_ms for row in state.rows if row.loop_ms is not None]
+    usual_ms = median(loops) if loops else None
+    for row in state.rows:
+        slow = is_slow(speed_of(row.loop_ms, row.loops, usual_ms))
+        if row.disturbed is not None and slow != ("slow_host" in row.disturbed):
+            others = tuple(cause for cause in row.disturbed if cause != "slow_host")
+            row.disturbed, row.rev = (*others, *(("slow_host",) if slow else ())), state.rev
 
 
 def _put(state: RunState, facts: RoundFacts, found: Straggler | None) -> None:

@@ -26,6 +26,7 @@ from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import write_summary
+from orchestrator.report import write_results
 from tests.synthetic import Synthetic
 
 CLI = [sys.executable, "-c", "from orchestrator.cli import main; main()", "dashboard"]
@@ -141,6 +142,23 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
         assert [lane["label"] for lane in get(address, "api/runs/one/time").json()["lanes"]] == list(found["devices"])
         for wrong in ("api/runs/one/rounds/99", "api/runs/none/rounds/1", "api/runs/one/devices/none", "../secret"):
             assert get(address, f"{wrong}").status_code == 404
+
+
+def test_report_trace_and_figures_of_a_run_are_one_link_away(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    record(folder, Synthetic(rounds=2).records)
+    record(tmp_path / "runs" / "two", Synthetic(rounds=2, finish=False).records)
+    write_results(folder)
+    with page(tmp_path / "runs") as address:
+        report = get(address, "runs/one/report.html")
+        assert report.text == (folder / "report.html").read_text(encoding="utf-8")
+        policy = report.headers["content-security-policy"]
+        assert policy.startswith("sandbox allow-scripts; default-src 'none'")
+        assert "connect-src" not in policy
+        assert get(address, "runs/one/trace.json").json()["traceEvents"]
+        assert get(address, "runs/one/figures.pdf", timeout=120).content.startswith(b"%PDF")
+        for wrong in ("one/records.jsonl", "one/..%2fsecret", "two/report.html", "two/figures.pdf", "none/report.html"):
+            assert get(address, f"runs/{wrong}").status_code == 404, wrong
 
 
 def test_prometheus_can_scrape_runs_that_go_on_and_runs_that_are_over(tmp_path: Path) -> None:

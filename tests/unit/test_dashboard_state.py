@@ -10,6 +10,7 @@ import pytest
 
 from edgebed.wire.messages import Phase
 from orchestrator.dashboard.gantt import gantt
+from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.view import Cursor, changes, head, history, measures, summary
 from orchestrator.records import types as t
 from orchestrator.records.comparison import COLUMNS
@@ -393,3 +394,28 @@ def test_batches_are_counted_once_however_often_a_round_is_looked_at() -> None:
     ]
     device = folded(records, portion=1).devices["weak"]
     assert (device.pieces, device.pieces_in_quota) == (12, 4)
+
+
+def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("model: {name: vgg16}\ndata: {name: digits}\n")
+    assert about(tmp_path) == {"model": "vgg16", "data": "digits"}
+    for odd in ("", "model: 3", "- x", "model: {name: a", "\x00"):
+        (tmp_path / "experiment.yaml").write_text(odd)
+        assert about(tmp_path) == {"model": "", "data": ""}, odd
+    assert about(tmp_path / "none") == {"model": "", "data": ""}
+    assert spark([None, 0.12345, 0.5, None]) == [0.123, 0.5]
+    curve_of_many = spark([index / 1000 for index in range(1000)])
+    assert len(curve_of_many) <= 41
+    assert curve_of_many[-1] == 0.999
+    assert spark([]) == []
+
+
+def test_of_a_run_that_is_over_the_last_finished_round_is_shown_first(tmp_path: Path) -> None:
+    records = Synthetic(rounds=4).records
+    last = next(i for i, r in enumerate(records) if isinstance(r, t.RoundFinished) and r.round == 3)
+    end = t.RunFinished(records[last].at_ns, "interrupted")  # type: ignore[union-attr]
+    state = folded([*records[:last], end])
+    assert state.current is not None
+    assert state.last_finished is not None
+    assert (state.current.number, state.last_finished.number, state.shown_first) == (3, 2, state.last_finished)
+    assert folded(records[:last]).shown_first is not state.last_finished

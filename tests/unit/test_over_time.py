@@ -10,6 +10,7 @@ from orchestrator.records.over_time import MOST_CELLS, OverTime, of_state
 from orchestrator.records.reducer import reduce
 from orchestrator.records.run_index import sort
 from orchestrator.records.run_state import RunState
+from orchestrator.records.summary import summarise
 from orchestrator.records.timeline import timelines
 from orchestrator.records.types import HostRound, Record, RoundFinished
 from tests.synthetic import Synthetic
@@ -93,3 +94,21 @@ def test_a_long_run_is_drawn_with_few_cells() -> None:
 
 def test_nothing_yet_is_no_error() -> None:
     assert of_records(Synthetic(rounds=0).records)["to"] == 0
+
+
+def test_a_slow_first_round_is_marked_once_later_rounds_show_what_is_usual() -> None:
+    records: list[Record] = []
+    for record in Synthetic(rounds=5).records:
+        records.append(record)
+        if isinstance(record, RoundFinished):
+            loop_ms = 8.0 if record.round == 0 else 5.0
+            records.append(
+                HostRound(record.at_ns, record.at_ns - 1, record.round, 2.0, 0.0, 0.0, loop_ms=loop_ms, loops=9)
+            )
+    state, half = state_of(records), RunState()
+    for part in (records[:30], records[30:]):
+        reduce(half, enumerate(part))
+    expected = [["slow_host"], [], [], [], []]
+    assert summarise(records)["disturbed"] == expected
+    assert [list(row.disturbed or ()) for row in state.rows] == expected
+    assert [list(row.disturbed or ()) for row in half.rows] == expected

@@ -4,7 +4,7 @@ import {CompareView} from "./compare.js";
 import {$, announce, h, hatches, put} from "./dom.js";
 import {number} from "./format.js";
 import {RunView} from "./run.js";
-import {RunsView} from "./runs.js";
+import {RunsView, links} from "./runs.js";
 import {WAITS} from "../vocabulary.js";
 
 document.body.append(hatches(WAITS));
@@ -59,6 +59,7 @@ function listen(run) {
     cards = JSON.parse(event.data);
     views.runs.draw(cards);
     views.compare.heard(cards);
+    strip();
     arrive();
   });
   source.addEventListener("state", (event) => {
@@ -108,12 +109,18 @@ function strip() {
     [`${head.backend}, seed ${head.seed}`, ""],
   ];
   if (head.resumed) items.push([`resumed ${head.resumed} ×`, "warn"]);
-  const key = JSON.stringify([items, newer?.id]);
+  if (newer && views.run.isFollowed()) {
+    announce(`${newer.method} is running now`);
+    location.replace(`#/run/${encodeURIComponent(newer.id)}`);
+    return;
+  }
+  const card = cards.find((one) => one.id === views.run.id);
+  const key = JSON.stringify([items, newer?.id, card?.files, card?.state]);
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   box.replaceChildren(h("b", {}, head.run), ...items.map(([text, kind]) => h("span.pill" + (kind ? "." + kind : ""), {}, text)),
-    head.server_note ? h("span.quiet", {}, head.server_note) : "",
-    newer ? h("a", {href: `#/run/${encodeURIComponent(newer.id)}`}, `${newer.method} is running now →`) : "");
+    card ? links(card) : "", newer ? h("a", {href: `#/run/${encodeURIComponent(newer.id)}`}, `${newer.method} is running now →`) : "",
+    head.server_note ? h("span.quiet", {}, head.server_note) : "");
 }
 
 addEventListener("hashchange", () => go(true));

@@ -20,7 +20,7 @@ export class OverTimeView {
       h("section.card", {"aria-labelledby": "h-lanes"}, h("h2", {id: "h-lanes"}, "The whole run"), this.lanes.element),
       h("section.card", {"aria-labelledby": "h-load"}, h("div.head", {}, h("h2", {id: "h-load"}, "Load over time"),
         h("div.tools", {}, h("label", {for: "load-what"}, "Share of the limit:"), this.what)), this.load.element,
-      h("p.quiet", {}, "Over whole rounds, waits included: CPU time of its own work ÷ quota, bits ÷ rate; memory at the end of its task ÷ limit. The darker, the closer to the limit.")),
+      h("p.quiet", {}, "Over whole rounds, waits included: CPU time of its own work ÷ quota, bits ÷ rate; memory at the end of its task ÷ limit. The stronger the colour, the closer to the limit.")),
       h("div.badged", {}, this.badge, this.host.element));
   }
 

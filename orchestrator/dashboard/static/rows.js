@@ -47,7 +47,7 @@ export class Rows {
       return;
     }
     const {rows} = data, longest = Math.max(6, ...rows.map((row) => row.label.length));
-    const left = Math.min(30 + 7.4 * longest, 230, width * 0.34), size = rows.length > 40 ? 16 : rows.length > 15 ? 20 : 26;
+    const left = Math.min(30 + 7.4 * longest, 230, width * 0.38), size = rows.length > 40 ? 16 : rows.length > 15 ? 20 : 26;
     const from = data.from ?? 0, span = Math.max(data.to - from, 1e-6), height = ABOVE + rows.length * size + 8;
     const X = (v) => left + (Math.max(0, Math.min(v - from, span)) / span) * (width - left - END);
     const format = typeof data.format === "string" ? FORMATS[data.format] : data.format;

@@ -63,7 +63,7 @@ export class RunView {
 
   open(id) {
     if (this.id === id) return;
-    Object.assign(this, {id, round: null, device: null, head: null, rows: [], marks: [], devices: [], calibration: [], live: undefined, picked: null});
+    Object.assign(this, {id, round: null, device: null, head: null, rows: [], marks: [], devices: [], calibration: [], live: undefined, picked: null, wasLive: false});
     this.devicePart.hidden = true;
     put(this.title, id);
     this.gantt.draw(null);
@@ -83,6 +83,7 @@ export class RunView {
     if (change.calibration) this.calibration = change.calibration;
     const ended = this.head && !this.head.ended && change.head.ended;
     this.head = change.head;
+    this.wasLive ||= !change.head.ended;
     this.devices = change.devices;
     if (ended) announce(`The run has ended: ${change.head.ended}`);
     if (!first) this.tell(change.events);
@@ -98,6 +99,9 @@ export class RunView {
     this.live = data;
     if (this.round === null && !document.hidden) this.drawRound();
   }
+
+  /** Whether the reader looked on until the run ended, and at nothing else: then the next method's run follows. */
+  isFollowed() { return this.wasLive && this.round === null && this.device === null; }
 
   newest() { return this.rows.length ? this.rows.at(-1)[R.number] : 1; }
 
