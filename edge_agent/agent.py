@@ -345,7 +345,7 @@ class Agent:
         """Send heartbeats. Never returns. Raises LinkError when no answer came for too long."""
         while True:
             before = time.monotonic()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):  # in Python 3.10 another class than TimeoutError
                 await asyncio.wait_for(self._beat_now.wait(), self.heartbeat_s)
             self._beat_now.clear()
             self._silence.add(time.monotonic() - before, self.heartbeat_s)

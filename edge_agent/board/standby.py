@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
 from edge_agent.board.keystore import Keystore
@@ -197,6 +198,7 @@ class Standby:
         host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
         env = {
             **os.environ,
+            **cipher_environment(self._keys.folder),
             "EDGEBED_BROKER": f"mqtts://{host}:{self._about.mqtt_port}",
             "EDGEBED_IDENTITY": str(self._keys.folder),
             "EDGEBED_ALONE_S": str(wanted.alone_s),

@@ -154,11 +154,19 @@ def write_idle_shard(
     write_shard(path, x, torch.arange(samples) % classes, [0.5] * channels, [0.5] * channels, classes)
 
 
+def sha256_of(path: Path) -> str:
+    """Of a file's content. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def read_shard(path: Path) -> Shard:
     """Read a shard file. Raises UsageError for one that is missing, damaged, or no shard."""
     try:
-        with path.open("rb") as raw:
-            sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
+        sha256 = sha256_of(path)
         with safe_open(path, framework="pt") as file:
             about = msgspec.json.decode((file.metadata() or {})["edgebed-shard"], type=About)
             x, y = file.get_tensor("x"), file.get_tensor("y")

@@ -28,6 +28,7 @@ from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
 from edgebed.link.sockets import idle_s, readable_bytes, tune, unacknowledged_bytes
 from edgebed.link.tls import Identity, identity_context, reason_of
+from edgebed.timeouts import timeout
 
 CONNECT_S = 20.0
 """How long a broker may take to answer, TCP and MQTT together: a device under 0.1 CPU needs seconds."""
@@ -130,7 +131,7 @@ class MqttLink:
     async def _connect(self) -> None:
         connection = _Connection(self._make_client(), self._on_message, self._lost, paced=self._paced)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with timeout(CONNECT_S):
                 await connection.open(self._address, self._keepalive_s)
                 await asyncio.gather(*[connection.subscribe(topic) for topic, _ in self._subscriptions])
             connection.check()
@@ -234,7 +235,7 @@ class _Connection:
         self._open = False
         self.client.disconnect()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
+            async with timeout(FLUSH_S):
                 await self._gone.wait()  # paho closes the socket when its DISCONNECT is written
         self.abort()
 

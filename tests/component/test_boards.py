@@ -9,6 +9,8 @@ import http.client
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import ClockError, Service
 from edge_agent.board.join import join, leave
 from edge_agent.board.keystore import Keystore, Membership
@@ -361,6 +364,26 @@ async def test_transfers_over_tls_arrive_both_ways(lab: Lab) -> None:
         await endpoint.close()
         await data.close()
         await control.close()
+
+
+CIPHER = """
+import socket, ssl, sys
+from pathlib import Path
+from edgebed.link.tls import Identity, identity_context
+host, port, folder = sys.argv[1:]
+with socket.create_connection((host, int(port))) as plain:
+    with identity_context(Identity.of(Path(folder))).wrap_socket(plain, server_hostname=host) as secure:
+        print(secure.cipher()[0])
+"""
+
+
+async def test_a_board_without_aes_instructions_gets_chacha20(lab: Lab) -> None:
+    keys = await lab.board("pi")
+    arguments = [sys.executable, "-c", CIPHER, HOST, str(lab.mqtt_port), str(keys.folder)]
+    (lab.folder / "cpuinfo").write_text("Features\t: fp asimd crc32\n")
+    env = {**os.environ, **cipher_environment(keys.folder, lab.folder / "cpuinfo")}
+    done = await asyncio.to_thread(subprocess.run, arguments, env=env, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "TLS_CHACHA20_POLY1305_SHA256", done.stderr
 
 
 # ---- waiting for work ----

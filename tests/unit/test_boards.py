@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from edge_agent.board import join as joining
+from edge_agent.board.cipher import cipher_environment, has_aes
 from edge_agent.board.client import ClockError, check_clock
 from edge_agent.board.keystore import Keystore, Membership
 from edgebed.errors import FileError, UsageError, WireError
@@ -400,6 +401,19 @@ def test_addresses(text: str, found: tuple[str, int]) -> None:
     for wrong in (text.rpartition(":")[0], f"{text}x", f"{text}99999", ":7443"):
         with pytest.raises(UsageError, match="is no address"):
             joining.parse_address(wrong)
+
+
+PI4 = "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nCPU part\t: 0xd08\n"
+PI5 = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics\n"
+
+
+def test_a_processor_without_aes_instructions_uses_chacha20(tmp_path: Path) -> None:
+    assert [has_aes(text) for text in (PI4, PI5, "flags\t\t: fpu sse2 aes avx\n", "")] == [False, True, True, True]
+    (tmp_path / "cpuinfo").write_text(PI4)
+    made = cipher_environment(tmp_path, tmp_path / "cpuinfo")
+    assert "CHACHA20" in Path(made["OPENSSL_CONF"]).read_text()
+    (tmp_path / "cpuinfo").write_text(PI5)
+    assert cipher_environment(tmp_path, tmp_path / "cpuinfo") == {}
 
 
 # ---- limits ----

@@ -1,0 +1,32 @@
+"""The timeout that stands in for `asyncio.timeout` on Python 3.10."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edgebed.timeouts import timeout_by_cancelling
+
+
+async def test_what_takes_too_long_ends_with_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with timeout_by_cancelling(0.01):
+            await asyncio.Event().wait()
+
+
+async def test_what_ends_in_time_is_left_alone() -> None:
+    async with timeout_by_cancelling(60):
+        await asyncio.sleep(0)
+
+
+async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+    async def work() -> None:
+        async with timeout_by_cancelling(60):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
