@@ -54,20 +54,28 @@ async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Call
     """
     lock = place.hold()
     try:
-        with OwnedFolder("edgebed-broker-") as folder:
-            await _Service(request, place, folder, notify).run(ready)
+        with OwnedFolder("edgebed-broker-") as brokers, OwnedFolder("edgebed-serve-") as ours:
+            await _Service(request, place, brokers, ours, notify).run(ready)
     finally:
         os.close(lock)
 
 
 class _Service:
-    def __init__(self, request: ServeRequest, place: Place, folder: Path, notify: Notify) -> None:
+    """Args:
+    brokers: the folder for the broker's files, which become its user's.
+    ours: the folder for the files of HTTPS.
+    """
+
+    def __init__(self, request: ServeRequest, place: Place, brokers: Path, ours: Path, notify: Notify) -> None:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)
         self._where = Where(_hosts(request), request.port, request.mqtt_port)
-        self._server_files = self._make_server_files(folder)
-        self._broker = TlsBroker(folder, request.listen, request.mqtt_port, free_port([LOOPBACK]))
+        self._key, self._certificate = self._authority.server_pair(
+            _all_names(self._where.hosts), dt.datetime.now(dt.UTC)
+        )
+        self._ours = ours
+        self._broker = TlsBroker(brokers, request.listen, request.mqtt_port, free_port([LOOPBACK]))
         self._broker.on_session = self._tell
         self._applied = 0
 
@@ -90,7 +98,7 @@ class _Service:
                 await self._broker.stop()
 
     async def _until_end(self, app: BoardsApp, sock: socket.socket, ready: Callable[[], None]) -> None:
-        context = https.server_context(self._authority.pem.decode(), *self._server_files)
+        context = https.server_context(self._authority.pem.decode(), *self._https_files())
         server = https.make_server(app.asgi, context)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         watching = asyncio.create_task(self._watch())
@@ -132,15 +140,13 @@ class _Service:
         return self._broker.pid() != before
 
     def _files(self, registry: Registry) -> Files:
-        certificate, key = (path.read_bytes() for path in self._server_files)
         now = dt.datetime.now(dt.UTC)
         revoked = self._authority.revoked_list(registry.revoked_serials(), registry.version + 1, now)
-        return Files(self._authority.pem, certificate, key, revoked)
+        return Files(self._authority.pem, self._certificate, self._key, revoked)
 
-    def _make_server_files(self, folder: Path) -> tuple[Path, Path]:
-        key, certificate = self._authority.server_pair(_all_names(self._where.hosts), dt.datetime.now(dt.UTC))
-        paths = folder / "https.pem", folder / "https.key"
-        for path, data in zip(paths, (certificate, key), strict=True):
+    def _https_files(self) -> tuple[Path, Path]:
+        paths = self._ours / "https.pem", self._ours / "https.key"
+        for path, data in zip(paths, (self._certificate, self._key), strict=True):
             path.touch(0o600)
             path.write_bytes(data)
         return paths

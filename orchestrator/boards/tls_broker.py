@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -206,8 +207,9 @@ class TlsBroker:
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
-        if self._user:
-            shutil.chown(part, self._user, self._user)
+            if self._user:  # by descriptor: the folder is that user's, who could put a link in the file's place
+                user = pwd.getpwnam(self._user)
+                os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
         part.replace(self._folder / name)
 
     # ---- the log, which tells who is connected ----
