@@ -20,7 +20,6 @@ import msgspec
 
 import edgebed
 from edge_agent import machine as m
-from edge_agent.pacing import Pacer
 from edge_agent.probe import run_probe
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
@@ -34,6 +33,7 @@ from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.tls import Identity
+from edgebed.pacing import Pacer
 from edgebed.wire.messages import (
     Cancel,
     Configure,

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from edge_agent.pacing import Pacer
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
 from edgebed.errors import UsageError
 from edgebed.link import link_probe
 from edgebed.models.staged import MODELS
+from edgebed.pacing import Pacer
 from edgebed.wire.messages import Probe, ProbeResult
 
 GAP = 0.4

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from edge_agent.pacing import Pacer
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import RunDelay, ThreadCpu, Throttling, resident_mib
 from edge_agent.training import Trainer
@@ -18,6 +17,7 @@ from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.uploads import SLOTS
 from edgebed.link.endpoint import ReceivedTransfer
+from edgebed.pacing import Pacer
 from edgebed.wire.messages import Header, Report, Task, Upload
 
 LONGEST_REST_S = 0.5

@@ -56,7 +56,7 @@ class TaskIO(Protocol):
         """Return after so many seconds."""
 
     def hold(self) -> None:
-        """Return when what is done so far may be seen by others (`edge_agent.pacing`)."""
+        """Return when what is done so far may be seen by others (`edgebed.pacing`)."""
 
     def pace(self) -> None:
         """Called after every batch. The software throttle, if there is one, waits here."""

@@ -105,7 +105,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
     `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
-    `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edge_agent.pacing` says.
+    `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edgebed.pacing` says.
     They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
     """
 

@@ -27,7 +27,7 @@ WORTH = 8 << 20
 PROOF = 512
 """Bytes before the offset, and at the start of the file, whose digest ties an index to its records."""
 
-NEEDLESS = (b'{"type":"server_step"', b'{"type":"cut_profiled"')
+NEEDLESS = (b'{"type":"cut_profiled"',)
 """Lines that the state does not need; they are not decoded."""
 
 

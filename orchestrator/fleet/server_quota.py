@@ -8,9 +8,10 @@ import shutil
 import psutil
 
 from edgebed.errors import LimitError
+from orchestrator.experiment import Grain
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.cgroups import Cgroup, join
-from orchestrator.fleet.cpu_quota import period_for
+from orchestrator.fleet.cpu_quota import TICK_US, period_for
 from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.throttle import TOLERANCE
 
@@ -21,10 +22,12 @@ class ServerQuota:
     Args:
         place: number of the cgroup among those of the fleet; devices have the first ones.
         cpus: after dilation.
+        grain: how the quota is divided into pieces of time; `tick_us`: of the kernel's accounting.
     """
 
-    def __init__(self, fleet_id: str, place: int, cpus: float) -> None:
-        self._limits = Limits(cpus, 0, 0, psutil.virtual_memory().total // 2**20, period_us=period_for(cpus))
+    def __init__(self, fleet_id: str, place: int, cpus: float, grain: Grain = "quota", tick_us: int = TICK_US) -> None:
+        memory_mib = psutil.virtual_memory().total // 2**20
+        self._limits = Limits(cpus, 0, 0, memory_mib, period_us=period_for(cpus, grain, tick_us))
         self._folder, self._name = leftovers.STATE / fleet_id, f"{fleet_id}-{place}"
         self._owned: ownership.Lock | None = None
         self._cgroup: Cgroup | None = None

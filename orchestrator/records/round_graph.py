@@ -19,7 +19,7 @@ from operator import attrgetter
 
 from orchestrator.records import types as t
 from orchestrator.records.device_jobs import DeviceJobs
-from orchestrator.records.event_graph import Bound, EventGraph, Parts, Plan
+from orchestrator.records.event_graph import Bound, EventGraph, Parts, Plan, whole
 from orchestrator.records.round_jobs import HOST, SERVER, TURN, Jobs, SessionFacts
 from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline import RoundTimeline
@@ -62,11 +62,14 @@ class _Round:
             for device in step.devices:
                 self._of_device.setdefault(device, []).append(number)
         self._groups = _groups(self._steps)
+        reads = [work for work in self._facts.half_work if work.what == "read"]
+        self._read = {device: number for number, work in enumerate(reads) for device in work.devices}
 
     def graph(self) -> EventGraph:
         facts = self._facts
         planned = max((phase.end_ns for phase in facts.own if phase.name == "plan"), default=facts.start_ns)
         self._jobs.add("planned", planned, HOST)
+        self._add_half_work()
         for device in facts.started.devices:
             self._device(device)
         self._add_steps()
@@ -87,9 +90,25 @@ class _Round:
             before = last, ("taken", device, len(uploads) - 1)
             jobs.transfer(("update", device), update.at_ns, device, "uplink", update.bytes, *before)
         if (done := facts.done.get(device)) is not None:
-            jobs.add(("done", device), done.at_ns, HOST, ("update", device), *self._half_complete(device, done.at_ns))
+            read = self._read.get(device)
+            half = self._half_complete(device, done.at_ns) if read is None else (("read", read),)
+            jobs.add(("done", device), done.at_ns, HOST, ("update", device), *half)
         elif (out := facts.out.get(device)) is not None:
             self._out(device, out, last)
+
+    def _add_half_work(self) -> None:
+        """Halves are made while the tasks go out, and read after their last steps. Older records do not tell."""
+        for work in self._facts.half_work:
+            if work.what == "make":
+                self._jobs.add("halves", work.end_ns, SERVER, "planned")
+                continue
+            number = self._read[work.devices[0]]
+            before = [name for device in work.devices for name in self._half_complete(device, work.start_ns)]
+            updates = [("update", device) for device in work.devices]
+            self._jobs.add(("complete", number), work.start_ns, HOST, *updates, *before)
+            slot = work.end_ns > work.start_ns  # simulated ones take no time and no slot
+            read = Plan(work.end_ns, (("complete", number),), whole(SERVER), slot, work.start_ns)
+            self._jobs.plans["read", number] = read
 
     def _taken(self, device: str, number: int, upload: t.UploadReceived) -> None:
         before: list[Hashable] = [("up", device, number), ("taken", device, number - 1)]
@@ -133,7 +152,7 @@ class _Round:
     def _add_steps(self) -> None:
         counts: dict[str, int] = {}
         for number, step in enumerate(self._steps):
-            before: list[Hashable] = []
+            before: list[Hashable] = ["halves"]
             for device in step.devices:
                 place = counts[device] = counts.get(device, -1) + 1
                 before.append(("taken", device, place))

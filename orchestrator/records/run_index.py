@@ -95,6 +95,7 @@ class RoundFacts(msgspec.Struct):
     uploads: dict[str, list[t.UploadReceived]] = {}
     replies: dict[str, list[t.ReplyDelivered]] = {}
     steps: list[t.ServerStep] = []
+    half_work: list[t.HalfWork] = []
     updates: dict[str, t.UpdateReceived] = {}
     done: dict[str, t.DeviceDone] = {}
     out: dict[str, t.DeviceOut] = {}
@@ -278,7 +279,7 @@ _BY_DEVICE: dict[type, str] = {
     t.DeviceOut: "out",
 }
 _LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
-_LISTS: dict[type, str] = {t.ServerStep: "steps", t.OrchestratorPhase: "own"}
+_LISTS: dict[type, str] = {t.ServerStep: "steps", t.HalfWork: "half_work", t.OrchestratorPhase: "own"}
 _SINGLE: dict[type, str] = {
     t.RoundFinished: "finished",
     t.Evaluated: "evaluated",

@@ -132,7 +132,8 @@ def _put_bounds(state: RunState, facts: RoundFacts, bounds: RoundBounds | None) 
 
 def _drop(session: Session, facts: RoundFacts, indexed: IndexedRound) -> None:
     """Keep who took part and how the round ended."""
-    for part in (facts.sent, facts.delivered, facts.uploads, facts.replies, facts.updates, facts.steps, facts.own):
+    moved = facts.sent, facts.delivered, facts.uploads, facts.replies, facts.updates
+    for part in (*moved, facts.steps, facts.half_work, facts.own):
         part.clear()
     facts.started = msgspec.structs.replace(facts.started, assignments={}, predicted_s={}, notes={})
     indexed.settled, indexed.moved = True, {}

@@ -155,6 +155,17 @@ class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
     )
 
 
+class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):
+    """What the server did for the halves of these devices beside their steps: `make` all halves of a round, or `read`
+    the weights of one that has made its steps, with the wait for a slot."""
+
+    start_ns: int
+    end_ns: int
+    round: int
+    what: str
+    devices: tuple[str, ...]
+
+
 class ReplyDelivered(msgspec.Struct, frozen=True, gc=False, tag="reply_delivered"):
     """The answer to one upload has arrived whole at the device."""
 
@@ -371,6 +382,7 @@ Record = (
     | TaskDelivered
     | UploadReceived
     | ServerStep
+    | HalfWork
     | ReplyDelivered
     | UpdateReceived
     | DevicePhases

@@ -26,7 +26,16 @@ from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.fleet.control.seams import Sender
-from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, ServerStep, TaskDelivered, TaskSent
+from orchestrator.records.types import (
+    DeviceOut,
+    Fault,
+    HalfWork,
+    Record,
+    ReplyDelivered,
+    ServerStep,
+    TaskDelivered,
+    TaskSent,
+)
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
@@ -106,8 +115,7 @@ class RoundDriver:
         self._send_tasks(method, weights)
         try:
             # While the downloads run: copying the server halves takes longer than planning.
-            self._with_server = await self._trainer.open(method, weights, plan.assignments)
-            self._halves_ready.set()
+            await self._open_halves(plan)
             finish = await self._until_finished(machine)
         except BaseException:
             for device, work in self._work.items():
@@ -115,6 +123,13 @@ class RoundDriver:
                     self._leave(m.Leave(device, "cancelled", "the run was interrupted"))
             raise
         return self._result(finish)
+
+    async def _open_halves(self, plan: Plan) -> None:
+        start_ns = now_ns()
+        self._with_server = await self._trainer.open(self._method, self._weights, plan.assignments)
+        if devices := tuple(sorted(self._with_server)):
+            self._record(HalfWork(start_ns, now_ns(), self._round, "make", devices))
+        self._halves_ready.set()
 
     def _new_work(self, round: int, device: str, plan: Plan) -> Work:
         bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
@@ -307,7 +322,12 @@ class RoundDriver:
 
     async def _server_weights(self, device: str, batches: int) -> Weights:
         await self._halves_ready.wait()
-        return await self._trainer.finish(device, batches) if device in self._with_server else {}
+        if device not in self._with_server:
+            return {}
+        weights = await self._trainer.finish(device, batches)
+        if (read := self._trainer.reading(device)) is not None:
+            self._record(HalfWork(read.start_ns, read.end_ns, self._round, "read", read.devices))
+        return weights
 
     # ---- effects ----
 

@@ -239,6 +239,8 @@ class Run:
                 why = f"error: {error}"
             await self._conclude(why)
             raise
+        finally:
+            step.close()  # where a guard was cancelled before it began the step
 
     async def _take_turn(self, turn: Turn) -> None:
         """One round between those of other runs. Before it, the records get what happened to the fleet meanwhile."""

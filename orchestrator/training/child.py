@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
+import traceback
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import torch
 
 from edgebed.errors import EdgebedError, RunError, in_words
 from edgebed.methods.base import METHODS, Context, Method, ServerHalf
 from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import Weights
+from edgebed.pacing import Pacer
 from edgebed.wire.messages import Optimizer
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
@@ -107,7 +111,8 @@ class Server:
         settle_accelerator(self._accelerator)
         self._threads = torch.get_num_threads()
         self._workshop = Workshop(self._accelerator)
-        self._settle(1)
+        self._pacer = Pacer(cpu=time.thread_time)
+        self._settle(o.Settle(1))
         self._other = ThreadPoolExecutor(1)
 
     def run(self) -> None:
@@ -118,37 +123,68 @@ class Server:
         while self._take_order():
             pass
 
-    def _settle(self, slots: int) -> None:
-        """Train so many halves at the same time."""
-        self._training = ThreadPoolExecutor(slots, initializer=settle_worker, initargs=(1,))
+    def _settle(self, order: o.Settle) -> None:
+        """Train so many halves at the same time. Only a single slot is paced: with more, each has a whole CPU, and a
+        thread uses no more than that."""
+        self._training = ThreadPoolExecutor(order.slots, initializer=self._settle_thread)
+        self._paced = order.slots == 1 and order.paced_cpus > 0
+        self._pacer.set(order.paced_cpus)
+
+    def _settle_thread(self) -> None:
+        settle_worker(1)
+        self._pacer.begin()  # CPU time is that of this thread
 
     def _take_order(self) -> bool:
         arrived: parcel.Parcel[o.Call] | None = parcel.receive(self._socket, o.Call)
         if arrived is None:
             return False
-        if isinstance(arrived.head.order, o.Settle):
-            self._settle(arrived.head.order.slots)
-        steps = isinstance(arrived.head.order, o.TakeStep | o.ReadWeights)
-        pool = self._training if steps else self._other
-        pool.submit(self._serve, arrived, 1 if steps else self._threads)
+        call = arrived.head
+        if isinstance(call.order, o.Settle):
+            self._settle(call.order)
+        if self._paced and isinstance(call.order, o.MakeHalves | o.TakeStep | o.ReadWeights):
+            job = self._training.submit(self._serve_paced, arrived, time.monotonic())
+        elif isinstance(call.order, o.TakeStep | o.ReadWeights):
+            job = self._training.submit(self._serve, arrived, 1)
+        else:
+            job = self._other.submit(self._serve, arrived, self._threads)
+        job.add_done_callback(end_on_error)
         return True
 
     def _serve(self, arrived: parcel.Parcel[o.Call], threads: int) -> None:
+        self._answer(arrived.head.number, *self._result(arrived, threads))
+
+    def _serve_paced(self, arrived: parcel.Parcel[o.Call], arrived_s: float) -> None:
+        """The order is a unit of work, from its arrival or the end of the order before to its answer."""
+        self._pacer.idle_until(arrived_s)
+        result, groups = self._result(arrived, 1)
+        self._pacer.hold(time.sleep)
+        if isinstance(result, o.Stepped):
+            result = msgspec.structs.replace(result, end_ns=time.monotonic_ns())
+        self._answer(arrived.head.number, result, groups)
+
+    def _result(self, arrived: parcel.Parcel[o.Call], threads: int) -> Answered:
         torch.set_num_threads(threads)  # a new thread begins with what another one has set
         try:
-            result, groups = self._workshop.carry_out(arrived.head.order, arrived.groups)
+            return self._workshop.carry_out(arrived.head.order, arrived.groups)
         except EdgebedError as error:
-            result, groups = o.Failed(o.Problem.of(error)), {}
+            return o.Failed(o.Problem.of(error)), {}
         except Exception as error:
             hint = "see the method's code; the traceback is in the log of the trainer's process"
-            result, groups = o.Failed(o.Problem.of(RunError(in_words(error), hint=hint))), {}
-        self._answer(arrived.head.number, result, groups)
+            return o.Failed(o.Problem.of(RunError(in_words(error), hint=hint))), {}
 
     def _answer(self, number: int, result: o.Result, groups: parcel.Groups) -> None:
         try:
             parcel.send(self._socket, o.Answer(number, result), groups)
         except (BrokenPipeError, ConnectionError):
             os._exit(0)  # the orchestrator has ended
+
+
+def end_on_error(job: Future[None]) -> None:
+    """An order that can get no answer, as when memory is short, must not be waited for: the process ends."""
+    if (error := job.exception()) is not None:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def main(argv: list[str]) -> Any:

@@ -31,9 +31,14 @@ class KeepData(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    """Train so many halves at once from now on. Sent before the first halves are made."""
+    """Train so many halves at once from now on. Sent before the first halves are made.
+
+    Attributes:
+        paced_cpus: answers of halves come no earlier than a server of so many CPUs could give them; 0: at once.
+    """
 
     slots: int
+    paced_cpus: float = 0.0
 
 
 class MakeHalves(msgspec.Struct, frozen=True, tag=True):

@@ -98,12 +98,16 @@ class TrainerProcess:
         assert isinstance(answer.head.result, o.Ready)
         self.hardware = answer.head.result.accelerator
 
-    async def limit(self, quota: Quota, cpus: float) -> None:
+    async def limit(self, quota: Quota, cpus: float, paced: bool = False) -> None:
         """The process has a quota of `cpus` from now on: halves get one slot per whole CPU. Tests of weights and the
-        profiling of cuts are no work of the server's, and run without it."""
+        profiling of cuts are no work of the server's, and run without it.
+
+        Args:
+            paced: halves answer no earlier than a server of so many CPUs could (`edgebed.pacing`).
+        """
         self._quota, self._cpus, self.slots = quota, cpus, max(1, int(cpus))
         self._room = asyncio.Semaphore(self.slots + 1)
-        await self.call(o.Settle(self.slots))
+        await self.call(o.Settle(self.slots, cpus if paced else 0.0))
 
     @contextlib.asynccontextmanager
     async def _unlimited(self) -> AsyncIterator[None]:

@@ -46,6 +46,14 @@ class StepResult(msgspec.Struct, frozen=True):
     ready_ns: int = 0
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """The weights of a half were read for these devices, between two moments in nanoseconds of the run's clock."""
+
+    start_ns: int
+    end_ns: int
+    devices: tuple[str, ...]
+
+
 class HalfTrainer(ABC):
     """The server halves of one round at a time. Used from one event loop. Where the halves are, a derived class says.
 
@@ -113,6 +121,11 @@ class HalfTrainer(ABC):
         """Seconds that its half has trained in this round."""
         lane = self._lanes.get(device)
         return lane.busy_ns / 1e9 if lane is not None else 0.0
+
+    def reading(self, device: str) -> Reading | None:
+        """When the weights of the device's half were read, once they have been: for the first device that asks."""
+        lane = self._lanes.get(device)
+        return lane.take_reading() if lane is not None else None
 
     async def close(self) -> None:
         """End the round."""
@@ -227,6 +240,7 @@ class _Lane:
         self._running: asyncio.Task[None] | None = None
         self._ready_ns = 0  # of the step that runs
         self._weights: asyncio.Task[Weights] | None = None
+        self._reading: Reading | None = None
         self._ended = asyncio.Event()  # every device is complete, dropped or failed
 
     # ---- inputs ----
@@ -283,7 +297,7 @@ class _Lane:
                 seat.release()
         elif all(seat.next in seat.uploads for seat in going.values()):
             used = {device: seat.take() for device, seat in going.items()}
-            self._ready_ns = round(asyncio.get_running_loop().time() * 1e9)
+            self._ready_ns = now_ns()
             self._running = asyncio.create_task(self._step(used))
 
     async def _step(self, used: dict[str, _Waiting]) -> None:
@@ -325,12 +339,23 @@ class _Lane:
             seat.release(error)
         self._seats.clear()
 
+    def take_reading(self) -> Reading | None:
+        taken, self._reading = self._reading, None
+        return taken
+
     async def _read_weights(self) -> Weights:
+        start_ns = now_ns()
         weights = await self._read_half(self.half)
+        self._reading = Reading(start_ns, now_ns(), tuple(self._seats))
         if why := not_finite(weights):
             devices = ", ".join(self.half.devices)
             raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=_LOWER)
         return weights
+
+
+def now_ns() -> int:
+    """Nanoseconds on the running event loop's clock."""
+    return round(asyncio.get_running_loop().time() * 1e9)
 
 
 _LOWER = "lower optimizer.lr"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import psutil
@@ -20,7 +22,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.training.process import TrainerProcess
-from orchestrator.training.server import HalfTrainer, ServerTrainer
+from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one process for all tests
@@ -43,8 +45,8 @@ def upload(method: Method, device: str, stages: int, number: int) -> Weights:
     return {"features": z, "labels": y, "logits": torch.randn(BATCH, method.context.model.classes, generator=generator)}
 
 
-async def one_round(trainer: HalfTrainer, name: str) -> tuple[list[Weights], list[Weights]]:
-    """Replies and weights of three devices with two uploads each."""
+async def one_round(trainer: HalfTrainer, name: str) -> tuple[list[StepResult], list[Weights]]:
+    """Steps and weights of three devices with two uploads each."""
     method = make_method(name)
     plan = method.plan(0, [view(device, 2 * BATCH) for device in "abc"], SCHEDULE)
     assert await trainer.open(method, small_model().weights(), plan.assignments) == set("abc")
@@ -53,20 +55,25 @@ async def one_round(trainer: HalfTrainer, name: str) -> tuple[list[Weights], lis
         for n in range(2)
         for d in "abc"
     ]
-    results = [await step for step in steps]
-    assert all(result is not None and result.end_ns > result.start_ns for result in results)
+    results = [result for step in steps if (result := await step) is not None]
+    assert len(results) == 6
+    assert all(result.end_ns > result.start_ns for result in results)
     weights = await asyncio.gather(*(trainer.finish(device, 2) for device in "abc"))
-    return [result.replies for result in results if result is not None], weights
+    return results, weights
+
+
+def equal(one: list[Weights], other: list[Weights]) -> bool:
+    return all(
+        list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(one, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", HALVED)
 async def test_halves_in_the_process_give_the_same_bits(process: TrainerProcess, name: str) -> None:
     here, there = ServerTrainer(CPU, slots=2), process.trainer()
     expected, found = await one_round(here, name), await one_round(there, name)
-    for ours, theirs in zip(expected, found, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            assert list(one) == list(other)
-            assert all(torch.equal(one[key], other[key]) for key in one)
+    assert equal([step.replies for step in expected[0]], [step.replies for step in found[0]])
+    assert equal(expected[1], found[1])
     await here.close()
     await there.close()
 
@@ -127,6 +134,34 @@ async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
         assert "--resume" in caught.value.hint
         await trainer.close()
     assert not psutil.pid_exists(process.pid)
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+class NoQuota:
+    """Leaves the process as it is."""
+
+    def set(self) -> float:
+        return 0.0
+
+    def lift(self) -> None: ...
+
+
+async def test_steps_of_a_paced_server_take_their_turns_and_their_time() -> None:
+    """The three halves' uploads are there at once. What one step is held for gives the next one nothing."""
+    cpus = 0.02
+    async with TrainerProcess() as process:
+        await process.ready()
+        await process.limit(NoQuota(), cpus, paced=True)
+        before_s, begun = cpu_s(process.pid), time.monotonic()
+        results, _ = await one_round(process.trainer(), "splitfed")
+        took_s, used_s = time.monotonic() - begun, cpu_s(process.pid) - before_s
+        assert took_s > 0.6 * used_s / cpus  # the thread that reads orders is not paced
+        steps = sorted(results, key=lambda step: step.start_ns)
+        assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(steps))
 
 
 async def test_the_process_ends_with_the_orchestrator() -> None:

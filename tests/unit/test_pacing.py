@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.pacing import LATE_S, Pacer
+from edgebed.pacing import LATE_S, Pacer
 
 
 class World:
@@ -109,6 +109,27 @@ def test_a_unit_begins_where_it_is_said_to() -> None:
     world.pacer.begin()
     world.work(0.1)
     assert world.event() == pytest.approx(1.2)
+
+
+def test_work_that_came_later_begins_when_it_came() -> None:
+    world = World(0.1)
+    world.now = 5.0
+    world.pacer.idle_until(4.9)
+    world.work(0.010)
+    assert world.event() == pytest.approx(5.01)  # it came at 4.9: 0.1 s are over
+    world.pacer.idle_until(4.95)  # it waited for its turn
+    world.work(0.010)
+    assert world.event() == pytest.approx(5.11)
+
+
+def test_cpu_time_before_the_work_came_counts_in_it() -> None:
+    world = World(0.1)
+    world.event()
+    world.cpu += 0.005  # the answer to the work before is written
+    world.now = 2.0
+    world.pacer.idle_until(2.0)
+    world.work(0.010)
+    assert world.event() == pytest.approx(2.15)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 3.0)), min_size=1, max_size=20), st.floats(0.01, 2.0))

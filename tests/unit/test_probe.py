@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.pacing import Pacer
 from edge_agent.probe import run_probe
 from edge_agent.software_throttle import SoftwareThrottle
+from edgebed.pacing import Pacer
 from edgebed.wire.messages import Probe, ProbeResult
 
 

@@ -27,6 +27,7 @@ def round_of(
     *,
     steps: dict[int, tuple[int, int]] | None = None,
     replies: dict[int, tuple[int, int]] | None = None,
+    half_work: list[tuple[str, int, int]] | None = None,
     done: int,
 ) -> RunFacts:
     """One round of one device `d`, in milliseconds from its start; (first, last chunk) of transfers by batch. The
@@ -46,6 +47,7 @@ def round_of(
         t.DevicePhases(0, "d", "d#1", tuple(reported)),
         *(t.UploadReceived(b * MS, a * MS, 0, "d", n, 1, b * MS) for n, (a, b) in uploads.items()),
         *(t.ServerStep(a * MS, b * MS, 0, ("d",), n, a * MS) for n, (a, b) in (steps or {}).items()),
+        *(t.HalfWork(a * MS, b * MS, 0, what, ("d",)) for what, a, b in half_work or ()),
         *(t.ReplyDelivered(b * MS, a * MS, 0, "d", n, 1) for n, (a, b) in (replies or {}).items()),
         t.UpdateReceived(update[1] * MS, update[0] * MS, 0, "d", "task", 1, REPORT),
         t.DeviceDone(done * MS, 0, "d", done / 1e3, 0.0, 0.0, 0.0),
@@ -146,6 +148,25 @@ def test_a_faster_server_shortens_what_its_steps_hide() -> None:
     assert path.share(Bound("server")) == pytest.approx(340 / 510)
     assert saved_ns(path, SERVER) == 170 * MS
     assert saved_ns(path, Faster(("server",), frozenset(("d",)))) == 0
+
+
+def test_a_faster_server_also_makes_and_reads_its_halves_faster() -> None:
+    """The half is made from 0 to 300, so that its step begins at 300 and not at 160; it is read from 400 to 480.
+
+    Twice as fast: made at 150, step 160..210 (the upload is there at 160), read 210..250."""
+    run = round_of(
+        [("compute", 100), ("upload_tail", 100)],
+        {0: (110, 160)},
+        (165, 200),
+        steps={0: (300, 400)},
+        half_work=[("make", 0, 300), ("read", 400, 480)],
+        done=480,
+    )
+    (timeline,) = timelines(run)
+    path = Paths(run).of(timeline)
+    assert path is not None
+    assert path.bounds[Bound("server")] == 480 * MS
+    assert saved_ns(path, SERVER) == (480 - 250) * MS
 
 
 def test_the_round_waits_for_the_next_slowest() -> None:

@@ -58,7 +58,7 @@ class RunFleet(ABC):
         profiles: in force, by device.
         limits: in force, by device, after dilation.
         labels: samples per class of every device, as the shards of the run in hand were cut.
-        grain: how the CPU quotas are divided into pieces of time.
+        grain: how the CPU quotas are divided into pieces of time; `tick_us`: of the accounting that stops a thread.
         driver: sends tasks to the devices at the moment; None where no run is going on.
     """
 
@@ -72,7 +72,7 @@ class RunFleet(ABC):
         grain: Grain = "quota",
         tick_us: int = TICK_US,
     ) -> None:
-        self.spec, self.dilation, self.grain, self._tick_us = spec, dilation, grain, tick_us
+        self.spec, self.dilation, self.grain, self.tick_us = spec, dilation, grain, tick_us
         self._resolve = resolve_profile
         self.own = {device.name: device.profile for device in spec.devices}
         self.conditions = dict.fromkeys(self.own, NORMAL)
@@ -196,7 +196,7 @@ class RunFleet(ABC):
     def _assign(self, name: str) -> None:
         """Work out the profile and the limits that a device is to have."""
         self.profiles[name] = profile_under(self.conditions[name], self.own[name], self._resolve)
-        self.limits[name] = self.profiles[name].limits.dilated(self.dilation, self.grain, self._tick_us)
+        self.limits[name] = self.profiles[name].limits.dilated(self.dilation, self.grain, self.tick_us)
 
     # ---- who can work ----
 

@@ -8,6 +8,9 @@ time as well would never end on a slow device.
 
 The CPU time is that of the process with all its threads, so that of transfers, heartbeats and decoding counts in the
 unit in which it falls. The agent is the only process of its cgroup, so this is the cgroup's CPU time.
+
+A server with CPUs of its own is paced in the same way: its units are the orders of the trainer's process
+(`orchestrator.training.child`), one after the other, and the CPU time is that of the thread that carries them out.
 """
 
 from __future__ import annotations
@@ -46,6 +49,12 @@ class Pacer:
         """A unit begins now; what was before it has no event."""
         with self._lock:
             self._start, self._used = self._clock(), self._cpu()
+
+    def idle_until(self, ready: float) -> None:
+        """Nothing was to be done until `ready` (clock seconds), so the unit in hand begins there if it has begun
+        before. CPU time since the last event counts in it all the same."""
+        with self._lock:
+            self._start = max(self._start, ready)
 
     def hold(self, wait: Callable[[float], None]) -> None:
         """Return when the event at the end of the unit may be seen; the next unit begins.
