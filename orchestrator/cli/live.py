@@ -20,7 +20,7 @@ from rich.text import Text
 
 from orchestrator.records import formatting, vocabulary
 from orchestrator.records import types as t
-from orchestrator.records.bound_by import in_words
+from orchestrator.records.bound_by import in_words, more_words
 from orchestrator.records.formatting import accuracy, known, seconds, size
 from orchestrator.records.reducer import reduce
 from orchestrator.records.run_state import DeviceState, RunState
@@ -61,7 +61,10 @@ def _doing(state: RunState) -> str:
     row = state.current
     if state.ended or row is None:
         return state.ended or "starting"
-    return "" if row.seconds is None else "evaluating"
+    if row.seconds is None:
+        return ""
+    facts = state.session.rounds.get(row.number)
+    return "evaluating" if facts is None or facts.turn is None else "other methods have the fleet"
 
 
 def _table(state: RunState, now_ns: int) -> RenderableType:
@@ -120,7 +123,7 @@ def _foot(state: RunState) -> str:
     if last is not None and last.disturbed:
         parts.append(f"The host disturbed it: {vocabulary.disturbances(last.disturbed)}.")
     if last is not None and last.bounds is not None:
-        parts.append(f"The last round was {in_words(last.bounds)}.")
+        parts += [f"The last round was {in_words(last.bounds)}.", more_words(last.bounds)]
     return " ".join(parts)
 
 

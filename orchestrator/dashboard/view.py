@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
-from orchestrator.records.bound_by import in_words
+from orchestrator.records.bound_by import in_words, more_words, over_rounds
 from orchestrator.records.palette import style
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.summary import percentile
@@ -111,7 +111,7 @@ def _figures(state: RunState) -> dict[str, float | None]:
 
 def _row(row: RoundRow) -> list[Any]:
     """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind,
-    disturbed by, what bounded it in words."""
+    disturbed by, what bounded it in words, its what-ifs and waits in words."""
     behind = [_short(value) for value in row.behind_s]
     numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
     return [
@@ -126,6 +126,7 @@ def _row(row: RoundRow) -> list[Any]:
         behind,
         row.disturbed,
         "" if row.bounds is None else in_words(row.bounds),
+        "" if row.bounds is None else more_words(row.bounds),
     ]
 
 
@@ -200,7 +201,8 @@ def summary(state: RunState) -> dict[str, Any]:
             "bytes_down_total": state.bytes_down,
         }
     )
-    return found
+    rounds = ((row.bounds, row.seconds) for row in state.rows)
+    return found | over_rounds((bounds, seconds) for bounds, seconds in rounds if bounds is not None and seconds)
 
 
 def _in_quota(state: RunState) -> float | None:

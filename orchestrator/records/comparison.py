@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records import vocabulary
+from orchestrator.records.bound_by import savings_text, waits_text
 from orchestrator.records.formatting import NONE, accuracy, factor, known, number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.paired import unpaired
@@ -62,6 +63,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "straggler_gap_s": ("straggler gap", seconds),
     "idle_share_mean": ("idle share", percent),
     "bound_by": ("bound by", lambda value: value["text"] or value["why_not"] or NONE),
+    "what_if": ("twice as fast would save", lambda value: savings_text(value["savings"]) or NONE),
+    "wait_share_mean": ("devices waited for", lambda value: waits_text(value) or NONE),
     "bytes_up_total": ("bytes up", size),
     "bytes_down_total": ("bytes down", size),
     "timeline_residual_max": ("timeline residual, worst", percent),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -145,6 +146,11 @@ class EventGraph:
         return sums(beside)
 
     # ---- what if ----
+
+    @cached_property
+    def unchanged_ns(self) -> int:
+        """What `replayed_ns` gives with nothing faster."""
+        return self.replayed_ns(lambda bound: 1.0)
 
     def replayed_ns(self, factor: Callable[[Bound], float]) -> int:
         """When everything would have ended if the time of every bound took `factor` times as long. Waits are not

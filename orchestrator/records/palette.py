@@ -67,6 +67,30 @@ COLOURED_AS = {
 }
 """Causes of a straggler, and the phase that has the same colour; "" is no single cause."""
 
+BOUNDS = {
+    "cpu": "compute",
+    "uplink": "upload_tail",
+    "downlink": "download",
+    "server": "server",
+    "turn": "server_wait",
+    "host": "orchestrator",
+    "broker": "dispatch",
+    "deadline": "left_out",
+    "lost": "offline",
+    "unknown": "unreported",
+}
+"""What bounds a round, and the phase that has the same colour."""
+
+WAITED_FOR = {
+    "server": "server",
+    "link": "upload_tail",
+    "others": "wait_for_others",
+    "host": "orchestrator",
+    "cpu": "compute",
+    "unknown": "unreported",
+}
+"""What a device waited for, and the phase that has the same colour."""
+
 METHODS = (
     "dtfl",
     "fedavg",

@@ -7,7 +7,7 @@ from statistics import median
 import msgspec
 
 from orchestrator.records.bound_by import RoundBounds, bounds_of_round
-from orchestrator.records.critical_path import Paths
+from orchestrator.records.critical_path import Paths, RoundPath
 from orchestrator.records.disturbance import host_of_round, is_slow, speed_of, works_of
 from orchestrator.records.events import Event, disturbed
 from orchestrator.records.limits_in_force import Limits
@@ -15,7 +15,8 @@ from orchestrator.records.load import loads_of
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
 from orchestrator.records.run_state import IndexedRound, RunState
 from orchestrator.records.stragglers import CAUSES, Straggler, judge, straggler
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.whatif import savings_of_round
 
 PATIENCE = 64
 """A round is settled after so many others, whatever phases of it are missing. As many settled rounds stay in the index,
@@ -70,7 +71,11 @@ def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts
         for timeline in timelines(run, {facts.number for facts in wanted}):
             path = paths.of(timeline)
             _put(state, timeline.facts, straggler(timeline, path))
-            _put_bounds(state, timeline.facts, None if path is None else bounds_of_round(timeline, path))
+            _put_bounds(state, timeline.facts, None if path is None else _bounds(timeline, path))
+
+
+def _bounds(timeline: RoundTimeline, path: RoundPath) -> RoundBounds:
+    return bounds_of_round(timeline, path, savings=savings_of_round(path, timeline.facts.dilation))
 
 
 def _loads(state: RunState, settled: list[RoundFacts]) -> None:

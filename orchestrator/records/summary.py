@@ -143,8 +143,8 @@ class Summing:
         if facts.finished is None:
             return
         path = self._paths.of(timeline)
-        self._whatif.add(facts, path)
-        self._bounds.add(timeline, path, self._hosts.get(facts.number, HostOfRound()).lost_s)
+        savings = self._whatif.add(facts, path)
+        self._bounds.add(timeline, path, self._hosts.get(facts.number, HostOfRound()).lost_s, savings)
         self._waits.add(timeline, path)
         self._add_row(timeline, path, self._bytes_up.total() + self._bytes_down.total() - before)
         self._add_assignments(facts)

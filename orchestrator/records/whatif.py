@@ -34,6 +34,10 @@ ONE = ("cpu", "uplink", "downlink", "server", "host")
 """Bounds that can be made faster one by one; of a device, or of the server's side as a whole."""
 
 
+GROUPS = ("all", "slowest")
+"""What `Saving.whose` says of several devices."""
+
+
 class Saving(msgspec.Struct, frozen=True):
     """Seconds that all rounds together would have been shorter, divided by the dilation.
 
@@ -62,8 +66,24 @@ def saved_ns(path: RoundPath, faster: Faster) -> int:
     """Nanoseconds by which a round would have been shorter."""
     if not any(faster.factor(bound) < 1 for bound in path.bounds):
         return 0
-    as_it_was = path.graph.replayed_ns(lambda bound: 1.0)
-    return max(0, as_it_was - path.graph.replayed_ns(faster.factor))
+    return max(0, path.graph.unchanged_ns - path.graph.replayed_ns(faster.factor))
+
+
+def savings_of_round(path: RoundPath, dilation: float) -> tuple[Saving, ...]:
+    """What each bound of a round would have saved if it alone were twice as fast, the largest first."""
+    found = [
+        Saving(bound.what, bound.whose, saved_ns(path, Faster((bound.what,), whose)) / 1e9 / dilation)
+        for bound, whose in _bounds(path)
+    ]
+    return tuple(sorted(found, key=lambda saving: -saving.saved_s))
+
+
+def _bounds(path: RoundPath) -> Iterator[tuple[Bound, frozenset[str] | None]]:
+    for bound in path.bounds:
+        if bound.what in ONE and path.share(bound) >= LEAST:
+            yield bound, frozenset((bound.whose,))
+    if path.share(Bound("server")) < LEAST <= path.share(Bound("turn")):
+        yield Bound("server"), None
 
 
 class WhatIf:
@@ -78,27 +98,23 @@ class WhatIf:
         """In how many rounds whose link was the slowest, or one of the slowest."""
         self.total_s = 0.0
 
-    def add(self, facts: RoundFacts, path: RoundPath | None) -> None:
-        """A finished round; without a path (older records) nothing is known of it."""
+    def add(self, facts: RoundFacts, path: RoundPath | None) -> tuple[Saving, ...]:
+        """A finished round; returns what its bounds would have saved. Without a path (older records) nothing is known
+        of it."""
         if path is None or facts.finished is None or not facts.done:
-            return
+            return ()
         self.total_s += facts.finished.seconds / facts.dilation
         slowest = self._slowest(facts)
         for device in slowest:
             self.slowest[device] = self.slowest.get(device, 0) + 1
-        for key, faster in self._questions(path, frozenset(slowest)):
-            saved = saved_ns(path, faster) / 1e9 / facts.dilation
-            self._saved[key] = self._saved.get(key, 0.0) + saved
-
-    def _questions(self, path: RoundPath, slowest: frozenset[str]) -> Iterator[tuple[tuple[str, str], Faster]]:
-        for bound in path.bounds:
-            if bound.what in ONE and path.share(bound) >= LEAST:
-                yield (bound.what, bound.whose), Faster((bound.what,), frozenset((bound.whose,)))
-        if path.share(Bound("server")) < LEAST <= path.share(Bound("turn")):
-            yield ("server", ""), Faster(("server",))
-        yield ("cpu", "all"), Faster(("cpu",))
-        yield ("link", "all"), Faster(LINKS)
-        yield ("link", "slowest"), Faster(LINKS, slowest)
+        own = savings_of_round(path, facts.dilation)
+        groups = {("cpu", "all"): Faster(("cpu",)), ("link", "all"): Faster(LINKS)}
+        groups["link", "slowest"] = Faster(LINKS, frozenset(slowest))
+        of_groups = [Saving(*key, saved_ns(path, faster) / 1e9 / facts.dilation) for key, faster in groups.items()]
+        for saving in (*own, *of_groups):
+            key = saving.what, saving.whose
+            self._saved[key] = self._saved.get(key, 0.0) + saving.saved_s
+        return own
 
     def _slowest(self, facts: RoundFacts) -> set[str]:
         limits = self._limits[id(self._sessions[id(facts)])]

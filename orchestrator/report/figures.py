@@ -15,10 +15,11 @@ from matplotlib.patches import Patch
 from orchestrator.records import vocabulary
 from orchestrator.records.formatting import number, percent
 from orchestrator.records.gantt import device_rows, length_s, orchestrator_rows
-from orchestrator.records.palette import COLOURED_AS, RUNS, WAITS, colour, ordered, style
+from orchestrator.records.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.records.vocabulary import phase
 from orchestrator.report.charts import Summary, stride
+from orchestrator.report.shares import seconds_by_bound
 
 SIZE_IN = (5.2, 3.2)
 STYLE: dict[Any, Any] = {
@@ -96,6 +97,9 @@ def _figures(
     ]
     if not summary["rounds"]:
         return figures[:1]
+    if summary["bound_by"]["parts"]:
+        figures.append(("What bounded the rounds", lambda axes: _bounds(axes, summary)))
+        figures.append(("What each device waited for", lambda axes: _waits(axes, summary)))
     if round is not None:
         figures.insert(3, (f"Round {round.facts.number + 1}", lambda axes: _gantt(axes, round)))
     return figures
@@ -149,6 +153,38 @@ def _gaps(axes: Any, summary: Summary) -> None:
     axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
     axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))
     _whole_numbers(axes)
+    _legend(axes)
+
+
+def _bounds(axes: Any, summary: Summary) -> None:
+    """Seconds of every round's critical path by kind of bound."""
+    known = sorted((n, row) for n, row in zip(summary["number"], summary["round_bounds"], strict=True) if row)
+    rounds = [(number, seconds_by_bound(row["parts"])) for number, row in known]
+    shown, width = rounds[:: stride(len(rounds), MOST_BARS)], 0.85 * stride(len(rounds), MOST_BARS)
+    below = [0.0] * len(shown)
+    for what, like in BOUNDS.items():
+        heights = [sums.get(what, 0.0) for _, sums in shown]
+        if any(heights):
+            numbers, label = [number for number, _ in shown], vocabulary.BOUNDS[what]
+            axes.bar(numbers, heights, width, bottom=below, label=label, linewidth=0, **look_of(like))
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    axes.set(xlabel="round", ylabel="seconds")
+    _whole_numbers(axes)
+    _legend(axes)
+
+
+def _waits(axes: Any, summary: Summary) -> None:
+    """Seconds that every device waited in all rounds, by cause."""
+    devices: dict[str, dict[str, float]] = summary["wait_s"]
+    left = [0.0] * len(devices)
+    for cause, like in WAITED_FOR.items():
+        widths = [waited.get(cause, 0.0) for waited in devices.values()]
+        if any(widths):
+            label = vocabulary.WAITED_FOR[cause]
+            axes.barh(range(len(devices)), widths, 0.75, left, label=label, linewidth=0, **look_of(like))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    _by_device(axes, list(devices))
+    axes.set(xlabel="seconds of all rounds", xlim=(0, None))
     _legend(axes)
 
 

@@ -15,16 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from edgebed.errors import UsageError
-from orchestrator.records import groups
+from orchestrator.records import groups, vocabulary
 from orchestrator.records.comparison import compare
 from orchestrator.records.curves import Along, band, curve
 from orchestrator.records.formatting import accuracy, percent, seconds
 from orchestrator.records.groups import Estimate, Summary, estimate
 from orchestrator.records.paired import Paired, paired
-from orchestrator.records.palette import DASHES, RUNS, ordered, style
+from orchestrator.records.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
 from orchestrator.records.vocabulary import phase
 from orchestrator.report.figures import STYLE, look_of
 from orchestrator.report.look import Look
+from orchestrator.report.shares import bound_shares, mean_shares, wait_shares
 
 WIDTH_IN: dict[str, float] = {"column": 3.4, "page": 7.0}
 """Inches of a column and of a page of a two-column paper."""
@@ -59,8 +60,8 @@ class Series(msgspec.Struct, frozen=True):
     pair: Paired | None = None
 
 
-PAIRED = "paired-ratio"
-"""The figure that only interleaved runs have."""
+PAIRED, BOUND, WAITED = "paired-ratio", "bounds", "waits"
+"""Figures that not all runs have: those of interleaved runs, and those whose records tell what bounded the rounds."""
 
 Draw = Callable[[Any, Sequence[Series], Look], None]
 
@@ -78,8 +79,7 @@ def write_figures(summaries: Sequence[Summary], paths: Sequence[Path], only: str
     """
     _check(paths, only)
     series = _series(summaries)
-    paired_runs = any(one.pair is not None for one in series)
-    chosen = [only] if only is not None else [name for name in FIGURES if name != PAIRED or paired_runs]
+    chosen = [only] if only is not None else [name for name in FIGURES if _has_data(name, series)]
     written = []
     with matplotlib.rc_context(_style(look)):
         for path in paths:
@@ -92,6 +92,13 @@ def write_figures(summaries: Sequence[Summary], paths: Sequence[Path], only: str
                 _write_one(file, name, series, look, _provenance(summaries))
                 written.append(file)
     return written
+
+
+def _has_data(name: str, series: Sequence[Series]) -> bool:
+    if name == PAIRED:
+        return any(one.pair is not None for one in series)
+    of = {BOUND: bound_shares, WAITED: wait_shares}.get(name)
+    return of is None or any(of(run) for one in series for run in one.runs)
 
 
 def _check(paths: Sequence[Path], only: str | None) -> None:
@@ -312,6 +319,32 @@ def _mean_phases(runs: Sequence[Summary]) -> dict[str, float]:
     return found
 
 
+def _stacked_shares(
+    of: Callable[[Summary], dict[str, float]], like: Mapping[str, str], words: Mapping[str, str]
+) -> Draw:
+    """Draws shares of the rounds by kind, mean over the seeds.
+
+    Args:
+        of: shares of one run by kind.
+        like: by kind, the phase that has the same colour.
+        words: by kind.
+    """
+
+    def draw(axes: Any, series: Sequence[Series], look: Look) -> None:
+        shares = [mean_shares([of(run) for run in one.runs]) for one in series]
+        left = [0.0] * len(series)
+        for kind in like:
+            widths = [100 * each.get(kind, 0.0) for each in shares]
+            if any(width >= 100 * SMALL_SHARE for width in widths):
+                axes.barh(range(len(series)), widths, 0.65, left, label=words[kind], **look_of(like[kind]))
+                left = [a + b for a, b in zip(left, widths, strict=True)]
+        _by_method(axes, series)
+        axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
+        _legend(axes, 3 if look.width == "column" else 6)
+
+    return draw
+
+
 def _order(sums: list[dict[str, float]]) -> list[str]:
     """Names of the kinds of time to draw. Small ones are added up as `other`, in place."""
     kept = {n for each in sums for n, length in each.items() if length >= SMALL_SHARE * sum(each.values())}
@@ -352,5 +385,11 @@ FIGURES: dict[str, tuple[str, float, Draw]] = {
     "time-to-target": ("Time to target", 0.55, _time_to_target),
     PAIRED: ("Rounds of one block, in pairs", 0.45, _paired_ratio),
     "seconds": ("Time of the mean device", 0.75, _stacked),
+    BOUND: ("What bounded the rounds", 0.6, _stacked_shares(bound_shares, BOUNDS, vocabulary.BOUNDS)),
+    WAITED: (
+        "What the mean device waited for",
+        0.6,
+        _stacked_shares(wait_shares, WAITED_FOR, vocabulary.WAITED_FOR),
+    ),
 }
 """By name: title, height ÷ width, and what draws it."""

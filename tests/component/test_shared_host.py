@@ -25,7 +25,7 @@ from orchestrator.fleet.cgroups import Cgroup, version_of
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import admit, standing
 from orchestrator.fleet.host_load import HostLoad
-from orchestrator.fleet.host_speed import watch_speed
+from orchestrator.fleet.host_speed import HostSpeed, watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.profile import Limits, dilation_of
 from orchestrator.records.disturbance import Work, not_got_s
@@ -96,9 +96,9 @@ WALL_S = 2.0
 
 
 @contextlib.contextmanager
-def device_group(priority: bool) -> Iterator[Cgroup]:
+def device_group(priority: bool, name: str = "f00000009-0") -> Iterator[Cgroup]:
     """A cgroup like that of a device. Without the devices' priority a rival can take what its quota allows."""
-    cgroup = Cgroup.named("f00000009-0")
+    cgroup = Cgroup.named(name)
     if not priority:
         cgroup = Cgroup({c: p.parent.parent / "edgebed-test" for c, p in cgroup.paths.items()}, version_of())
     for path in set(cgroup.paths.values()):
@@ -193,6 +193,26 @@ async def test_a_round_tells_what_the_host_did(tmp_path: Path) -> None:
     assert loop_s < 0.3, "the start of an interpreter, and 2 ms in every 300"
     assert set(host.load_s) == {"orchestrator", "event loop"}
     assert host.devices_s is not None
+
+
+async def test_a_server_with_cpus_of_its_own_is_no_device() -> None:
+    """Its cgroup stands beside those of the devices."""
+    records: list[Record] = []
+    with device_group(True) as devices, device_group(True, "f00000009-1") as server:
+        for group in (devices, server):
+            group.set(Limits(0.5, 0, 0, 256))
+        with busy(1, cgroup=devices) as device, busy(1, cgroup=server) as trainer:
+            record = HostLoad(HostSpeed(), {"trainer": lambda: trainer}).recording(records.append)
+            before = cpu_s(device), cpu_s(trainer)
+            record(RoundStarted(time.monotonic_ns(), 0, 0.0, 0.1, ()))
+            await asyncio.to_thread(wait_for, lambda: min(cpu_s(device), cpu_s(trainer)) > max(before) + 0.5)
+            record(RoundFinished(time.monotonic_ns(), 0, WALL_S, (), "all done"))
+            used = cpu_s(device) - before[0], cpu_s(trainer) - before[1]
+    host = records[-1]
+    assert isinstance(host, HostRound)
+    assert host.devices_s is not None
+    assert host.devices_s == pytest.approx(used[0], abs=0.15)
+    assert host.load_s["trainer"] == pytest.approx(used[1], abs=0.15)
 
 
 def test_the_cgroup_of_a_killed_loop_is_collected() -> None:

@@ -29,6 +29,7 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
     RunStarted,
+    ServerStep,
 )
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder
@@ -166,6 +167,38 @@ def test_a_run_is_interrupted_then_killed_then_ends_in_the_same_folder(tmp_path:
     with cli(tmp_path, "run", "--resume", folder.name) as again:
         code, _, err = again.wait()
     assert (code, "is finished: 6 of 6 rounds" in err) == (2, True), err
+
+
+@pytest.mark.root
+@pytest.mark.mosquitto
+def test_a_run_whose_trainer_is_killed_in_mid_round_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    several = ["run", str(write_experiment(tmp_path)), "--set", "training.rounds=3"]
+    several += ["--set", "methods=[{name: splitfed, cut: 2}]"]
+    with cli(tmp_path, *several, calibrated=False) as first:
+        first.expect(ServerStep, lambda record: record.round == 1)
+        (trainer,) = (child for child in first.children() if "orchestrator.training.child" in child.cmdline())
+        trainer.kill()
+        code, _, err = first.wait()
+    (folder,) = first.folders()
+    assert code == 5, err
+    assert "the trainer's process was killed (SIGKILL, perhaps because memory was short)" in err
+    assert f"edgebed run --resume {folder.name}\n" in err
+    assert "Traceback" not in err
+    assert not traces(fleet_id(first.records()))
+    kept = summary(folder)
+    assert kept["rounds"] == 1
+    assert "the trainer's process was killed" in kept["ended"]
+
+    with cli(tmp_path, "run", "--resume", folder.name, calibrated=False) as second:
+        code, _, err = second.wait()
+    assert code == 0, err
+    assert (summary(folder)["rounds"], summary(folder)["resumed"]) == (3, 1)
+    with cli(tmp_path, *several, calibrated=False) as repeated:
+        code, _, err = repeated.wait()
+    assert code == 0, err
+    killed, whole = (load_file(f / "checkpoint.safetensors") for f in (folder, repeated.folders()[-1]))
+    assert killed.keys() == whole.keys()
+    assert all(torch.equal(killed[name], whole[name]) for name in whole), "the same to the bit as without a kill"
 
 
 @pytest.mark.root

@@ -13,6 +13,7 @@ from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.view import Cursor, changes, head, history, measures, summary
 from orchestrator.records import types as t
+from orchestrator.records.bound_by import more_words
 from orchestrator.records.comparison import COLUMNS
 from orchestrator.records.curves import curve
 from orchestrator.records.reader import read
@@ -90,9 +91,28 @@ def test_a_recorded_run_has_the_stragglers_of_its_summary(path: Path, portion: i
 @pytest.mark.parametrize("run", CASES.values(), ids=CASES)
 def test_the_comparison_has_the_figures_of_the_summary(run: Synthetic) -> None:
     expected, found = summarise(run.records), summary(folded(run.records))
-    for key in set(COLUMNS) & set(expected) - {"idle_share_mean", "timeline_residual_max", "bound_by"}:
+    apart = {"idle_share_mean", "timeline_residual_max", "bound_by", "what_if", "wait_share_mean"}
+    for key in set(COLUMNS) & set(expected) - apart:
         value = expected[key]
         assert found[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize("portion", [1 << 30, 7])
+def test_the_live_run_is_bound_by_what_its_summary_says(portion: int) -> None:
+    records = Synthetic(FLEET, facts=True).records
+    expected, state = summarise(records), folded(records, portion)
+    found = summary(state)
+    assert found["bound_by"]["text"] == expected["bound_by"]["text"] != ""
+    assert found["wait_share_mean"] == pytest.approx(expected["wait_share_mean"])
+    groups = ("all", "slowest")
+    savings = {
+        (s["what"], s["whose"]): s["saved_s"] for s in expected["what_if"]["savings"] if s["whose"] not in groups
+    }
+    assert {(s["what"], s["whose"]): s["saved_s"] for s in found["what_if"]["savings"]} == pytest.approx(savings)
+    last = state.rows[-1].bounds
+    assert last is not None
+    assert more_words(last).startswith("Twice as fast: ")
+    assert "Devices waited for" in more_words(last)
 
 
 def test_portions_make_no_difference() -> None:

@@ -15,6 +15,7 @@ from orchestrator.records import types as t
 from orchestrator.records.summary import summarise
 from orchestrator.report.look import Look
 from orchestrator.report.paper_figures import FIGURES, write_figures
+from orchestrator.report.shares import bound_shares, mean_shares
 from tests.synthetic import Synthetic
 
 
@@ -22,7 +23,7 @@ def run(method: str, seed: int) -> dict[str, Any]:
     """As of an experiment whose rounds alternated."""
     records = [
         msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
-        for r in Synthetic(method=method).records
+        for r in Synthetic(method=method, facts=True).records
     ]
     figures = summarise(records)
     blocks = [f"fleet-{seed}/{number}" for number in figures["number"]]
@@ -50,6 +51,24 @@ def test_only_runs_whose_rounds_alternated_have_the_figure_of_pairs(tmp_path: Pa
     alone = [each | {"interleaved": False} for each in RUNS]
     written = write_figures(alone, [tmp_path / "all.svg"], None, Look())
     assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name != "paired-ratio"]
+
+
+def test_bounds_and_waits_are_drawn_where_the_records_tell_them(tmp_path: Path) -> None:
+    write_figures(RUNS, [tmp_path / "all.svg"], None, Look())
+    bounds, waits = text_of(tmp_path / "all-bounds.svg"), text_of(tmp_path / "all-waits.svg")
+    assert "CPU" in bounds
+    assert "other devices" in waits
+    none = {"text": "", "parts": [], "rounds": 0, "why_not": "they are old"}
+    old = [each | {"bound_by": none, "wait_share_mean": {}} for each in RUNS]
+    written = write_figures(old, [tmp_path / "old.svg"], None, Look())
+    assert not {"old-bounds.svg", "old-waits.svg"} & {path.name for path in written}
+
+
+def test_shares_of_bounds_add_up_devices_and_average_runs() -> None:
+    parts = [{"what": "cpu", "seconds": 3.0}, {"what": "cpu", "seconds": 1.0}, {"what": "server", "seconds": 4.0}]
+    assert bound_shares({"bound_by": {"parts": parts}}) == {"cpu": 0.5, "server": 0.5}
+    assert bound_shares({"bound_by": {"parts": []}}) == {}
+    assert mean_shares([{"cpu": 1.0}, {}, {"server": 1.0}]) == {"cpu": 0.5, "server": 0.5}
 
 
 def test_one_figure_goes_to_the_very_file_in_the_width_of_a_column(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import {Events} from "./events.js";
 import {OverTimeView} from "./over_time.js";
 import {CAUSES, DISTURBANCES, EVENTS, NO_CAUSE} from "../vocabulary.js";
 
-export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12, bounds: 13};
+export const R = {number: 0, axis: 1, seconds: 2, accuracy: 3, loss: 4, drawn: 5, merged: 6, out: 7, straggler: 8, gap: 9, why: 10, behind: 11, disturbed: 12, bounds: 13, more: 14};
 
 /** The whole run is drawn again at most this often. */
 const OVER_TIME_MS = 5000;
@@ -218,7 +218,7 @@ export class RunView {
     if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
     const rough = row[R.disturbed]?.length ? ` The host disturbed it: ${row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ")}.` : "";
     const took = `It took ${seconds(row[R.seconds])}; ${row[R.merged]} of ${row[R.drawn]} devices merged.${out}${rough} `;
-    const bounds = row[R.bounds] ? [h("b", {}, `It was ${row[R.bounds]}. `)] : [];
+    const bounds = row[R.bounds] ? [h("b", {}, `It was ${row[R.bounds]}. `), row[R.more] ? `${row[R.more]} ` : ""] : [];
     if (row[R.gap] === null) return [took, ...bounds, "Fewer than two devices got done: nobody was behind."];
     if (!row[R.straggler]) return [took, ...bounds, `No straggler: the slowest device was ${seconds(row[R.gap])} behind the median device, less than 5% of the round.`];
     const why = row[R.why] ? [" because of ", h("b", {}, CAUSES[row[R.why]]), ` (against the median device: ${Object.values(CAUSES).map((cause, i) =>
