@@ -265,6 +265,10 @@ class Method(Plugin):
         """Assignments for round `round` (0, 1, …) of the devices that were drawn and are present."""
         raise NotImplementedError  # the seam that a method fills
 
+    def follow(self, round: int, devices: Sequence[DeviceView], plan: Plan) -> None:
+        """A recorded plan is carried out in place of one's own (`--plan`; `draw` and `plan` are not called): remember
+        of it what `plan` would have. `devices`: all that are present. By default nothing."""
+
     def task_weights(self, weights: Weights, assignment: Assignment) -> Weights:
         """The weights to send down with an assignment: by default those of its device half, as narrow as it is."""
         names = self.context.model.names_below(assignment.stages, head=trains_head(assignment))

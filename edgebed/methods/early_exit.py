@@ -155,6 +155,12 @@ class EarlyExit(Method):
         }
         return Plan(assignments, notes=notes)
 
+    def follow(self, round: int, devices: Sequence[DeviceView], plan: Plan) -> None:
+        self.tree or self._grow(sorted(view.name for view in devices))
+        samples = {view.name: view.samples for view in devices}
+        self._pool = Pool(round, samples, len(plan.assignments) / len(devices))
+        self._planned = set(plan.assignments)
+
     def _exit(self, node: str, round: int, seed: int) -> int:
         """The exit that a node trains in a round, 1..E_i, drawn by p_{i,e}."""
         chances = self.chances[node]

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import nn
 
-from edgebed.methods.base import DeviceView, Outcome, Schedule
+from edgebed.methods.base import DeviceView, Outcome, Plan, Schedule
 from edgebed.methods.parts.aggregation import Aggregate
 from edgebed.methods.parts.capacity import Powers, fit
 from edgebed.methods.parts.device_sampling import Draw
@@ -68,6 +68,11 @@ class FedDrop(SubModels):
         )
         self._places = fitted.sizes
         return fitted.sizes, fitted.predicted_s()
+
+    def follow(self, round: int, devices: Sequence[DeviceView], plan: Plan) -> None:
+        super().follow(round, devices, plan)
+        widths = msgspec.convert(plan.notes["widths"], dict[str, float])
+        self._places = {name: self.widths.index(width) for name, width in widths.items()}
 
     def keep(self, width: float, round: int, assignment: Assignment) -> Keep:
         """Drawn by the assignment's seed, so anew for each device and round."""

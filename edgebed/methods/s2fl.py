@@ -241,6 +241,9 @@ class S2fl(Method):
             notes,
         )
 
+    def follow(self, round: int, devices: Sequence[DeviceView], plan: Plan) -> None:
+        self._groups = msgspec.convert(plan.notes["groups"], list[tuple[str, ...]])
+
     def _predicted(self, cuts: Mapping[str, int], groups: Sequence[Sequence[str]]) -> dict[str, float]:
         """t[k][s] of those that had the cut before; of own work the longest of the group."""
         times = {device: self.memory.table.measured(device, cut) for device, cut in cuts.items()}

@@ -18,7 +18,7 @@ from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
 from orchestrator.records.vocabulary import threads_note
 from orchestrator.runs import daemon
@@ -133,13 +133,14 @@ SELF_HELD = (
 def fleet_table(state: FleetState) -> Table:
     """What `edgebed fleet ps` prints of a fleet: a row per device."""
     dilated = f"; limits divided by D = {number(state.dilation)}" if state.dilation > 1 else ""
+    grain = f", grain {state.grain}" if state.grain else ""
     table = Table(
-        title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{dilated})",
+        title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{grain}{dilated})",
         caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
     )
     for name in ("device", ""):
         table.add_column(name)
-    for name in ("CPUs", "up Mbit/s", "down Mbit/s", "memory MiB"):
+    for name in ("CPUs", "period, ms", "up Mbit/s", "down Mbit/s", "memory MiB"):
         table.add_column(name, justify="right")
     for device in state.devices:
         for label, *cells in _rows(device):
@@ -151,10 +152,9 @@ def fleet_table(state: FleetState) -> Table:
 def _rows(device: DeviceInFleet) -> list[list[str]]:
     wanted, held = device.requested, device.held
     if held is None:
-        return [["requested", *_limits(wanted.cpus, wanted.uplink_bit_s, wanted.downlink_bit_s, wanted.memory_mib)],
-                ["away", device.error, "", "", ""]]  # fmt: skip
+        return [["requested", *_limits(wanted)], ["away", device.error, "", "", "", ""]]
     return [
-        ["requested", *_limits(wanted.cpus, wanted.uplink_bit_s, wanted.downlink_bit_s, wanted.memory_mib)],
+        ["requested", *_limits(wanted)],
         ["set", *_set(held)],
         ["used" if held.alive else "used (dead)", *_used(held)],
     ]
@@ -162,26 +162,28 @@ def _rows(device: DeviceInFleet) -> list[list[str]]:
 
 def _set(held: Held) -> list[str]:
     if not held.read_back:
-        return ["–", "–", "–", "not limited"]
-    return _limits(held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib)
+        return [NONE, NONE, NONE, NONE, "not limited"]
+    return _limits(held)
 
 
 def _used(held: Held) -> list[str]:
     memory = fixed(held.memory_used_mib, 0)
     if not held.read_back:
-        return [seconds(held.cpu_s), NONE, NONE, memory]
+        return [seconds(held.cpu_s), "", NONE, NONE, memory]
     return [
         f"{seconds(held.cpu_s)} ({seconds(held.throttled_s)} throttled)",
+        "",
         size(held.uplink_bytes),
         size(held.downlink_bytes),
         memory,
     ]
 
 
-def _limits(cpus: float | None, up: int | None, down: int | None, memory: int | None) -> list[str]:
+def _limits(of: Limits | Held) -> list[str]:
+    rates = of.uplink_bit_s, of.downlink_bit_s
     return [
-        "none" if cpus is None else number(cpus, 4),
-        "none" if up is None else number(up / 1e6, 4),
-        "none" if down is None else number(down / 1e6, 4),
-        "none" if memory is None else str(memory),
+        "none" if of.cpus is None else number(of.cpus, 4),
+        "none" if of.period_us is None else number(of.period_us / 1e3, 4),
+        *("none" if rate is None else number(rate / 1e6, 4) for rate in rates),
+        "none" if of.memory_mib is None else str(of.memory_mib),
     ]

@@ -142,7 +142,9 @@ class RoundSteps:
 
     def _plan(self, number: int, present: Sequence[DeviceView], lr: float) -> tuple[list[DeviceView], Plan]:
         if self._replay is not None:
-            return self._replay.begin(number, present)
+            views, plan = self._replay.begin(number, present)
+            self.method.follow(number, present, plan)
+            return views, plan
         views = self.method.draw(number, present, self.training.sample, self.training.seed)
         return views, self.method.plan(number, views, self._schedule(lr))
 

@@ -46,6 +46,7 @@ class FleetState(msgspec.Struct, frozen=True):
     dilation: float
     broker: str
     devices: tuple[DeviceInFleet, ...]
+    grain: str = ""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -216,6 +217,7 @@ async def state_of(controller: FleetController) -> FleetState:
         dilation=controller.dilation,
         broker=f"mqtt://{access.username}:{access.password}@{access.host}:{access.port}",
         devices=tuple([await _device_state(controller, name) for name in controller.names]),
+        grain=controller.grain,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from edgebed.errors import RunError
 from orchestrator.experiment import Experiment
 from orchestrator.records.reader import read
 from orchestrator.records.summary import load_summary
-from orchestrator.records.types import RunFinished, TurnEnded
+from orchestrator.records.types import RoundStarted, RunFinished, ScenarioStep, TurnEnded
 from orchestrator.rounds.steps import RoundSteps
 from orchestrator.runs import session
 from orchestrator.runs.turns import order
@@ -21,7 +22,7 @@ from orchestrator.simulation.run import SimulationRequest, simulate
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 ROUNDS, SEED = 3, 4
-WANTED = {
+WANTED: dict[str, Any] = {
     "name": "turns",
     "fleet": "../fleets/desk-5.yaml",
     "data": {"name": "digits", "train_samples": 100, "test_samples": 50},
@@ -34,8 +35,15 @@ OWN = ("run", "started", "series", "interleaved", "block", "position")
 """Names in a summary that the order may change."""
 
 
-def simulated(folder: Path, interleave: bool) -> list[Path]:
-    experiment = msgspec.convert({**WANTED, "interleave": interleave}, Experiment)
+SCENARIO = [
+    {"at_s": 2.0, "share": 0.8, "limits": {"cpus": 0.06}, "for_s": 6.0},  # until after the others' turns
+    {"round": 2, "share": 0.4, "do": "freeze", "for_s": 0.5},
+]
+TWO = {**WANTED, "methods": [{"name": "fedavg"}, {"name": "fedyogi"}]}  # that leave no device out
+
+
+def simulated(folder: Path, interleave: bool, wanted: dict[str, Any] = WANTED) -> list[Path]:
+    experiment = msgspec.convert({**wanted, "interleave": interleave}, Experiment)
     request = SimulationRequest(experiment, EXPERIMENTS / "turns.yaml", folder)
     return simulate(request, session.Watch(session.quiet))
 
@@ -59,6 +67,32 @@ def test_weights_and_times_are_those_of_methods_one_after_the_other(tmp_path: Pa
         assert len({own[block].block for own in barrier}) == 1
         played = sorted(range(3), key=lambda number: barrier[number][block].position)
         assert played == order(3, block, SEED)
+
+
+def test_a_scenario_follows_each_methods_own_seconds_and_rounds(tmp_path: Path) -> None:
+    """What is in force when a turn ends is undone for the others, and in force again in the next turn."""
+    wanted = {**TWO, "scenario": SCENARIO}
+    alternating, in_turn = simulated(tmp_path / "turns", True, wanted), simulated(tmp_path / "whole", False, wanted)
+    for one, other in zip(alternating, in_turn, strict=True):
+        assert story(one) == story(other) != []
+        rounds = load_summary(one)["round_s"]
+        assert rounds == load_summary(other)["round_s"]
+        assert max(rounds) > 1.2 * min(rounds)
+    limited = [(number, begins) for number, _, _, kind, begins in story(alternating[0]) if kind == "limits"]
+    assert {(0, True), (1, False)} <= set(limited), "it is in force over the end of a turn"
+
+
+def story(folder: Path) -> list[tuple[int, int, str, str, bool]]:
+    """Of every step: the round that began last, nanoseconds since then, device, event, and whether it begins."""
+    number = start = 0
+    found = []
+    for record in read(folder / "records.jsonl"):
+        if isinstance(record, RoundStarted):
+            number, start = record.round, record.at_ns
+        elif isinstance(record, ScenarioStep):
+            assert not record.error
+            found.append((number, record.at_ns - start, record.device, record.kind, record.begins))
+    return found
 
 
 def test_an_error_in_one_method_ends_the_others_as_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,21 @@ async def test_dtfl_of_one_device_is_plain_torch_to_the_bit(tmp_path: Path) -> N
         assert_same(await made.play(tier, training()), plain_dtfl(made.shards["dev-1"], 4, 2))
 
 
+@pytest.mark.parametrize("name", ["s2fl", "feddrop", "heterofl", "early-exit"])
+async def test_a_method_that_keeps_something_of_its_plan_repeats_a_recorded_one_to_the_bit(
+    name: str, tmp_path: Path
+) -> None:
+    wanted = training(rounds=3)
+    async with fleet(tmp_path, THREE) as made:
+        whole, records = await made.play({"name": name}, wanted), made.records
+    (tmp_path / "again").mkdir()
+    encoded = (msgspec.json.encode(record) for record in records if isinstance(record, RoundStarted))
+    plan = [msgspec.json.decode(line, type=RoundStarted) for line in encoded]
+    async with fleet(tmp_path / "again", THREE) as made:
+        async with asyncio.timeout(60):
+            assert_same(await made.play({"name": name}, wanted, replay=Replay(plan)), whole)
+
+
 async def test_dtfl_ended_in_mid_round_and_gone_on_with_is_the_same_to_the_bit_under_a_recorded_plan(
     tmp_path: Path,
 ) -> None:

@@ -16,8 +16,12 @@ from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
 WANTED = Limits(0.2, 10_000_000, 30_000_000, 512)
-KERNEL = Held("d0", WANTED, 0.2, 10_000_000, 30_000_000, 512, 3.0, 1.0, 7, 80.0, 5_000_000, 6_000_000, True)
-NOTHING = msgspec.structs.replace(KERNEL, cpus=None, uplink_bit_s=None, downlink_bit_s=None, memory_mib=None)
+KERNEL = Held(
+    "d0", WANTED, 0.2, 10_000_000, 30_000_000, 512, 3.0, 1.0, 7, 80.0, 5_000_000, 6_000_000, True, period_us=100_000
+)
+NOTHING = msgspec.structs.replace(
+    KERNEL, cpus=None, period_us=None, uplink_bit_s=None, downlink_bit_s=None, memory_mib=None
+)
 
 
 def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
@@ -25,25 +29,26 @@ def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
     device = DeviceInFleet("d0", "p", WANTED, held, "" if held else "gone")
     out = io.StringIO()
     console = Console(width=160, file=out)
-    console.print(fleet_table(FleetState("f", "f1", "local", enforcement, 1.0, "", (device,))))
+    console.print(fleet_table(FleetState("f", "f1", "local", enforcement, 1.0, "", (device,), "pacing")))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines()]
     return {row[1]: row[2:] for row in rows if len(row) > 2} | {"text": [out.getvalue()]}
 
 
 def test_what_the_kernel_holds_stands_beside_what_was_asked_for() -> None:
     rows = shown(KERNEL, "kernel")
-    assert rows["requested"] == rows["set"] == ["0.2", "10", "30", "512"]
-    assert rows["used"] == ["3 s (1 s throttled)", "5 MB", "6 MB", "80"]
+    assert rows["requested"] == rows["set"] == ["0.2", "100", "10", "30", "512"]
+    assert rows["used"] == ["3 s (1 s throttled)", "", "5 MB", "6 MB", "80"]
+    assert "grain pacing" in rows["text"][0]
 
 
 def test_a_limit_that_is_not_in_force_is_none() -> None:
-    assert shown(NOTHING, "kernel")["set"] == ["none", "none", "none", "none"]
+    assert shown(NOTHING, "kernel")["set"] == ["none"] * 5
 
 
 def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
     rows = shown(msgspec.structs.replace(NOTHING, read_back=False), "software")
-    assert rows["set"] == ["–", "–", "–", "not limited"]
-    assert rows["used"] == ["3 s", "–", "–", "80"]
+    assert rows["set"] == ["–", "–", "–", "–", "not limited"]
+    assert rows["used"] == ["3 s", "", "–", "–", "80"]
     assert "not limited by the kernel" in rows["text"][0]
 
 

@@ -75,6 +75,9 @@ class SubModels(Method):
         assignments = {device.name: self._assign(device, schedule, round, widths[device.name]) for device in devices}
         return Plan(assignments, predicted, {"widths": widths})
 
+    def follow(self, round: int, devices: Sequence[DeviceView], plan: Plan) -> None:
+        self.powers.meet(devices)
+
     def _assign(self, device: DeviceView, schedule: Schedule, round: int, width: float) -> Assignment:
         assignment = assign(
             self.context,
