@@ -16,7 +16,7 @@ from orchestrator.records.bound_by import RoundBounds
 from orchestrator.records.load import DeviceLoad
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 12
+VERSION = 13
 """Of the structs below. A state of another version is made again from the records."""
 
 
