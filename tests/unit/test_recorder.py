@@ -34,6 +34,7 @@ def write(path: Path, records: list[t.Record]) -> Path:
 
 def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
     extra: list[t.Record] = [
+        t.HalfWork(3, 4, 0, "make", ("strong", "weak")),
         t.ReplyDelivered(5, 4, 0, "weak", 0, 10),
         t.DeviceOut(6, 0, "weak", "late", "not done"),
         t.DeviceLeft(7, "weak", "last will"),
