@@ -12,8 +12,8 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.experiment import Grain
 from orchestrator.rounds.event_loop import OwnWork
-from orchestrator.simulation.calibration import Calibration, LinkFit
-from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
+from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
 from orchestrator.simulation.cpu import Cpu, PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference, server_key, work_key
@@ -57,14 +57,22 @@ class CalibratedCosts:
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         law = self._reference.device_law(assignment)
-        seconds = law.seconds(samples) * self._calibration.factor(device.profile, work_key(assignment))
+        uploads = "features" in assignment.uploads
+        seconds = self._calibration.batch_s(device.profile, work_key(assignment), law.seconds(samples), uploads=uploads)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
         costs = self._calibration.of(device.profile)
-        narrow = costs.narrow_cpu_s if assignment.keep else 0.0
-        building = self._size * (costs.build_cpu_s if first else narrow)
+        building = self._size * costs.build_cpu_s if first else self._narrow_s(costs, assignment)
         return costs.decode_cpu_s + size * costs.decode_byte_cpu_s + building
+
+    def _narrow_s(self, costs: ProfileCosts, assignment: Assignment) -> float:
+        """CPU seconds to cut a narrow model out of the whole one."""
+        if not assignment.keep:
+            return 0.0
+        if costs.narrow_cpu_s is not None:
+            return self._size * costs.narrow_cpu_s
+        return costs.other * self._reference.narrow_s(assignment.keep)
 
     def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
         return self._calibration.of(device.profile).reply_cpu_s
@@ -86,15 +94,20 @@ class CalibratedCosts:
         return _link(self._calibration.of(device.profile).downlink, device.limits.downlink_bit_s)
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        total = 0.0
-        for assignment, count in zip(assignments, samples, strict=True):
-            factor = self._calibration.server_factor.get(server_key(assignment), self._calibration.server_other)
-            total += self._reference.server_law(assignment).seconds(count) * factor
+        total = sum(
+            self._calibration.server_s(server_key(work), self._reference.server_law(work).seconds(count))
+            for work, count in zip(assignments, samples, strict=True)
+        )
         return total * (self._calibration.server_group if len(assignments) > 1 else 1.0)
+
+    def server_turns(self) -> ServerTurns:
+        return self._calibration.turns
 
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
         if work == "decode":
             return self._calibration.receive.seconds(size)
+        if work == "encode":  # of a reply: without one that was seen, as long as to decode an upload
+            return self._calibration.orchestrator.get(work, self._calibration.receive.fixed_s)
         seconds = self._calibration.orchestrator.get(work, 0.0)
         return seconds * self._size if work in OF_WEIGHTS else seconds
 

@@ -21,6 +21,7 @@ from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
+from orchestrator.simulation.layer_profile import measure
 from orchestrator.simulation.models import cost_model
 from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import slots
@@ -75,7 +76,7 @@ class SimulationContext:
         self.accelerator = accelerator_named(request.accelerator)
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
-        made = self._calibrate(Reference(model, batch)) if request.calibrate_from else None
+        made = self._calibrate(Reference(model, batch, layers=measure())) if request.calibrate_from else None
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
             self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
         )

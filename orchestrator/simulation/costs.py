@@ -35,6 +35,18 @@ class BatchCost(msgspec.Struct, frozen=True):
         return self.forward_s + self.rest_s
 
 
+class ServerTurns(msgspec.Struct, frozen=True):
+    """Seconds of the trainer besides its steps.
+
+    Attributes:
+        half_s: to make one server half at the start of a round.
+        turn_s: between the end of a step and the start of one that waited for it.
+    """
+
+    half_s: float = 0.0
+    turn_s: float = 0.0
+
+
 class CostModel(Protocol):
     """Costs on a fleet with the dilation of the run. Work of devices is given in CPU seconds, which their `cpu` turns
     into time. Everything else is given in virtual seconds."""
@@ -74,6 +86,9 @@ class CostModel(Protocol):
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         """Seconds of one step of a server half, with one upload from each of its devices."""
+
+    def server_turns(self) -> ServerTurns:
+        """What the trainer takes besides its steps."""
 
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
         """Seconds of the orchestrator's own work, for `size` bytes if the work depends on them (`decode`)."""

@@ -37,18 +37,37 @@ class Cpu(Protocol):
 
 
 class PlainCpu:
-    """CPU seconds divided by CPUs, as in the papers' formulas."""
+    """CPU seconds divided by CPUs, as in the papers' formulas. Callers share the CPUs: urgent work first, and equals
+    get equal shares."""
 
     def __init__(self, cpus: Callable[[], float]) -> None:
         self._cpus, self._pace = cpus, Pace()
+        self._callers = {True: 0, False: 0}  # by `urgent`
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
+        if seconds <= 0:
+            return
+        self._enter(urgent, 1)
+        try:
+            await self._use(seconds, urgent)
+        finally:
+            self._enter(urgent, -1)
+
+    async def _use(self, seconds: float, urgent: bool) -> None:
         left, loop = seconds, asyncio.get_running_loop()
         while True:
-            start_s, cpus = loop.time(), self._cpus()
-            if not await self._pace.sleep(left / cpus if cpus else None):
+            start_s, speed = loop.time(), self._speed(urgent)
+            if not await self._pace.sleep(left / speed if speed else None):
                 return
-            left = max(0.0, left - (loop.time() - start_s) * cpus)
+            left = max(0.0, left - (loop.time() - start_s) * speed)
+
+    def _speed(self, urgent: bool) -> float:
+        """CPUs of one caller now."""
+        return 0.0 if self._callers[True] and not urgent else self._cpus() / self._callers[urgent]
+
+    def _enter(self, urgent: bool, count: int) -> None:
+        self._callers[urgent] += count
+        self._pace.changed()
 
     def changed(self) -> None:
         self._pace.changed()

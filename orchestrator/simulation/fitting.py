@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, median
+from statistics import median
 
 import msgspec
-import numpy as np
-from scipy.optimize import nnls
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
@@ -16,11 +14,10 @@ from edgebed.wire.order import batch_bounds
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
 from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
-from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
-from orchestrator.simulation.reference import Reference, SizeLaw, server_key, work_key
-
-STRETCH = 1.046
-"""Bytes on the wire per payload byte in full Ethernet frames, which gives the shortest time of a transfer."""
+from orchestrator.simulation.calibration import Calibration, ProfileCosts
+from orchestrator.simulation.laws import line_through, link_fit, parts, relative_parts
+from orchestrator.simulation.reference import Reference, SizeLaw, codec_key, work_key
+from orchestrator.simulation.server_fit import orchestrator_work, server_factors, server_turns
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -34,6 +31,7 @@ class Seen(msgspec.Struct, frozen=True):
     compute_cpu_s: float
     other_cpu_s: float  # of all phases except decode, without the training thread's
     decode_cpu_s: float
+    encode_cpu_s: float  # of its uploads, not of the update
     replies: int
     uploads: int
     upload_bytes: int
@@ -58,21 +56,25 @@ def fit(runs: Sequence[RunFacts], reference: Reference, *, by_bytes: bool = Fals
     if not seen:
         raise UsageError("the runs hold no finished work", hint="calibrate from runs of at least three rounds")
     names = sorted({work.profile for work in seen})
-    profiles = {name: profile_costs([work for work in seen if work.profile == name], reference) for name in names}
-    steps, group = server_factors(runs, reference)
+    law = unseen_law(seen, reference)
+    profiles = {name: profile_costs([work for work in seen if work.profile == name], reference, law) for name in names}
+    steps, server, group = server_factors(runs, reference)
     return Calibration(
         runs=[run.started.run for run in runs],
         dilation=runs[0].dilation,
         profiles=with_bytes(profiles, seen, reference) if by_bytes else profiles,
         server_factor=steps,
-        server_other=median(steps.values()) if steps else 1.0,
+        server_other=server.unit_s,
+        server_batch_s=server.call_s,
         server_group=group,
-        orchestrator=_orchestrator(runs),
+        layers={kind: list(laws) for kind, laws in reference.layers.items()},
+        orchestrator=orchestrator_work(runs),
         receive=line_through([point for work in seen for point in work.received]),
+        turns=server_turns(runs),
         cuts={c.cut: _cut_cost(c) for run in runs for session in run.sessions for c in session.cuts},
         device=dict(reference.device_laws),
         server=dict(reference.server_laws),
-        encode=dict(reference.encode_laws),
+        encode={**reference.encode_laws, **encode_laws(seen, reference)},
         model_bytes=reference.model_bytes,
     )
 
@@ -128,6 +130,7 @@ def _one(
         compute_cpu_s=report.compute_cpu_s,
         other_cpu_s=max(0.0, cpu - decode - report.compute_cpu_s),
         decode_cpu_s=decode,
+        encode_cpu_s=report.encode_cpu_s,
         replies=len(facts.replies.get(device, [])),
         uploads=len(uploads),
         upload_bytes=sum(upload.bytes for upload in uploads),
@@ -201,9 +204,9 @@ def with_bytes(
     per upload, per reply and per byte. They are the same for all profiles, so that few tasks suffice."""
     settled = [work for work in seen if not work.first] or list(seen)
     sent = [(1.0, w.uploads, w.replies, w.upload_bytes + w.update_bytes) for w in settled]
-    task, upload, heard, byte = _parts(sent, [_agent_cpu_s(work, reference) for work in settled])
+    task, upload, heard, byte = parts(sent, [_agent_cpu_s(work, reference) for work in settled])
     whole = [work for work in settled if not work.assignment.keep] or settled
-    decode, decoded, decode_byte = _parts(
+    decode, decoded, decode_byte = parts(
         [(1.0, w.replies, w.sent_bytes) for w in whole], [w.decode_cpu_s for w in whole]
     )
     return {
@@ -220,136 +223,123 @@ def with_bytes(
     }
 
 
-def _parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
-    """Factors of the columns, none negative, by least squares."""
-    matrix = np.array(rows)
-    most = np.maximum(matrix.max(axis=0), 1e-12)
-    found, _ = nnls(matrix / most, np.maximum(0.0, seconds))
-    return [float(value) for value in found / most]
-
-
-def profile_costs(own: Sequence[Seen], reference: Reference) -> ProfileCosts:
-    """The costs of one device profile, from the work of its devices."""
+def profile_costs(own: Sequence[Seen], reference: Reference, unseen: UnseenLaw) -> ProfileCosts:
+    """The costs of one device profile, from the work of its devices. `unseen`: the law of all profiles together for
+    batches of other work."""
     settled = [work for work in own if not work.first] or list(own)
     work = _factors(settled, reference)
-    agent, reply = _agent_laws(settled, reference)
+    pace = _pace(settled, reference, unseen)
+    agent = _agent_law(settled, reference)
     plain = [each for each in settled if not each.replies and not each.assignment.keep] or settled
     decode = median(each.decode_cpu_s for each in plain)
+    reply = _reply_s(settled, reference, agent, decode)
     build = max(0.0, max((w.decode_cpu_s for w in own if w.first), default=0.0) - decode)
     return ProfileCosts(
         work=work,
-        other=median(work.values()),
+        other=pace * unseen.factor,
+        batch_cpu_s=pace * unseen.batch_s,
+        features_cpu_s=pace * unseen.features_s,
         upload_cpu_s=agent.byte_s,
         update_cpu_s=agent.fixed_s,
-        reply_cpu_s=reply + _beyond(decode, [(w.decode_cpu_s, w.replies) for w in settled if w.replies], 0.0),
+        reply_cpu_s=agent.byte_s if reply is None else reply,  # what is heard costs as much as what is sent
         decode_cpu_s=decode,
         build_cpu_s=build,
-        narrow_cpu_s=_beyond(decode, [(w.decode_cpu_s, 1) for w in settled if w.assignment.keep], build),
+        narrow_cpu_s=_narrow_s(settled, decode),
         uplink=link_fit([(w.update_bytes, w.up_s, w.limits.uplink_bit_s) for w in settled if w.up_s is not None]),
         downlink=link_fit([(w.sent_bytes, w.down_s, w.limits.downlink_bit_s) for w in settled]),
     )
 
 
-def _beyond(base: float, points: Sequence[tuple[float, int]], unseen: float) -> float:
-    """Median of (seconds − base) ÷ count over the points; `unseen` if there are none."""
-    return max(0.0, median((seconds - base) / times for seconds, times in points)) if points else unseen
+def _narrow_s(settled: Sequence[Seen], decode: float) -> float | None:
+    """CPU seconds to cut a narrow model out of the whole one; None where no task did."""
+    narrow = [work.decode_cpu_s - decode for work in settled if work.assignment.keep]
+    return max(0.0, median(narrow)) if narrow else None
+
+
+def _expected_s(work: Seen, reference: Reference) -> float:
+    """The reference's CPU seconds of all batches of a task."""
+    law = reference.device_law(work.assignment)
+    return sum(law.seconds(samples) for samples in work.batches)
+
+
+class UnseenLaw(msgspec.Struct, frozen=True):
+    """CPU seconds of work that was not seen: of each batch, of each one that uploads its features, and of each second
+    of the reference."""
+
+    batch_s: float = 0.0
+    features_s: float = 0.0
+    factor: float = 1.0
+
+    def seconds(self, work: Seen, reference: Reference) -> float:
+        batches, uploaded, known = _counts(work, reference)
+        return batches * self.batch_s + uploaded * self.features_s + known * self.factor
+
+
+def _counts(work: Seen, reference: Reference) -> tuple[float, float, float]:
+    """Batches, those that upload their features, and the reference's seconds of a task."""
+    batches = len(work.batches)
+    return batches, batches if "features" in work.assignment.uploads else 0, _expected_s(work, reference)
+
+
+def unseen_law(seen: Sequence[Seen], reference: Reference) -> UnseenLaw:
+    """The law that fits all work best."""
+    settled = [work for work in seen if not work.first] or seen
+    rows = [_counts(work, reference) for work in settled]
+    return UnseenLaw(*relative_parts(rows, [work.compute_cpu_s for work in settled]))
+
+
+def _pace(own: Sequence[Seen], reference: Reference, law: UnseenLaw) -> float:
+    """Median of measured ÷ expected CPU seconds on one profile."""
+    expected = [law.seconds(work, reference) for work in own]
+    ratios = [work.compute_cpu_s / each for work, each in zip(own, expected, strict=True) if each > 0]
+    return median(ratios) if ratios else 1.0
 
 
 def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
     """Median of measured ÷ reference CPU seconds, by kind of work."""
     ratios: dict[str, list[float]] = {}
     for work in seen:
-        law = reference.device_law(work.assignment)
-        expected = sum(law.seconds(samples) for samples in work.batches)
+        expected = _expected_s(work, reference)
         if expected > 0 and work.compute_cpu_s > 0:
             ratios.setdefault(work_key(work.assignment), []).append(work.compute_cpu_s / expected)
     return {key: median(values) for key, values in ratios.items()}
 
 
-def _agent_laws(seen: Sequence[Seen], reference: Reference) -> tuple[SizeLaw, float]:
-    """CPU seconds of the agent: for a task with n uploads, `fixed_s` + n × `byte_s`; and for each reply. If all tasks
-    have the same number of uploads, the update is assumed to cost as much as an upload."""
+def _agent_law(seen: Sequence[Seen], reference: Reference) -> SizeLaw:
+    """CPU seconds of the agent for a task with n uploads: `fixed_s` + n × `byte_s`. If all tasks have the same number
+    of uploads, the update is assumed to cost as much as an upload."""
     silent = [work for work in seen if not work.replies] or seen
     points = [(float(work.uploads), _agent_cpu_s(work, reference)) for work in silent]
     if len({count for count, _ in points}) > 1:
-        law = line_through(points)
-    else:
-        each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
-        law = SizeLaw(each, each)
-    rest = [(_agent_cpu_s(w, reference) - law.seconds(w.uploads), w.replies) for w in seen if w.replies]
-    return law, _beyond(0.0, rest, 0.0)
+        return line_through(points)
+    each = median(max(0.0, seconds) / (count + 1) for count, seconds in points)
+    return SizeLaw(each, each)
+
+
+def _reply_s(seen: Sequence[Seen], reference: Reference, agent: SizeLaw, decode: float) -> float | None:
+    """CPU seconds of the agent to receive and decode a reply; None where there was none."""
+    beyond = [
+        (_agent_cpu_s(w, reference) - agent.seconds(w.uploads) + w.decode_cpu_s - decode) / w.replies
+        for w in seen
+        if w.replies
+    ]
+    return max(0.0, median(beyond)) if beyond else None
 
 
 def _agent_cpu_s(work: Seen, reference: Reference) -> float:
     """CPU seconds of the agent in a task, without training, encoding and decoding."""
-    encoding = reference.encode_law(Codec()).seconds(work.update_bytes)
-    if work.uploads:
-        raw = reference.upload_bytes(work.assignment, work.batches)
-        law = reference.encode_law(work.assignment.codec)
-        encoding += sum(law.seconds(size) for size in raw)
-    return work.other_cpu_s - encoding
+    return work.other_cpu_s - work.encode_cpu_s - reference.encode_law(Codec()).seconds(work.update_bytes)
 
 
-def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
-    """A line through (bytes, seconds, rate). If all sizes are equal, all time beyond the wire's own is latency."""
-    scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
-    if not scaled:
-        return LinkFit(0.0, STRETCH)
-    line = line_through(scaled)
-    stretch = min(max(line.byte_s, STRETCH), 3.0)
-    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
-
-
-def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:
-    """Least squares with both coefficients >= 0, over the medians of similar sizes."""
-    if not points:
-        return SizeLaw(0.0, 0.0)
-    groups: dict[int, list[tuple[float, float]]] = {}
-    for x, y in points:
-        groups.setdefault(round(x * 50) if x < 1000 else round(x / 200), []).append((x, y))
-    middles = [(median(x for x, _ in group), median(y for _, y in group)) for group in groups.values()]
-    x_mean, y_mean = mean(x for x, _ in middles), mean(y for _, y in middles)
-    spread = sum((x - x_mean) ** 2 for x, _ in middles)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in middles) / spread if spread > 0 else 0.0
-    if slope <= 0:
-        return SizeLaw(max(0.0, median(y for _, y in points)), 0.0)
-    return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
-
-
-def server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], float]:
-    """Medians of measured ÷ reference seconds: by cut, of steps with one device (a median, because the host may delay
-    single steps); and of steps with a group, compared with the sum of its devices' expected seconds."""
-    single: dict[str, list[float]] = {}
-    groups: list[tuple[float, list[Assignment]]] = []
-    for run in runs:
-        for _, facts in run.rounds():
-            for step in facts.steps:
-                work = [facts.started.assignments[d] for d in step.devices if d in facts.started.assignments]
-                seconds = (step.end_ns - step.start_ns) / 1e9
-                if len(work) > 1:
-                    groups.append((seconds, work))
-                elif work and (expected := reference.server_law(work[0]).seconds(work[0].batch_size)) > 0:
-                    single.setdefault(server_key(work[0]), []).append(seconds / expected)
-    factors = {key: median(values) for key, values in single.items()}
-    other = median(factors.values()) if factors else 1.0
-
-    def expected_s(work: Assignment) -> float:
-        return reference.server_law(work).seconds(work.batch_size) * factors.get(server_key(work), other)
-
-    ratios = [seconds / sum(map(expected_s, work)) for seconds, work in groups if sum(map(expected_s, work)) > 0]
-    return factors, median(ratios) if ratios else 1.0
-
-
-def _orchestrator(runs: Sequence[RunFacts]) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {}
-    for run in runs:
-        for _, facts in run.rounds():
-            for phase in facts.own:
-                seconds.setdefault(phase.name, []).append((phase.end_ns - phase.start_ns) / 1e9)
-                if phase.name == "plan" and facts.sent:
-                    first = min(sent.at_ns for sent in facts.sent.values())
-                    seconds.setdefault("dispatch", []).append(max(0.0, (first - phase.end_ns) / 1e9))
-    return {name: median(values) for name, values in seconds.items()}
+def encode_laws(seen: Sequence[Seen], reference: Reference) -> dict[str, SizeLaw]:
+    """CPU seconds to encode an upload of n raw bytes, by codec. A device needs more than a loop of nothing else."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for work in seen:
+        if work.uploads and work.encode_cpu_s > 0:
+            raw = reference.upload_bytes(work.assignment, work.batches)
+            size = sum(raw) / len(raw)
+            points.setdefault(codec_key(work.assignment.codec), []).append((size, work.encode_cpu_s / work.uploads))
+    return {codec: line_through(each) for codec, each in points.items()}
 
 
 def _cut_cost(record: object) -> CutCost:

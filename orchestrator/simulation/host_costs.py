@@ -1,9 +1,9 @@
 """The costs of this host, measured once by a short real run: what `simulate` takes where there is no calibration.
 
-They are a calibration without what belongs to one model: the reference laws and the profiled cuts are measured again
-for the model that is simulated. What stays is how the fleet of this host differs from the reference: the CPU seconds of
-devices and server halves divided by the reference's, the agent's CPU seconds per task, upload, reply and byte, the
-latency of links, and the seconds of the orchestrator's own work.
+They are a calibration without what belongs to one model: the reference laws and the profiled cuts. What stays is what
+layers cost by kind and width, so that the work of any model can be added up; how devices and server halves differ from
+these sums; the agent's CPU seconds per task, upload, reply and byte; the latency of links; the server's turns; and the
+seconds of the orchestrator's own work.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from orchestrator.runs.request import Request
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.fitting import fit
+from orchestrator.simulation.layer_profile import measure
 from orchestrator.simulation.reference import Reference
 
 EXPERIMENT = shipped("profiles") / "experiments" / "host-costs.yaml"
@@ -49,9 +50,11 @@ def from_runs(folders: list[Path]) -> Calibration:
         devices = {device.name: device.profile.name for device in fleet_of(EXPERIMENT, experiment.fleet).devices}
         prepared = prepare_data(experiment, list(devices), shards, devices, EXPERIMENT)
     model = start_model(experiment, prepared, EXPERIMENT)
-    reference = Reference(model, prepared.sample(experiment.training.batch_size))
+    reference = Reference(model, prepared.sample(experiment.training.batch_size), layers=measure())
     made = fit([sort(read(folder / "records.jsonl")) for folder in folders], reference, by_bytes=True)
-    return msgspec.structs.replace(made, host=platform.node() or "unnamed", cuts={}, device={}, server={}, encode={})
+    profiles = {name: msgspec.structs.replace(costs, work={}) for name, costs in made.profiles.items()}
+    kept = {"host": platform.node() or "unnamed", "profiles": profiles}
+    return msgspec.structs.replace(made, **kept, cuts={}, device={}, server={})
 
 
 def keep(costs: Calibration) -> Path:

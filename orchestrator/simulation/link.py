@@ -74,7 +74,8 @@ class Pipe:
             await self._pass((size - first) * cost.byte_s, cost.byte_s)
         await asyncio.sleep(cost.latency_s)
         self._moved()
-        return Arrival(begun_ns, self._now_ns(), size)
+        now_ns = self._now_ns()
+        return Arrival(min(begun_ns, now_ns), now_ns, size)  # `begun_ns` may have been rounded up
 
     async def _pass(self, seconds: float, byte_s: float) -> None:
         """Let the time of some bytes pass: `seconds`, if the rate stays at `byte_s` seconds per byte."""

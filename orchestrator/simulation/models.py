@@ -45,7 +45,7 @@ def cost_model(
             )
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}
-        reference = Reference(model, batch, **laws, encode=calibration.encode)
+        reference = Reference(model, batch, **laws, encode=calibration.encode, layers=calibration.layers)
         return CalibratedCosts(calibration, reference, now_s, grain)
     match wanted.cost:
         case "flops":

@@ -12,7 +12,7 @@ from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
 from orchestrator.rounds.event_loop import OwnWork
-from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
@@ -51,6 +51,9 @@ class PaperCosts:
 
     def downlink(self, device: Device) -> LinkCost:
         return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.downlink_bit_s)
+
+    def server_turns(self) -> ServerTurns:
+        return ServerTurns()
 
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
         return 0.0

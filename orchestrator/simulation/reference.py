@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -15,11 +14,13 @@ from edgebed.methods.base import Batch, ServerHalf, find_half
 from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel, Weights
-from edgebed.models.width import narrow_model
+from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec
+from orchestrator.simulation.layer_costs import LayerCosts
+from orchestrator.simulation.layer_meter import LayerMeter
+from orchestrator.simulation.timing import REPEATS, Meter, ThreadMeter, best_s, one_thread
 
-REPEATS = 5
 ANCHORS = 3
 """Number of known laws that are measured again to find the current speed of the host; their median is used."""
 
@@ -63,11 +64,6 @@ def work_key(assignment: Assignment) -> str:
     return " · ".join(parts)
 
 
-def objective_of(key: str) -> str:
-    """Of a `work_key`."""
-    return key.partition(" · ")[0]
-
-
 def server_key(assignment: Assignment) -> str:
     return f"cut {assignment.stages}"
 
@@ -90,6 +86,7 @@ class Reference:
     Args:
         batch: real samples: x (B, C, H, W) and y (B,).
         device, server, encode: laws that are already known.
+        layers: what layers cost; the seconds of a step are then the sum of those of its layers. None: it is timed.
     """
 
     def __init__(
@@ -100,11 +97,15 @@ class Reference:
         device: Mapping[str, BatchLaw] | None = None,
         server: Mapping[str, BatchLaw] | None = None,
         encode: Mapping[str, SizeLaw] | None = None,
+        layers: LayerCosts | None = None,
     ) -> None:
-        self._model, self._batch = model, batch
+        self._model, self._batch, self.layers = model, batch, layers or {}
+        self._meter: Meter = LayerMeter(layers) if layers else ThreadMeter()
+        self._repeats = 1 if layers else REPEATS
         self.device_laws: dict[str, BatchLaw] = dict(device or {})
         self.server_laws: dict[str, BatchLaw] = dict(server or {})
         self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
+        self._narrow_s: dict[tuple[tuple[str, int], ...], float] = {}
         self._anchors = _plain_keys(self.device_laws)
 
     @property
@@ -115,7 +116,7 @@ class Reference:
     def device_law(self, assignment: Assignment) -> BatchLaw:
         key = work_key(assignment)
         if key not in self.device_laws:
-            law, pace = self._measure_device(assignment), self._pace(assignment)
+            law, pace = self._measure_device(assignment), 1.0 if self.layers else self._pace(assignment)
             self.device_laws[key] = BatchLaw(law.fixed_s * pace, law.sample_s * pace, law.forward)
         return self.device_laws[key]
 
@@ -143,18 +144,25 @@ class Reference:
             self.encode_laws[key] = self._measure_encode(codec)
         return self.encode_laws[key]
 
+    def narrow_s(self, keep: Keep) -> float:
+        """CPU seconds to cut a narrow model out of the whole one."""
+        sizes = kept_sizes(keep)
+        if sizes not in self._narrow_s:
+            self._narrow_s[sizes] = best_s(lambda: narrow_model(self._model, keep))
+        return self._narrow_s[sizes]
+
     def upload_bytes(self, assignment: Assignment, batches: Sequence[int]) -> list[int]:
         """Raw bytes of the features and labels of each batch."""
         sample = math.prod(self._model.feature_shape(assignment.stages)) * 4 + 8
         return [sample * count for count in batches]
 
     def _measure_encode(self, codec: Codec) -> SizeLaw:
-        with torch.no_grad(), _one_thread():
+        with torch.no_grad(), one_thread():
             features = self._model.lower(1).eval()(self._batch[0])
             points = []
             for rows in (max(1, len(features) // 8), len(features)):
                 part = {"features": features[:rows].contiguous()}
-                seconds = min(_timed(lambda part=part: encode_tensors(part, codec)) for _ in range(REPEATS))  # type: ignore[misc]
+                seconds = best_s(lambda part=part: encode_tensors(part, codec))  # type: ignore[misc]
                 points.append((part["features"].numel() * 4, seconds))
         (x0, y0), (x1, y1) = points
         slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
@@ -166,9 +174,9 @@ class Reference:
 
     def _measure_device(self, assignment: Assignment) -> BatchLaw:
         full = len(self._batch[1])
-        with _one_thread():
-            small = [self._device_step(assignment, min(LEAST, full)) for _ in range(REPEATS)]
-            large = [self._device_step(assignment, full) for _ in range(REPEATS)]
+        with one_thread(), self._meter:
+            small = [self._device_step(assignment, min(LEAST, full)) for _ in range(self._repeats)]
+            large = [self._device_step(assignment, full) for _ in range(self._repeats)]
         return _law(small, large, min(LEAST, full), full)
 
     def _device_step(self, assignment: Assignment, samples: int) -> tuple[float, float]:
@@ -178,9 +186,9 @@ class Reference:
 
         def batches() -> object:
             for _ in range(2):
-                marks.append(time.thread_time())
+                marks.append(self._meter.seconds())
                 yield self._rows(samples)
-            marks.append(time.thread_time())
+            marks.append(self._meter.seconds())
 
         half = find_half(assignment.objective)(model, assignment, batches())  # type: ignore[arg-type]
         reply: Weights | None = None
@@ -191,31 +199,25 @@ class Reference:
             except StopIteration:
                 break
             if len(marks) == 2 and not features:
-                features = time.thread_time()
+                features = self._meter.seconds()
             reply = _answer(out.tensors) if out.wait else None
         return (features - marks[1] if features else 0.0), marks[2] - marks[1]
 
     def _measure_server(self, assignment: Assignment) -> BatchLaw:
         full = len(self._batch[1])
-        with _one_thread():
+        with one_thread(), self._meter:
             half = UpperHalf(self._model, self._model.weights(), assignment, torch.device("cpu"))
-            small = [self._server_step(half, assignment, min(LEAST, full)) for _ in range(REPEATS)]
-            large = [self._server_step(half, assignment, full) for _ in range(REPEATS)]
+            small = [self._server_step(half, assignment, min(LEAST, full)) for _ in range(self._repeats)]
+            large = [self._server_step(half, assignment, full) for _ in range(self._repeats)]
         return _law(small, large, min(LEAST, full), full)
 
     def _server_step(self, half: ServerHalf, assignment: Assignment, samples: int) -> tuple[float, float]:
         x, y = self._rows(samples)
         with torch.no_grad():
             features = self._model.lower(assignment.stages)(x)
-        start = time.thread_time()
+        start = self._meter.seconds()
         half.step({assignment.device: {"features": features, "labels": y}})
-        return 0.0, time.thread_time() - start
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.thread_time()
-    call()
-    return time.thread_time() - start
+        return 0.0, self._meter.seconds() - start
 
 
 def _answer(tensors: Weights) -> Weights:
@@ -230,12 +232,3 @@ def _law(small: Sequence[tuple[float, float]], large: Sequence[tuple[float, floa
     forward = min(first for first, _ in large)
     slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
     return BatchLaw(max(0.0, most - slope * many), slope, min(1.0, forward / most) if most else 0.0)
-
-
-class _one_thread:
-    def __enter__(self) -> None:
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._before)

@@ -141,7 +141,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
         make_trainer=lambda: SimulatedTrainer(
             accelerator,
             context.server_slots,
-            costs.server_step_s,
+            costs,
             charging.assignments,
             server_cpu(costs, context.server_cpus),
         ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 
 import torch
 
@@ -17,14 +18,12 @@ from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.training.server import ServerTrainer
 
-StepCost = Callable[[Sequence[Assignment], Sequence[int]], float]
-
 
 class SimulatedTrainer(ServerTrainer):
     """A ServerTrainer on a virtual clock: each step keeps one of `slots` workers busy for its virtual seconds.
 
     Args:
-        step_s: gives the seconds of a step from the assignments of its devices and their samples.
+        costs: gives the seconds of steps and turns.
         assignments: by device, those of the rounds in hand.
         cpu: gives a server with less than one CPU its time. None: steps run at full speed.
     """
@@ -33,27 +32,39 @@ class SimulatedTrainer(ServerTrainer):
         self,
         accelerator: torch.device,
         slots: int,
-        step_s: StepCost,
+        costs: CostModel,
         assignments: Mapping[str, Assignment],
         cpu: Cpu | None = None,
     ) -> None:
         super().__init__(accelerator, slots)
         self._free = asyncio.Semaphore(slots)
-        self._step_s, self._assignments, self._cpu = step_s, assignments, cpu
+        self._costs, self._assignments, self._cpu = costs, assignments, cpu
+        self._turns = costs.server_turns()
 
     async def make_halves(
         self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
     ) -> list[ServerHalf]:
-        return await in_thread("server_halves", method.server_halves, weights, assignments, self.accelerator)
+        halves = await in_thread("server_halves", method.server_halves, weights, assignments, self.accelerator)
+        await asyncio.sleep(self._turns.half_s * len(halves))
+        return halves
 
     async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
-        async with self._free:
+        async with self._turn():
             start = now_ns()
             replies = half.step(uploads)
             known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
-            seconds = self._step_s([a for a, _ in known], [n for _, n in known])
+            seconds = self._costs.server_step_s([a for a, _ in known], [n for _, n in known])
             await (asyncio.sleep(seconds) if self._cpu is None else self._cpu.use(seconds))
             return replies, start, now_ns()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the slots; the next step gets it a little after this one has ended."""
+        await self._free.acquire()
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(self._turns.turn_s, self._free.release)
 
 
 def slots(wanted: Simulation, devices: int, cpus: float | None) -> int:

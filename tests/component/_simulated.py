@@ -155,7 +155,7 @@ async def _play(
     charging = Charging(loop, costs, fleet)
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
-    trainer = SimulatedTrainer(CPU, at_once, costs.server_step_s, charging.assignments)
+    trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
     driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
     note(_started(fleet, at_once))
     for fact in fleet.facts():

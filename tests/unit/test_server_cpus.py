@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -13,7 +14,7 @@ from orchestrator.records.vocabulary import server_note, threads_note
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.server import server_cpu, slots
-from orchestrator.simulation.virtual import VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
 
 
 def test_outputs_say_what_a_dilation_does_to_the_server() -> None:
@@ -55,3 +56,18 @@ def test_outputs_name_profiles_that_have_one_thread_left() -> None:
     assert threads_note(4.87, {"cpu1": 1.0}) == ""
     assert "cpu2 (2 CPUs) runs one thread" in threads_note(1.5, cpus)
     assert "cpu2 (2 CPUs), cpu4 (4 CPUs) run one thread" in threads_note(4.87, cpus)
+
+
+def test_callers_share_a_device_and_urgent_work_goes_first() -> None:
+    async def main(loop: VirtualLoop) -> list[float]:
+        cpu, ends = PlainCpu(lambda: 0.5), list[float]()
+
+        async def caller(after_s: float, seconds: float, urgent: bool) -> None:
+            await asyncio.sleep(after_s)
+            await cpu.use(seconds, urgent=urgent)
+            ends.append(loop.time() - START_S)
+
+        await asyncio.gather(caller(0.0, 1.0, False), caller(1.0, 0.5, True), caller(1.0, 0.5, True))
+        return ends
+
+    assert run_virtual(main) == pytest.approx([3.0, 3.0, 4.0])

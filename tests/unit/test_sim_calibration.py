@@ -11,25 +11,28 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
+from edgebed.models.width import Keep
 from edgebed.wire.messages import Assignment, Codec, Phase, Report
 from orchestrator.fleet.profile import Limits
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
-from orchestrator.simulation.costs import Device
+from orchestrator.simulation.costs import Device, ServerTurns
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.fitting import (
-    STRETCH,
     Seen,
+    UnseenLaw,
+    encode_laws,
     fit,
-    line_through,
-    link_fit,
     profile_costs,
-    server_factors,
+    unseen_law,
     with_bytes,
 )
+from orchestrator.simulation.laws import STRETCH, line_through, link_fit, relative_law
+from orchestrator.simulation.layer_costs import WidthLaw
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
+from orchestrator.simulation.server_fit import orchestrator_work, server_factors, server_turns
 from tests.component._fleet import model
 from tests.unit.test_simulation import assignment
 
@@ -163,8 +166,9 @@ def work(**changes: Any) -> Seen:
     """A settled task of FedAvg: 2 ms to decode, 5 ms for the agent besides training."""
     usual: dict[str, Any] = {
         "profile": "slow", "assignment": WORK, "first": False, "limits": DEVICE.limits, "batches": (8, 8),
-        "compute_cpu_s": 0.030, "other_cpu_s": 0.005, "decode_cpu_s": 0.002, "replies": 0, "uploads": 0,
-        "upload_bytes": 0, "update_bytes": 1000, "sent_bytes": 1000, "down_s": 0.01, "up_s": 0.01, "received": [],
+        "compute_cpu_s": 0.030, "other_cpu_s": 0.005, "decode_cpu_s": 0.002, "encode_cpu_s": 0.0,
+        "replies": 0, "uploads": 0, "upload_bytes": 0, "update_bytes": 1000, "sent_bytes": 1000,
+        "down_s": 0.01, "up_s": 0.01, "received": [],
     }  # fmt: skip
     return Seen(**{**usual, **changes})
 
@@ -177,10 +181,44 @@ def test_uploads_replies_and_narrow_models_have_their_own_cost() -> None:
         work(assignment=split, uploads=10, replies=10, other_cpu_s=0.035, decode_cpu_s=0.012),
         work(assignment=msgspec.structs.replace(WORK, keep={"md1": (0,)}), decode_cpu_s=0.022),
     ]
-    made = profile_costs(tasks, NarrowReference())
+    made = profile_costs(tasks, NarrowReference(), ONE)
     assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.005), pytest.approx(0.001))
     assert made.reply_cpu_s == pytest.approx(0.002 + 0.001)  # heard and decoded
     assert (made.decode_cpu_s, made.narrow_cpu_s) == (pytest.approx(0.002), pytest.approx(0.020))
+
+
+ONE = UnseenLaw()
+"""Unseen work takes what the reference takes."""
+
+
+def test_a_reply_that_was_not_seen_costs_as_much_as_an_upload_and_narrow_models_are_not_known() -> None:
+    tasks = [work(), work(assignment=assignment(batch_size=8), uploads=10, other_cpu_s=0.015)]
+    made = profile_costs(tasks, NarrowReference(), ONE)
+    assert made.reply_cpu_s == made.upload_cpu_s == pytest.approx(0.001)
+    assert made.narrow_cpu_s is None
+    known = CalibratedCosts(
+        msgspec.structs.replace(fit([real()], reference()), profiles={"slow": made}), NarrowReference(), lambda: 0.0
+    )
+    narrow = msgspec.structs.replace(WORK, keep={"md1": (0,)})
+    assert known.decode_s(DEVICE, narrow, 0, False) == pytest.approx(made.decode_cpu_s + 0.004 * made.other)
+
+
+def test_batches_of_unseen_work_cost_what_all_seen_work_has_in_common() -> None:
+    """2 ms a batch, 1 ms more if it uploads its features, three times the reference; the profile is a tenth slower."""
+    whole = [work(batches=(n,) * 4, compute_cpu_s=4 * (0.002 + 0.003 * n)) for n in (1, 2, 8)]
+    split = assignment(batch_size=8, uploads=("features", "weights"))
+    law = unseen_law([*whole, work(assignment=split, batches=(4, 4), compute_cpu_s=2 * (0.003 + 0.012))], Linear())
+    assert msgspec.structs.astuple(law) == pytest.approx((0.002, 0.001, 3.0))
+    slower = profile_costs([work(batches=(4,), compute_cpu_s=1.1 * (0.002 + 0.012))], Linear(), law)
+    found = (slower.batch_cpu_s, slower.features_cpu_s, slower.other)
+    assert found == pytest.approx((0.0022, 0.0011, 3.3))
+    assert relative_law([]) == WidthLaw(1.0, 0.0, 1.0)
+
+
+def test_a_device_needs_more_to_encode_than_the_reference() -> None:
+    tasks = [work(assignment=assignment(batch_size=8), uploads=2, encode_cpu_s=0.004)]
+    assert encode_laws(tasks, Linear()) == {"float32": SizeLaw(pytest.approx(0.002), 0.0)}
+    assert encode_laws([work()], Linear()) == {}
 
 
 class NarrowReference(Reference):
@@ -193,16 +231,20 @@ class NarrowReference(Reference):
     def device_law(self, assignment: Assignment) -> BatchLaw:
         return BatchLaw(0.010, 0.0, 0.3)
 
+    def narrow_s(self, keep: Keep) -> float:
+        return 0.004
 
-def test_unseen_work_takes_the_factor_of_other_profiles_then_of_its_objective() -> None:
+
+def test_unseen_work_takes_the_factor_of_other_profiles_then_the_common_law() -> None:
     made = fit([real()], reference())
-    slow = msgspec.structs.replace(made.profiles["slow"], work={"output · cut 8": 2.0, "head · cut 1": 1.0}, other=1.5)
+    slow = made.profiles["slow"]
+    slow = msgspec.structs.replace(slow, work={"output · cut 8": 2.0}, other=1.5, batch_cpu_s=0.5, features_cpu_s=0.25)
     quick = msgspec.structs.replace(slow, work={"output · cut 8 · from 4": 3.0})
     both = msgspec.structs.replace(made, profiles={"slow": slow, "quick": quick})
-    assert both.factor("slow", "output · cut 8") == 2.0
-    assert both.factor("slow", "output · cut 8 · from 4") == 3.0
-    assert both.factor("slow", "head · cut 5") == 1.0
-    assert both.factor("slow", "server · cut 2") == 1.5
+    assert both.batch_s("slow", "output · cut 8", 1.0, uploads=False) == 2.0
+    assert both.batch_s("slow", "output · cut 8 · from 4", 1.0, uploads=False) == 3.0
+    assert both.batch_s("slow", "head · cut 5", 1.0, uploads=False) == 2.0
+    assert both.batch_s("slow", "head · cut 5", 1.0, uploads=True) == 2.25
 
 
 def test_a_groups_step_has_a_factor_of_its_own() -> None:
@@ -215,9 +257,30 @@ def test_a_groups_step_has_a_factor_of_its_own() -> None:
         t.ServerStep(3 * SECOND, 3 * SECOND + 3 * step, 0, ("a", "b"), 1),
         t.RoundFinished(5 * SECOND, 0, 3.0, ("a", "b"), "all done"),
     ]
-    factors, group = server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
+    factors, other, group = server_factors([sort([*records, t.RunFinished(6 * SECOND, "rounds done")])], reference())
     assert factors == {"cut 2": pytest.approx(2.0)}  # 20 ms where the reference takes 10
+    assert other.call_s + 0.010 * other.unit_s == pytest.approx(0.020)
     assert group == pytest.approx(30 / 40)
+
+
+def test_the_turns_of_the_server_and_the_seconds_until_a_reply_goes() -> None:
+    """Two halves take 60 ms to make, and the first uploads wait for them; between two steps are 2 ms."""
+    work, ms, at = {name: assignment(batch_size=8) for name in "ab"}, SECOND // 1000, 2 * SECOND
+    head = t.RunStarted(SECOND, "", "r", "x", "splitfed", 1, "local", "kernel", 1.0, True, 0, 1.0)
+    records: list[t.Record] = [
+        head,
+        t.RoundStarted(at, 0, 0.0, 0.1, ("a", "b"), work),
+        *(t.TaskSent(at, 0, name, name, 100) for name in "ab"),
+        *(t.UploadReceived(at + 10 * ms, at + 10 * ms, 0, name, name, 0, 100) for name in "ab"),
+        t.ServerStep(at + 60 * ms, at + 70 * ms, 0, ("a",), 0, at + 60 * ms),
+        t.ServerStep(at + 72 * ms, at + 82 * ms, 0, ("b",), 0, at + 61 * ms),
+        t.ReplyDelivered(at + 90 * ms, at + 75 * ms, 0, "a", 0, 100),
+        t.RoundFinished(at + SECOND, 0, 1.0, ("a", "b"), "all done"),
+    ]
+    runs = [sort([*records, t.RunFinished(6 * SECOND, "rounds done")])]
+    assert server_turns(runs) == ServerTurns(pytest.approx(0.030), pytest.approx(0.002))
+    assert orchestrator_work(runs)["encode"] == pytest.approx(0.005)
+    assert server_turns([real()]) == ServerTurns()
 
 
 def test_the_agents_parts_are_found_from_tasks_of_many_sizes() -> None:
@@ -233,13 +296,20 @@ def test_the_agents_parts_are_found_from_tasks_of_many_sizes() -> None:
         )
     ]  # fmt: skip
     free = FreeReference()
-    plain = {"slow": profile_costs(tasks, free)}
+    plain = {"slow": profile_costs(tasks, free, ONE)}
     made = with_bytes(plain, tasks, free)["slow"]
     assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.002), pytest.approx(0.001))
     assert made.reply_cpu_s == pytest.approx(0.003)
     assert (made.send_byte_cpu_s, made.decode_byte_cpu_s) == (pytest.approx(4e-9), pytest.approx(2e-9))
     assert made.decode_cpu_s == pytest.approx(0.001)
     assert made.work == plain["slow"].work
+
+
+class Linear(NarrowReference):
+    """1 ms a sample."""
+
+    def device_law(self, assignment: Assignment) -> BatchLaw:
+        return BatchLaw(0.0, 0.001, 0.3)
 
 
 class FreeReference(NarrowReference):

@@ -1,0 +1,69 @@
+"""Laws through measured points. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from orchestrator.simulation.calibration import LinkFit
+from orchestrator.simulation.layer_costs import WidthLaw
+from orchestrator.simulation.reference import SizeLaw
+
+STRETCH = 1.046
+"""Bytes on the wire per payload byte in full Ethernet frames, which gives the shortest time of a transfer."""
+
+
+def parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    """Factors of the columns, none negative, by least squares."""
+    matrix = np.array(rows)
+    most = np.maximum(matrix.max(axis=0), 1e-12)
+    found, _ = nnls(matrix / most, np.maximum(0.0, seconds))
+    return [float(value) for value in found / most]
+
+
+def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
+    """A line through (bytes, seconds, rate). If all sizes are equal, all time beyond the wire's own is latency."""
+    scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
+    if not scaled:
+        return LinkFit(0.0, STRETCH)
+    line = line_through(scaled)
+    stretch = min(max(line.byte_s, STRETCH), 3.0)
+    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:
+    """Least squares with both coefficients >= 0, over the medians of similar sizes."""
+    if not points:
+        return SizeLaw(0.0, 0.0)
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        groups.setdefault(round(x * 50) if x < 1000 else round(x / 200), []).append((x, y))
+    middles = [(median(x for x, _ in group), median(y for _, y in group)) for group in groups.values()]
+    x_mean, y_mean = mean(x for x, _ in middles), mean(y for _, y in middles)
+    spread = sum((x - x_mean) ** 2 for x, _ in middles)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in middles) / spread if spread > 0 else 0.0
+    if slope <= 0:
+        return SizeLaw(max(0.0, median(y for _, y in points)), 0.0)
+    return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Sum of the first ÷ sum of the second."""
+    return sum(first for first, _ in pairs) / sum(second for _, second in pairs)
+
+
+def relative_parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    """As `parts`, with the least sum of squared relative errors. Rows whose seconds are 0 are left out."""
+    known = [(row, taken) for row, taken in zip(rows, seconds, strict=True) if taken > 0]
+    return parts([tuple(value / taken for value in row) for row, taken in known], [1.0] * len(known))
+
+
+def relative_law(points: Sequence[tuple[float, float, float]]) -> WidthLaw:
+    """From (calls, units, seconds): seconds per call and per unit. Without points a unit takes a second."""
+    if not points:
+        return WidthLaw(1.0, 0.0, 1.0)
+    call_s, unit_s = relative_parts([point[:2] for point in points], [point[2] for point in points])
+    return WidthLaw(1.0, call_s, unit_s)
