@@ -50,6 +50,12 @@ def settings_from(arguments: list[str]) -> Settings:
         help="end if nothing was received from an orchestrator for so many seconds (default 1800, or "
         "EDGEBED_ALONE_S); 0: no limit",
     )
+    parser.add_argument(
+        "--board",
+        action="store_true",
+        help="this machine is the device: tell its model, and once a second its frequency, heat, throttling and power; "
+        "not for containers, whose sensors are their host's",
+    )
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
     try:
@@ -71,6 +77,7 @@ def settings_from(arguments: list[str]) -> Settings:
         shard=given.shard,
         alone_s=given.alone_s,
         identity=_identity(given.identity) if url.scheme == "mqtts" else None,
+        board=given.board,
     )
 
 

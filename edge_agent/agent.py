@@ -20,7 +20,9 @@ import msgspec
 
 import edgebed
 from edge_agent import machine as m
-from edge_agent.probe import run_probe
+from edge_agent.probe import Probes
+from edge_agent.sensors.board import Board
+from edge_agent.sensors.watch import BoardWatch, board_facts
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
@@ -45,7 +47,6 @@ from edgebed.wire.messages import (
     Pong,
     Presence,
     Probe,
-    ProbeResult,
     Reply,
     Shutdown,
     Status,
@@ -63,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
         identity: certificate and key, where the broker speaks TLS.
         alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
             heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
+        board: this machine is the device, and not its host: tell what the machine's sensors read.
     """
 
     host: str
@@ -74,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True):
     shard: Path
     alone_s: float = 1800.0
     identity: Identity | None = None
+    board: bool = False
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
@@ -87,7 +90,7 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
             samples=shard.samples if shard else 0,
             labels=tuple(shard.label_counts) if shard else (),
             shard=shard.sha256 if shard else "",
-            host=host_facts() if shard else {},
+            host=host_facts() | (board_facts() if settings.board else {}) if shard else {},
         )
     )
 
@@ -138,7 +141,8 @@ class Agent:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._run: TaskRun | None = None
         self._bodies: dict[str, ReceivedTransfer] = {}
-        self._probes: dict[str, ProbeResult | None] = {}
+        self._probes = Probes(settings.device, throttle, self._pacer, self.phases)
+        self._sensors = BoardWatch(Board()) if settings.board else None
         self._jobs: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -170,6 +174,8 @@ class Agent:
         finally:
             stop.cancel()
             beats.cancel()
+            if self._sensors is not None:
+                self._sensors.close()
             if self._run is not None:
                 self._run.cancel()
             for job in self._jobs:
@@ -228,7 +234,7 @@ class Agent:
             case PhasesSeen(incarnation, upto) if incarnation == self._incarnation:
                 self.phases.seen(upto)
             case Probe():
-                self._probe(message)
+                self._spawn(self._probe(message))
             case _:
                 pass
 
@@ -313,23 +319,10 @@ class Agent:
 
     # ---- probes ----
 
-    def _probe(self, probe: Probe) -> None:
-        """Run a probe once. A repeated request gets the same result, or nothing while the probe still runs."""
-        if probe.id in self._probes:
-            result = self._probes[probe.id]
-            if result is not None:
-                self._notify(result)
-            return
-        self._probes = dict(list(self._probes.items())[-64:])
-        self._probes[probe.id] = None
-        self._spawn(self._run_probe(probe))
-
-    async def _run_probe(self, probe: Probe) -> None:
-        self.phases.enter("probe", "")
-        result = await asyncio.to_thread(run_probe, probe, self._settings.device, self._throttle, self._pacer)
-        self.phases.enter("waiting", "")
-        self._probes[probe.id] = result
-        self._notify(result)
+    async def _probe(self, probe: Probe) -> None:
+        result = await self._probes.answer(probe)
+        if result is not None:
+            self._notify(result)
 
     # ---- heartbeats ----
 
@@ -369,6 +362,7 @@ class Agent:
             sent_ns=sent_ns,
             phases=phases,
             first_phase=first,
+            board=self._sensors.take() if self._sensors is not None else (),
         )
 
     # ---- helpers ----

@@ -5,6 +5,7 @@ CPU time is counted over whole quota periods; a partial period would make an err
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
+from edgebed.device.phases import PhaseLog
 from edgebed.errors import UsageError
 from edgebed.link import link_probe
 from edgebed.models.staged import MODELS
@@ -34,7 +36,28 @@ STOP_S = 0.001
 REST = 1.5
 """Periods of the quota to rest before a piece of work."""
 
+KEPT = 64
+"""Results of probes that are kept for repeated requests."""
+
 Work = Callable[[], None]
+
+
+class Probes:
+    """Runs every probe once. A repeated request gets the same result, or nothing while the probe still runs."""
+
+    def __init__(self, device: str, throttle: SoftwareThrottle, pacer: Pacer, phases: PhaseLog) -> None:
+        self._device, self._throttle, self._pacer, self._phases = device, throttle, pacer, phases
+        self._results: dict[str, ProbeResult | None] = {}
+
+    async def answer(self, probe: Probe) -> ProbeResult | None:
+        if probe.id not in self._results:
+            self._results = dict(list(self._results.items())[-KEPT:])
+            self._results[probe.id] = None
+            self._phases.enter("probe", "")
+            result = await asyncio.to_thread(run_probe, probe, self._device, self._throttle, self._pacer)
+            self._phases.enter("waiting", "")
+            self._results[probe.id] = result
+        return self._results[probe.id]
 
 
 def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle, pacer: Pacer) -> ProbeResult:

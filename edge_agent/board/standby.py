@@ -194,7 +194,7 @@ class Standby:
         return process.returncode == 0
 
     async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
-        arguments = ["--fleet", wanted.fleet, "--device", self._about.board, "--shard", str(shard)]
+        arguments = ["--fleet", wanted.fleet, "--device", self._about.board, "--shard", str(shard), "--board"]
         host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
         env = {
             **os.environ,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from edgebed.errors import WireError, short
+from edgebed.wire.reading import Readings
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,6 +192,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     sent_ns: int  # device's monotonic clock
     phases: tuple[Phase, ...] = ()  # closed phases the orchestrator has not acknowledged yet
     first_phase: int = 0  # running number of phases[0]
+    board: Readings = ()  # since the last heartbeat; of boards only
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -91,6 +91,11 @@ class Run:
         return tables.uploads_table(self._facts)
 
     @cached_property
+    def readings(self) -> pd.DataFrame:
+        """One row per reading of a board's sensors: frequency, cap, heat, power; none of other devices."""
+        return tables.readings_table(self._facts)
+
+    @cached_property
     def faults(self) -> pd.DataFrame:
         """One row per event that was not planned: work left out, a device that left or came back, other faults."""
         return tables.faults_table(self._facts)

@@ -18,8 +18,10 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.time_axis import Rounds
+from edgebed.wire.reading import BoardReading
+from orchestrator.analysis.time_axis import Rounds, TimeAxis
 from orchestrator.records import types as t
+from orchestrator.records.board import BoardRound, boards_of_rounds, line_of
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.stragglers import CAUSES
@@ -50,6 +52,7 @@ FROM_SUMMARY = {
 
 PHASES = ("round", "lane", "device", "phase", "start_s", "duration_s", "waiting_for")
 UPLOADS = ("round", "device", "kind", "batch", "start_s", "duration_s", "bytes")
+READINGS = ("device", "start_s", "mhz", "cap", "celsius", "hot", "throttled_bits", "watts", "marks")
 FAULTS = ("session", "start_s", "round", "device", "event", "kind", "reason")
 
 LIMITS = ("profile", "cpus", "uplink_mbit_s", "downlink_mbit_s")
@@ -62,12 +65,25 @@ ASSIGNMENTS = (
     *("duration_s", "communication_s", "server_s"),  # of the record DeviceDone
     *("compute_s", "compute_cpu_s", "samples", "batches", "train_loss", "memory_mib"),  # of the device's report
     *("bytes_up", "bytes_down"),
+    "joules",
 )
 
 TEXT = frozenset(
     (
-        *("lane", "device", "profile", "phase", "waiting_for", "waited_for", "outcome", "kind", "event", "reason"),
-        *("straggler", "straggler_profile", "straggler_cause"),
+        *(
+            "lane",
+            "device",
+            "profile",
+            "phase",
+            "waiting_for",
+            "waited_for",
+            "outcome",
+            "kind",
+            "event",
+            "reason",
+            "marks",
+        ),
+        *("straggler", "straggler_profile", "straggler_cause", "marks"),
     )
 )
 WHOLE = frozenset(("round", "session", "cut", "merged_devices", "rounds", "straggler_rounds", "classes"))
@@ -173,14 +189,18 @@ def _device(info: t.DeviceInfo, summary: Summary) -> Row:
 
 def assignments_table(run: RunFacts) -> pd.DataFrame:
     """One row per device and round in which it had work."""
-    rounds = Rounds(run)
+    rounds, boards = Rounds(run), boards_of_rounds(run)
     limits = {id(session): Limits(session) for session in run.sessions}
     rows = (
-        _assignment(rounds, facts, device, limits[id(session)])
+        (*_assignment(rounds, facts, device, limits[id(session)]), _joules(boards[facts.number], device))
         for session, facts in rounds.finished
         for device in facts.started.assignments
     )
     return _table(ASSIGNMENTS, rows)
+
+
+def _joules(boards: Mapping[str, BoardRound], device: str) -> float | None:
+    return boards[device].joules if device in boards else None
 
 
 def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: Limits) -> Row:
@@ -241,6 +261,25 @@ def uploads_table(run: RunFacts) -> pd.DataFrame:
             kind, batch = ("features", record.batch) if isinstance(record, t.UploadReceived) else ("update", None)
             rows.append((facts.number + 1, record.device, kind, batch, start_s, end_s - start_s, record.bytes))
     return _table(UPLOADS, sorted(rows, key=lambda row: row[4]))
+
+
+def readings_table(run: RunFacts) -> pd.DataFrame:
+    """One row per reading of a board's sensors, in all sessions."""
+    axis, rows = TimeAxis(run), list[Row]()
+    for number, session in enumerate(run.sessions):
+        for name, device in session.devices.items():
+            line = line_of(device)
+            for at_ns, reading, marks in zip(line.at_ns, line.readings, line.marks, strict=True):
+                rows.append((name, axis.seconds(number, at_ns), *_read(reading, marks)))
+    return _table(READINGS, rows, optional=("throttled_bits",))
+
+
+def _read(reading: BoardReading, marks: Sequence[str] | None) -> Row:
+    """`mhz`: the mean of the cores."""
+    known = [mhz for mhz in reading.mhz if mhz is not None]
+    mhz = sum(known) / len(known) if known else None
+    hot = None if reading.hot is None else float(reading.hot)
+    return mhz, reading.cap, reading.celsius, hot, reading.throttled, reading.watts, _words(marks)
 
 
 def faults_table(run: RunFacts) -> pd.DataFrame:

@@ -1,4 +1,5 @@
-"""What share of a device's tasks, batches and requests used no more CPU time than one period of its quota gives. Pure.
+"""What share of tasks, batches and requests used no more CPU time than one period of the quota gives, and how much of
+its own work a device's quota stopped. Pure.
 
 A quota alone does not slow such work: after a rest it is done at the full speed of the host.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from edgebed.device.phases import OWN_WORK
 from edgebed.wire.messages import Report
 from orchestrator.records.formatting import percent
+from orchestrator.records.run_index import RunFacts
 
 UNSLOWED = 0.05
 """Share of the batches from which on times under a quota without pacing are called doubtful."""
@@ -41,6 +44,19 @@ class InQuota:
     def pieces(self) -> float | None:
         """Share of the batches, or of the requests of a device that serves."""
         return self._pieces_in / self._pieces if self._pieces else None
+
+
+def throttled_share(run: RunFacts, device: str) -> float | None:
+    """Share of a device's own work for which its CPU quota stopped it; None: it never reported any.
+
+    Only the sum over many phases is meaningful: the kernel counts a stop when it ends, which may be in the next phase.
+    It also adds up the CPUs that it stopped, so several threads may be stopped for longer than they worked: at most 1.
+    """
+    facts = [session.devices[device] for session in run.sessions if device in session.devices]
+    phases = [phase for one in facts for _, phase in one.phases if phase.name in OWN_WORK]
+    length = sum(phase.end_ns - phase.start_ns for phase in phases)
+    stopped = sum(phase.throttled_ns for phase in phases)
+    return min(1.0, stopped / length) if stopped and length else None
 
 
 def sentence(summary: dict[str, Any]) -> str:

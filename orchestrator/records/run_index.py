@@ -17,7 +17,9 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Phase
+from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
+from orchestrator.records.board_record import BoardReadings
 
 FAR = 1 << 62
 
@@ -47,6 +49,8 @@ class DeviceFacts(msgspec.Struct):
 
     name: str
     phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
+    readings: list[tuple[str, BoardReading]] = []  # (incarnation, reading) of a board's sensors
+    host: dict[str, str] = {}  # what it said when it joined last
     clocks: dict[str, Clock] = {}  # by incarnation
     presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
     placed: tuple[tuple[int, ...], object] | None = None  # kept by `clock_alignment.place`, with what it was made from
@@ -294,6 +298,8 @@ def _add(session: Session, record: t.Record, offset: int) -> None:
     match record:
         case t.DevicePhases(_, name, incarnation, phases):
             session.device(name).phases += [(incarnation, phase) for phase in phases]
+        case BoardReadings(_, name, incarnation, readings):
+            session.device(name).readings += [(incarnation, reading) for reading in readings]
         case t.ClockOffset():
             _add_clock(session.device(record.device), record)
         case t.DeviceJoined() | t.DeviceLeft():
@@ -335,6 +341,8 @@ def _add_presence(session: Session, record: t.DeviceJoined | t.DeviceLeft) -> No
     """A device joined or left. Records from before the start say how the fleet was: state, but no event of this run."""
     joined = record.incarnation if isinstance(record, t.DeviceJoined) else ""
     session.device(record.device).presence.append((record.at_ns, joined))
+    if isinstance(record, t.DeviceJoined) and record.host:
+        session.device(record.device).host = record.host
     expected = isinstance(record, t.DeviceJoined) and not record.again
     if not expected and record.at_ns >= session.started.at_ns:
         session.events.append(record)

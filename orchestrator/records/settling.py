@@ -155,7 +155,7 @@ def _forget(state: RunState) -> None:
     for name, device in session.devices.items():
         device.placed = None
         count = _ended_before(device, since)
-        del device.phases[:count]
+        del device.phases[:count], device.readings[:-1]
         if name in state.devices:
             state.devices[name].taken -= count
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from edgebed.device.phases import OWN_WORK
 from edgebed.errors import UsageError
+from orchestrator.records.board import BoardRound, board_facts, boards_of_rounds
 from orchestrator.records.bound_by import BoundBy, WaitSums, in_summary
 from orchestrator.records.critical_path import Paths, RoundPath
 from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
-from orchestrator.records.in_quota import InQuota
+from orchestrator.records.in_quota import InQuota, throttled_share
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
@@ -77,6 +77,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "ended": last.finished.why if last.finished is not None else "not yet, or killed",
         "target_accuracy": started.target_accuracy,
         "test_accuracy": last.tested.accuracy if last.tested is not None else None,
+        "boards": board_facts(run),
         "profiles": {info.name: info.profile for session in run.sessions for info in session.started.devices},
     }
 
@@ -115,6 +116,7 @@ class Summing:
     def __init__(self, run: RunFacts) -> None:
         self._head = _head(run)
         self._axis, self._whatif, self._hosts = _Axis(run), WhatIf(run), hosts_of_rounds(run)
+        self._boards = boards_of_rounds(run)
         self._paths, self._bounds, self._waits = Paths(run), BoundBy(), WaitSums()
         self._target = run.started.target_accuracy
         self._devices = list(dict.fromkeys(name for session in run.sessions for name in session.devices))
@@ -132,7 +134,7 @@ class Summing:
         self._extra: list[dict[str, float]] = []
         self._load: list[dict[str, float]] = []
         self._faults = sum(len(session.events) for session in run.sessions)
-        self._throttled = {device: _throttled_share(run, device) for device in self._devices}
+        self._throttled = {device: throttled_share(run, device) for device in self._devices}
         self._in_quota, self._all_in_quota = {device: InQuota() for device in self._devices}, InQuota()
 
     def add(self, timeline: RoundTimeline) -> None:
@@ -200,7 +202,9 @@ class Summing:
 
     def _add_assignments(self, facts: RoundFacts) -> None:
         lost = self._hosts.get(facts.number, HostOfRound()).lost_s
+        boards = self._boards.get(facts.number, {})
         for device in self._devices:
+            board = boards.get(device, BoardRound())
             assignment, done = facts.started.assignments.get(device), facts.done.get(device)
             predicted = facts.started.predicted_s.get(device)
             values = {
@@ -208,6 +212,9 @@ class Summing:
                 "predicted_s": None if predicted is None else predicted / facts.dilation,
                 "actual_s": None if done is None else done.seconds / facts.dilation,
                 "not_got_s": _divided_one(lost.get(device), facts.dilation),
+                "joules": board.joules,
+                "board_celsius": board.celsius,
+                "board_marks": board.marks,
             }
             for name, value in values.items():
                 self._by_device[name][device].append(value)
@@ -300,8 +307,9 @@ ROWS = (
 )
 """Lists with one entry per finished round, in the order in which rounds ended."""
 
-PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s", "not_got_s")
-"""By device, lists with one entry per finished round; null where the device had no assignment, or did not finish it."""
+PER_ASSIGNMENT = ("cut", "predicted_s", "actual_s", "not_got_s", "joules", "board_celsius", "board_marks")
+"""By device, lists with one entry per finished round; null where the device had no assignment, or did not finish it;
+the last three: where it is no board, or its sensors do not tell."""
 
 
 def _host_row(host: HostOfRound) -> dict[str, Any]:
@@ -328,19 +336,6 @@ def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
 def percentile(values: list[float], share: float) -> float | None:
     """The smallest value that `share` of all do not exceed (nearest rank); None of nothing."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
-
-
-def _throttled_share(run: RunFacts, device: str) -> float | None:
-    """Share of a device's own work for which its CPU quota stopped it; None: it never reported any.
-
-    Only the sum over many phases is meaningful: the kernel counts a stop when it ends, which may be in the next phase.
-    It also adds up the CPUs that it stopped, so several threads may be stopped for longer than they worked: at most 1.
-    """
-    facts = [session.devices[device] for session in run.sessions if device in session.devices]
-    phases = [phase for one in facts for _, phase in one.phases if phase.name in OWN_WORK]
-    length = sum(phase.end_ns - phase.start_ns for phase in phases)
-    stopped = sum(phase.throttled_ns for phase in phases)
-    return min(1.0, stopped / length) if stopped and length else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from edgebed.wire.messages import Assignment, Phase, Report
+from orchestrator.records.board_record import BoardReadings
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
@@ -386,6 +387,7 @@ Record = (
     | ReplyDelivered
     | UpdateReceived
     | DevicePhases
+    | BoardReadings
     | DeviceDone
     | DeviceOut
     | DeviceJoined

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import FileError, RunError, UsageError
+from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
+from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
@@ -43,6 +45,7 @@ def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
         t.HostRound(12, 9, 0, 2.0, 1.0, 0.0, 0.5, {"broker": 0.1}, 2.5, 7),
         t.TurnEnded(13, 0, "f1/1", 1, 2),
         t.ScenarioStep(14, 13, "weak", 0, "limits", True, "up 5 Mbit/s", uplink_bit_s=5_000_000),
+        BoardReadings(15, "weak", "weak#1", (BoardReading(3, (1500, None), 0.8, 81.5, True, 5, 4.5), BoardReading(4))),
         t.FinalTest(11, 3, 0.5, 1.0, 0.1, {"exit1": 0.4}),
         t.Fault(8, "weak", "odd \n \u2028 text"),
     ]

@@ -26,6 +26,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 REPEAT_S = 1.0
@@ -215,6 +216,8 @@ class Membership:
         moved = device.status is None or status.progress != device.status.progress
         device.status = status
         self._take_phases(device, status)
+        if status.board:
+            self._record(BoardReadings(time.monotonic_ns(), device.name, device.incarnation, status.board))
         self._tell(Heard(device.name, moved, status.task, status.phase))
 
     def _take_phases(self, device: Member, status: Status) -> None:

@@ -1,0 +1,40 @@
+"""What the sensors of a board read at one moment. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Celsius = Annotated[float, msgspec.Meta(ge=-100, le=300)]
+Watts = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Mhz = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+Cores = Annotated[tuple[Mhz | None, ...], msgspec.Meta(max_length=4096)]
+Bits = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class BoardReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One reading. None: not known, because there is no such sensor or tool, or it was not asked this time.
+
+    Attributes:
+        at_ns: on the device's monotonic clock.
+        mhz: current frequency by core; empty: not known for any.
+        cap: of all cores the lowest frequency that is allowed now ÷ the highest that the core can do; 1: no cap.
+        celsius: of the hottest sensor.
+        hot: some sensor is at or above the temperature from which its board slows itself down.
+        throttled: the bits of the Raspberry Pi's `get_throttled`: 0 to 3 for now, 16 to 19 for since boot.
+        watts: power of what the board's sensors cover (host fact `power_rails`).
+    """
+
+    at_ns: int
+    mhz: Cores = ()
+    cap: Share | None = None
+    celsius: Celsius | None = None
+    hot: bool | None = None
+    throttled: Bits | None = None
+    watts: Watts | None = None
+
+
+Readings = Annotated[tuple[BoardReading, ...], msgspec.Meta(max_length=120)]
+"""Of one heartbeat."""
