@@ -84,7 +84,7 @@ async def calibrate(
         on_row: called with each row as soon as it is measured.
         on_item: called with the share of the plan that is done.
     """
-    plan = verdicts.short_plan() if short else verdicts.full_plan()
+    plan = verdicts.short_plan(len(limits)) if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
     async with ProbeServer(fleet.host_of(device) for device in limits) as peer:

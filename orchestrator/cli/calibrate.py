@@ -81,7 +81,7 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
 
         standing = session.standing_fleet(spec, backend=backend, dilation=dilation, grain=grain, notify=notify)
         async with standing as controller:
-            plan = verdicts.short_plan() if short else verdicts.full_plan()
+            plan = verdicts.short_plan(len(controller.limits)) if short else verdicts.full_plan()
             notify(f"calibrating, about {verdicts.estimate_s(plan, list(controller.limits.values())):.0f} s")
             result = await calibrate(
                 controller.fleet,
