@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import selectors
 import socket
 import struct
-import sys
-import termios
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,10 +17,12 @@ BLOCK = bytes(64 * 1024)
 GO = b"G"
 UNSENT_BYTES = 256 * 1024
 TCP_NOTSENT_LOWAT = 25  # Linux; the socket module does not name it in 3.11
+SO_TIMESTAMPNS = 35  # likewise
 PATIENCE_S = 60.0
 """A link on which nothing moves for so long is broken."""
 
 _ROLE = struct.Struct("!16sBQI")
+_TIMESPEC = struct.Struct("ll")
 
 Wait = Callable[[int], None]
 """Called with the number of bytes about to be sent or just received. The software throttle sleeps here until its rate
@@ -117,40 +116,55 @@ def receive(sockets: Sequence[socket.socket], total: int, wait: Wait | None = No
     """Receive `total` bytes over all connections; seconds from the first arrival to the last, and bytes without those
     of the first arrival.
 
+    Without `wait` the kernel tells when bytes arrived: a receiver that is stopped by its quota, or serves other probes
+    first, reads them later. With `wait` the receiver limits the rate itself, and bytes arrive when it lets them pass.
+
     Raises:
         OSError: a connection broke or ended early, or nothing moved for PATIENCE_S.
     """
-    got, first, first_at = 0, 0, 0.0
+    got, first, first_at, last_at = 0, 0, 0.0, 0.0
     buffer = bytearray(1 << 20)
     # Woken for every segment, a device of 0.02 CPU would spend its quota on waking.
     low_water = max(1, min(total // len(sockets) // 8, 32 * 1024))
     with selectors.DefaultSelector() as selector:
         for connection in sockets:
             connection.settimeout(PATIENCE_S)
+            connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             connection.sendall(GO)
+            connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             selector.register(connection, selectors.EVENT_READ)
         while got < total:
-            for connection in _ready(selector):
-                count = connection.recv_into(buffer)
-                if count == 0:
+            ready = _ready(selector)
+            whole = not got and wait is None  # the first arrival is all that has come over any connection
+            before = got
+            for connection in sockets if whole else ready:
+                count, arrived_at = _read(connection, buffer)
+                if count == 0 and connection in ready:
                     selector.unregister(connection)
                     if not selector.get_map():
                         raise ConnectionError(f"the peer closed after {got} of {total} bytes")
-                    continue
-                if wait is not None:
+                if count and wait is not None:
                     wait(count)
-                if not got:
-                    # Bytes that wait in the kernel also arrived before the clock starts. With `wait` the receiver
-                    # limits the rate itself, and those bytes have not passed its limit yet.
-                    arrived = sum(map(_waiting_bytes, sockets)) if wait is None else 0
-                    first, first_at = count + arrived, time.monotonic()
+                    arrived_at = time.monotonic()
                 got += count
-    return time.monotonic() - first_at, total - first
+                last_at = max(last_at, arrived_at)
+            if not before:
+                first, first_at = got, last_at
+    return last_at - first_at, total - first
 
 
-def _waiting_bytes(connection: socket.socket) -> int:
-    return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
+def _read(connection: socket.socket, buffer: bytearray) -> tuple[int, float]:
+    """Bytes read, 0 if there are none, and when the last of them reached this host, in monotonic seconds."""
+    try:
+        count, notes, _, _ = connection.recvmsg_into([buffer], socket.CMSG_SPACE(_TIMESPEC.size))
+    except BlockingIOError:
+        return 0, 0.0
+    for level, kind, data in notes:
+        if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            return count, time.monotonic() - (time.time() - seconds - nanoseconds / 1e9)
+    return count, time.monotonic()
 
 
 def _ready(selector: selectors.BaseSelector) -> list[socket.socket]:

@@ -34,9 +34,9 @@ later. So CPU time in a window is known to about EDGE_TICKS. The window holds WI
 longer than LONGEST_WINDOW_S, or SHORT_WINDOW_S in the short calibration. In a shorter window more error is allowed."""
 
 LINK_S = 1.2
-LINK_S_PER_DEVICE = 0.024
-"""Seconds in which all links of the short calibration are measured at once: the orchestrator serves them in turn, and
-the more there are the later it may read the first and the last bytes of one."""
+LINK_S_PER_DEVICE = 0.012
+"""Seconds in which all links of the short calibration are measured at once: the more there are, the later each
+gets its turn."""
 
 NAMES = {64_000: "64 KB", 1_000_000: "1 MB", 10_000_000: "10 MB"}
 Kind = Literal["busy", "step", "grain", "grain step", "efficiency", "upload", "download"]
