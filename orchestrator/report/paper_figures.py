@@ -206,6 +206,8 @@ def _accuracy_along(along: Along, label: str, scale: float) -> Draw:
         for target in targets:
             axes.axhline(100 * target, ls=(0, (1, 2)), lw=0.8, color="#666", zorder=1)
         axes.set(xlabel=label, ylabel="test accuracy, %", xlim=(0, None))
+        if along == "rounds":
+            axes.xaxis.get_major_locator().set_params(integer=True)
         _set_accuracy_limits(axes)
         _legend(axes, 3 if look.width == "column" else 6, _band_note(series, look))
 
@@ -303,8 +305,7 @@ def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
         axes.barh(range(len(series)), widths, 0.65, left, label=phase(name), **look_of(name))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _by_method(axes, series)
-    axes.margins(x=0.03)
-    axes.set(xlabel="seconds until the end of the run", xlim=(0, None))
+    axes.set(xlabel="seconds until the end of the run", xlim=(0, 1.03 * max(left, default=1.0) or 1.0))
     _legend(axes, 3 if look.width == "column" else 6)
 
 

@@ -126,7 +126,7 @@ export class Chart {
     const {line} = this.data, {Y} = this.scale;
     if (!line || line.y < y0 || line.y > y1) return [];
     return [s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(line.y), y2: Y(line.y)}),
-      s("text.goal-text.end", {x: width - RIGHT, y: Y(line.y) - 5}, line.label)];
+      s("text.goal-text", {x: LEFT + 6, y: Y(line.y) - 5}, line.label)];
   }
 
   axes(x0, x1, y0, y1) {

@@ -73,7 +73,8 @@ export class Rows {
     if (row.line) extra.push(s("line.predicted", {x1: X(row.line.x), x2: X(row.line.x), y1: y + 1, y2: y + size - 1}, s("title", {}, row.line.text)));
     if (row.whisker) {
       const [a, b] = row.whisker.map(X), middle = y + size / 2;
-      extra.push(s("path.whisker", {d: `M${a} ${middle - 5}v10M${a} ${middle}H${b}M${b} ${middle - 5}v10`}));
+      const d = `M${a} ${middle - 5}v10M${a} ${middle}H${b}M${b} ${middle - 5}v10`;
+      extra.push(s("path.whisker.under", {d}), s("path.whisker", {d}));
     }
     if (row.note) extra.push(s("text.note", {x: X(this.data.from ?? 0) + 6, y: y + size / 2 + 4}, row.note));
     return s("g.row" + (row.slow ? ".slow" : ""), {"data-row": i},
