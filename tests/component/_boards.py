@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -98,3 +100,34 @@ async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+class Orchestrator:
+    """Hears everything on the broker."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.heard: dict[str, bytes] = {}
+        self.link = MqttLink(lab.orchestrator, f"orchestrator-{time.monotonic_ns()}")
+        self.link.subscribe("#", self.heard.__setitem__)
+
+    async def __aenter__(self) -> Orchestrator:
+        await self.link.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.link.close()
+
+
+def status(lab: Lab, context: ssl.SSLContext, method: str, path: str, body: bytes = b"") -> int:
+    """Of the answer to a request; blocks."""
+    connection = http.client.HTTPSConnection(HOST, lab.port, timeout=10, context=context)
+    try:
+        connection.request(method, path, body)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

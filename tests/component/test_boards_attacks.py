@@ -1,0 +1,236 @@
+"""Attacks on a running boards service and its broker: each is tried, and a right board still gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from edge_agent.board.join import join
+from edge_agent.board.keystore import Keystore
+from edgebed.errors import LinkError, UsageError
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.tls import client_context, identity_context
+from edgebed.wire.boards import Join, Token
+from edgebed.wire.topics import Topics
+from orchestrator.boards.authority import Authority
+from orchestrator.boards.https import MOST_STRANGERS
+from tests.component._boards import HOST, Lab, Orchestrator, made, running, until
+
+pytestmark = pytest.mark.mosquitto
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    async with running(tmp_path) as lab:
+        yield lab
+
+
+# ---- attacks: joining ----
+
+
+async def test_attack_a_server_with_another_fingerprint_never_gets_the_secret(lab: Lab) -> None:
+    token = lab.token("pi")
+    wrong = Token(bytes(32), token.secret, token.name)
+    with pytest.raises(LinkError, match="another fingerprint"):
+        await asyncio.to_thread(join, lab.service, str(wrong), lab.keys("pi"), print)
+    assert not lab.keys("pi").identity.key.exists()
+    assert [each.used_by for each in lab.store.read().invitations] == [""]
+    assert not [line for line in lab.said if "refused" in line]
+
+
+async def test_attack_a_token_is_used_twice_or_has_run_out(lab: Lab) -> None:
+    token = str(lab.token("pi"))
+    await asyncio.to_thread(join, lab.service, token, lab.keys("pi"), print)
+    with pytest.raises(UsageError, match="used already, by another key"):
+        await asyncio.to_thread(join, lab.service, token, lab.keys("thief"), print)
+    with pytest.raises(UsageError, match="has run out"):
+        await asyncio.to_thread(join, lab.service, str(lab.token("late", lasts_s=-1.0)), lab.keys("late"), print)
+    assert [board.name for board in lab.store.read().active()] == ["pi"]
+
+
+async def test_attack_a_csr_with_the_name_of_another_board(lab: Lab) -> None:
+    victim = (await lab.board("victim")).membership().board
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, victim)])
+    key = ec.generate_private_key(ec.SECP256R1())
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    wanted = Join(lab.token("thief").secret, csr.public_bytes(serialization.Encoding.PEM).decode())
+    with pytest.raises(UsageError, match="the service gives the name"):
+        await asyncio.to_thread(lab.service.join, Authority(lab.place.folder).pem.decode(), wanted)
+    assert [board.name for board in lab.store.read().active()] == ["victim"]
+
+
+async def test_attack_a_hundred_wrong_tokens_do_not_keep_a_right_one_out(lab: Lab) -> None:
+    ca = Authority(lab.place.folder).pem.decode()
+    wrong = Join("x" * 22, lab.keys("stranger").request())
+    with ThreadPoolExecutor(40) as strangers:
+        loop = asyncio.get_running_loop()
+        attacks = [loop.run_in_executor(strangers, lab.service.join, ca, wrong) for _ in range(100)]
+        attacking = asyncio.gather(*attacks, return_exceptions=True)
+        begin = time.monotonic()
+        await lab.board("pi")
+        took_s = time.monotonic() - begin
+        answers = await attacking
+    assert all("this token is not known here" in str(each) for each in answers)
+    assert took_s < 10
+    assert len([line for line in lab.said if "wrong token" in line]) == 2  # not a line each
+
+
+async def test_attack_connections_that_are_held_open_keep_nobody_out(lab: Lab) -> None:
+    context = client_context(Authority(lab.place.folder).pem.decode())
+    held = [await asyncio.open_connection(HOST, lab.port, ssl=context) for _ in range(MOST_STRANGERS + 20)]
+    await lab.board("pi")
+    ended = [reader.at_eof() or reader.exception() is not None for reader, _ in held]
+    assert 20 <= sum(ended) <= 40  # the oldest ones
+    for _, writer in held:
+        writer.close()
+
+
+async def test_attack_bodies_that_are_too_large_or_nonsense(lab: Lab) -> None:
+    context = client_context(Authority(lab.place.folder).pem.decode())
+    for path, body, wanted in (
+        ("/join", b"x" * (17 << 10), 413),
+        ("/join", b"[" * 9000, 400),
+        ("/join", b'{"secret": 1}', 400),
+        ("/renew", b"{}", 400),
+        ("/leave", b"{}", 403),
+        ("/", b"", 404),
+    ):
+        assert await asyncio.to_thread(status, lab, context, "POST", path, body) == wanted, path
+    await lab.board("pi")
+
+
+# ---- attacks: the broker ----
+
+
+async def test_attack_a_board_on_the_topics_of_another(lab: Lab) -> None:
+    a, b = await lab.board("a"), await lab.board("b")
+    other, fleet = b.membership().board, Topics("f1")
+    stolen: list[str] = []
+    will = (fleet.state(other), b"dead", True)
+    thief = lab.link(a, "thief", will=will)
+    for wanted in ("#", "$SYS/#", "edgebed/+/to/#", fleet.control_to(other), fleet.data_from(other), fleet.state("+")):
+        thief.subscribe(wanted, lambda topic, payload: stolen.append(topic))
+    own: list[str] = []
+    thief.subscribe(fleet.control_to(a.membership().board), lambda topic, payload: own.append(topic))
+    async with Orchestrator(lab) as orchestrator:
+        await thief.open()
+        for topic in (fleet.control_from(other), fleet.state(other), fleet.control_to(other), "edgebed/x", "other"):
+            thief.publish(topic, b"forged")
+        thief.publish(fleet.control_from(a.membership().board), b"mine")
+        for topic in (fleet.control_to(other), fleet.data_from(other), fleet.state(other)):
+            orchestrator.link.publish(topic, b"secret")
+        orchestrator.link.publish(fleet.control_to(a.membership().board), b"yours")
+        await until(lambda: b"mine" in orchestrator.heard.values() and bool(own))
+        twin = lab.link(a, "thief")  # takes the connection over, so the broker deals with the last will
+        await twin.open()
+        twin.publish(fleet.control_from(a.membership().board), b"after the will")
+        await until(lambda: b"after the will" in orchestrator.heard.values())
+        assert set(orchestrator.heard.values()) == {b"after the will", b"secret", b"yours"}
+        await thief.close()
+        await twin.close()
+    assert set(stolen) <= set(own)  # by its filter `edgebed/+/to/#`
+
+
+async def test_attack_connections_without_tls_or_a_certificate_of_this_ca(lab: Lab, tmp_path: Path) -> None:
+    keys = await lab.board("pi")
+    with pytest.raises(LinkError):
+        await MqttLink(Address(HOST, lab.mqtt_port, "orchestrator", lab.live.password), "plain").open()
+    forged = Keystore(tmp_path / "forged")
+    other = Authority(made(tmp_path / "ca"))
+    request = x509.load_pem_x509_csr(forged.request().encode())
+    key = request.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    certificate = other.board_certificate(key, keys.membership().board, dt.datetime.now(dt.UTC))
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    forged.keep(keys.membership(), keys.identity.ca.read_text(), pem)
+    with pytest.raises(LinkError):
+        await lab.link(forged, "forged").open()
+    with pytest.raises(LinkError):
+        await asyncio.to_thread(lab.service.check, forged.identity)
+    without = ssl.create_default_context(cadata=keys.identity.ca.read_text())
+    assert await asyncio.to_thread(_first_answer, lab, without) == b""
+    link = lab.link(keys, "right")
+    await link.open()
+    await link.close()
+
+
+CONNECT = bytes.fromhex("101100044d5154540402003c00056c6f67696e")
+"""An MQTT packet CONNECT of the client `login`."""
+
+
+def _first_answer(lab: Lab, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> bytes:
+    """What the broker answers to a CONNECT; nothing where it closes the connection."""
+    try:
+        with (
+            socket.create_connection((HOST, lab.mqtt_port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=HOST, session=session) as secure,
+        ):
+            secure.sendall(CONNECT)
+            return secure.recv(4)
+    except (OSError, ssl.SSLError):
+        return b""
+
+
+async def test_attack_a_revoked_board_loses_its_session_within_2_s_and_does_not_come_back(lab: Lab) -> None:
+    a, b = await lab.board("a"), await lab.board("b")
+    context = identity_context(a.identity)
+    session, answer = await asyncio.to_thread(_session, lab, context)
+    assert answer == bytes.fromhex("20020000")
+    links = [lab.link(a, "one"), lab.link(a, "two", keepalive_s=0), lab.link(b, "other")]
+    for link in links:
+        await link.open()
+    await until(lambda: len(lab.live.sessions) == 3)
+    begin = time.monotonic()
+    version = lab.revoke("a")
+    await until(lambda: not links[0].connected and not links[1].connected)
+    assert time.monotonic() - begin < 2
+    await until(lambda: lab.live.applied == version)
+    assert links[2].connected
+    with pytest.raises(LinkError):
+        await lab.link(a, "again").open()
+    assert await asyncio.to_thread(_first_answer, lab, context, session) == b""  # nor by resuming a TLS session
+    with pytest.raises(UsageError, match="it is revoked"):
+        await asyncio.to_thread(lab.service.check, a.identity)
+    assert not links[0].connected
+    for link in links:
+        await link.close()
+
+
+def _session(lab: Lab, context: ssl.SSLContext) -> tuple[ssl.SSLSession | None, bytes]:
+    """A TLS session that can be resumed."""
+    with (
+        socket.create_connection((HOST, lab.mqtt_port), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as secure,
+    ):
+        secure.sendall(CONNECT)
+        return secure.session, secure.recv(4)
+
+
+async def test_attack_a_revoked_board_that_hides_its_client_id_is_cut_off_too(lab: Lab) -> None:
+    """The broker's log cuts long lines, so the name of this session cannot be read there."""
+    keys = await lab.board("a")
+    link = lab.link(keys, "x" * 3000)
+    await link.open()
+    begin = time.monotonic()
+    lab.revoke("a")
+    await until(lambda: not link.connected)
+    assert time.monotonic() - begin < 2
+    await link.close()
+    await lab.board("b")
+    other = lab.link(lab.keys("b"), "b")
+    await other.open()
+    await other.close()
