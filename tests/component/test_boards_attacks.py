@@ -28,7 +28,7 @@ from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.https import MOST_STRANGERS
-from tests.component._boards import HOST, Lab, Orchestrator, made, running, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, running, status, until
 
 pytestmark = pytest.mark.mosquitto
 
