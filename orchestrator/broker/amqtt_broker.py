@@ -24,11 +24,14 @@ from typing import Any
 
 from amqtt import broker
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.contexts import Action
 from amqtt.errors import MQTTError
 from amqtt.mqtt.constants import QOS_0
 from amqtt.mqtt.disconnect import DisconnectPacket
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
+
+from orchestrator.broker.acl import may
 
 LARGEST_MESSAGE = 8 << 20
 """Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
@@ -77,7 +80,14 @@ class Handler(BrokerProtocolHandler):  # type: ignore[misc]
 
 
 class Broker(broker.Broker):  # type: ignore[misc]
-    """One connection per client. It begins in `_handle_client_session` and ends in `_end`, whatever ends it."""
+    """One connection per client. It begins in `_handle_client_session` and ends in `_end`, whatever ends it. A user
+    cannot take the place of another one's connection.
+
+    Attributes:
+        fleet: id of the fleet; its devices' users have the rights of `orchestrator.broker.acl`.
+    """
+
+    fleet = ""
 
     # ---- a connection's life -----------------------------------------------------------------------------------------
 
@@ -106,7 +116,9 @@ class Broker(broker.Broker):  # type: ignore[misc]
         self, reader: Reader, writer: Writer, session: Session, handler: Handler, server: Any, listener_name: str
     ) -> None:
         handler.attach(session, reader, writer)
-        if not await self._authenticate(session, self.listeners_config[listener_name]):
+        replaced = self._sessions.get(session.client_id)
+        known = await self._authenticate(session, self.listeners_config[listener_name])
+        if not known or (replaced is not None and replaced[0].username != session.username):
             await handler.mqtt_connack_authorize(False)
             return
         replaced = self._sessions.get(session.client_id)
@@ -135,7 +147,7 @@ class Broker(broker.Broker):  # type: ignore[misc]
         self._unsubscribe_all(session)
         if self._is_current(session):
             del self._sessions[session.client_id]
-        if session.will_flag:
+        if session.will_flag and await self._topic_filtering(session, session.will_topic, Action.PUBLISH):
             will = (session.will_topic, session.will_message, session.will_qos)
             await self._broadcast_message(session, *will)
             if session.will_retain:
@@ -155,6 +167,9 @@ class Broker(broker.Broker):  # type: ignore[misc]
 
     def _get_handler(self, session: Session) -> Handler | None:
         return self._sessions[session.client_id][1] if self._is_current(session) else None
+
+    async def _topic_filtering(self, session: Session, topic: str, action: Action) -> bool:
+        return may(self.fleet, session.username or "", topic, write=action == Action.PUBLISH)
 
     # ---- subscriptions and messages ----------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """An MQTT broker in pure Python (amqtt), run as a child process where there is no Mosquitto: `python -m` this file.
 
-The listeners and the one user come as JSON on standard input, so that the password is in no process list.
+The listeners and the users come as JSON on standard input, so that no password is in a process list.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from amqtt.session import Session
 from orchestrator.broker.amqtt_broker import Broker
 
 
-class OneUser(BaseAuthPlugin):  # type: ignore[misc]
-    """Lets in whoever knows the name and password of the configuration."""
+class Users(BaseAuthPlugin):  # type: ignore[misc]
+    """Lets in whoever knows the name and password of a user."""
 
     @dataclass
     class Config:
-        username: str
-        password: str
+        passwords: dict[str, str]
 
     async def authenticate(self, *, session: Session) -> bool:
-        given = f"{session.username}\n{session.password}"
-        wanted = f"{self.config.username}\n{self.config.password}"
-        return hmac.compare_digest(given.encode(), wanted.encode())
+        wanted = self.config.passwords.get(session.username or "")
+        return wanted is not None and hmac.compare_digest((session.password or "").encode(), wanted.encode())
 
 
-async def serve(addresses: list[str], port: int, username: str, password: str) -> None:
+async def serve(addresses: list[str], port: int, users: dict[str, str], fleet: str) -> None:
     """Listen on every address until the process ends."""
     names = ["default", *(f"address {n}" for n in range(1, len(addresses)))]  # amqtt insists on a default
-    plugin = f"{OneUser.__module__}.{OneUser.__qualname__}"
+    plugin = f"{Users.__module__}.{Users.__qualname__}"
     config = {
         "listeners": {n: {"type": "tcp", "bind": f"{a}:{port}"} for n, a in zip(names, addresses, strict=True)},
-        "plugins": {plugin: {"username": username, "password": password}},
+        "plugins": {plugin: {"passwords": users}},
     }
-    await Broker(config).start()
+    broker = Broker(config)
+    broker.fleet = fleet
+    await broker.start()
     await asyncio.Event().wait()
 
 
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     allow_connections()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     sys.modules["orchestrator.broker.amqtt_server"] = sys.modules["__main__"]  # amqtt imports the plugin by its name
-    OneUser.__module__ = "orchestrator.broker.amqtt_server"
+    Users.__module__ = "orchestrator.broker.amqtt_server"
     asyncio.run(serve(**json.load(sys.stdin)))

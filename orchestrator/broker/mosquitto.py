@@ -10,6 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
 
@@ -51,31 +52,41 @@ def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as:
         owner: who shall own them; "" leaves them ours.
         seen_as: the folder's path in the broker's container; "" where it runs on the host.
     """
-    passwords, config = folder / "passwords", folder / "mosquitto.conf"
-    passwords.write_text(f"{listen.username}:{password_hash(listen.password, secrets.token_bytes(12))}\n")
-    passwords.chmod(0o600)
-    config.write_text("\n".join(settings(listen, f"{seen_as or folder}/passwords")))
-    for path in (folder, passwords, config) if owner else ():
+    passwords, rights, config = folder / "passwords", folder / "acl", folder / "mosquitto.conf"
+    hashes = {user: password_hash(password, secrets.token_bytes(12)) for user, password in listen.users.items()}
+    passwords.write_text("".join(f"{user}:{hashed}\n" for user, hashed in hashes.items()))
+    rights.write_text("\n".join(mosquitto_lines(listen.fleet)))
+    for path in (passwords, rights):
+        path.chmod(0o600)
+    config.write_text("\n".join(settings(listen, seen_as or str(folder))))
+    for path in (folder, passwords, rights, config) if owner else ():
         shutil.chown(path, owner)
     return config
 
 
-def settings(listen: Listen, passwords: str) -> list[str]:
-    """The lines of mosquitto.conf. The broker must drop no message; our transfers limit how many wait in its queues."""
+def settings(listen: Listen, folder: str) -> list[str]:
+    """The lines of mosquitto.conf, whose files are in `folder`. The broker must drop no message; our transfers limit
+    how many wait in its queues. Mosquitto 2.1 refuses packets above 2,000,000 bytes unless it is told otherwise."""
     return [
         "user root",  # keep the user that it was started as
         "allow_anonymous false",
-        f"password_file {passwords}",
+        f"password_file {folder}/passwords",
+        f"acl_file {folder}/acl",
         "persistence false",
         "max_inflight_messages 0",
         "max_queued_messages 100000",
         f"message_size_limit {LARGEST_MESSAGE}",
+        f"max_packet_size {LARGEST_MESSAGE}",
         "set_tcp_nodelay true",
         "connection_messages false",
         "log_dest stderr",
         "log_type error",
         "log_type warning",
-        *[f"listener {listen.port} {address}" for address in listen.addresses],
+        *[
+            line
+            for address in listen.addresses
+            for line in (f"listener {listen.port} {address}", f"max_connections {listen.most_connections}")
+        ],
         "",
     ]
 

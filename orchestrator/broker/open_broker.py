@@ -2,7 +2,8 @@
 
 In this order: the user's own (`mqtt://user:password@host:port`), an installed Mosquitto as a child process, a Mosquitto
 container, the embedded pure-Python broker. One that we start listens on one free port of loopback and of every address
-the devices need, knows a single generated user, keeps nothing on disk, and ends with us, whatever ends us.
+the devices need, has a user with a generated password for the orchestrator and for each device, keeps nothing on disk
+after its end, and ends with us, whatever ends us.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
@@ -49,10 +53,16 @@ class Broker:
     def password(self) -> str:
         return self._address.password
 
-    def access(self, host: str) -> Access:
-        """How to reach the broker from where this host is called `host` (a broker elsewhere has its own name)."""
+    def access(self, host: str, device: str = "") -> Access:
+        """How to reach the broker from where this host is called `host` (a broker elsewhere has its own name).
+
+        Args:
+            device: a device, which has a user of its own if the broker is ours; "": the orchestrator.
+        """
         ours = self._runner is not None or _is_loopback(self._address.host)
-        return Access(host if ours else self._address.host, self.port, self.username, self.password)
+        users = {} if self._listen is None else self._listen.users
+        user, password = (device, users[device]) if device in users else (self.username, self.password)
+        return Access(host if ours else self._address.host, self.port, user, password)
 
     def pid(self) -> int | None:
         """Its process; None if the broker is not ours, or not on this host."""
@@ -69,7 +79,12 @@ class Broker:
 
 @contextlib.asynccontextmanager
 async def open_broker(
-    addresses: Sequence[str], url: str | None = None, *, kinds: Sequence[str] = KINDS
+    addresses: Sequence[str],
+    url: str | None = None,
+    *,
+    kinds: Sequence[str] = KINDS,
+    fleet: str = "",
+    devices: Sequence[str] = (),
 ) -> AsyncIterator[Broker]:
     """A broker that listens on loopback and `addresses`, or the one at `url`; stopped and removed at the end.
 
@@ -77,6 +92,8 @@ async def open_broker(
         addresses: host addresses at which devices reach us (`Fleet.prepare`).
         url: mqtt://user:password@host:port of the user's own broker.
         kinds: what may be started, best first.
+        fleet, devices: each device gets a user of its own, who may use the topics of this device in this fleet only. A
+            broker at `url` keeps its own users.
 
     Raises:
         UsageError: the url cannot be used.
@@ -88,9 +105,11 @@ async def open_broker(
             await _try_login(address)
             yield Broker(f"mqtt://{address}", address, None, None, folder)
             return
-        runner, listen = await _start_first(kinds, list(dict.fromkeys([LOOPBACK, *addresses])), folder)
+        users = {name: secrets.token_urlsafe(18) for name in (ORCHESTRATOR, *devices)}
+        wanted = Listen(list(dict.fromkeys([LOOPBACK, *addresses])), 0, users, fleet)
+        runner, listen = await _start_first(kinds, wanted, folder)
         try:
-            address = Address(LOOPBACK, listen.port, listen.username, listen.password)
+            address = _own_address(listen, LOOPBACK)
             yield Broker(runner.kind, address, runner, listen, folder)
         finally:
             await runner.stop()
@@ -136,15 +155,15 @@ async def _try_login(address: Address) -> None:
 # ---- starting --------------------------------------------------------------------------------------------------------
 
 
-async def _start_first(kinds: Sequence[str], addresses: list[str], folder: Path) -> tuple[Runner, Listen]:
-    """The first way to run a broker that this machine has and that works."""
+async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tuple[Runner, Listen]:
+    """The first way to run a broker that this machine has and that works, and where it listens."""
     failures: list[str] = []
     for kind in kinds:
         runner = await asyncio.to_thread(_find, kind)
         if runner is None:
             continue
         for _ in range(3):  # another program may take the free port before the broker does
-            listen = Listen(addresses, free_port(addresses), "edgebed", secrets.token_urlsafe(18))
+            listen = msgspec.structs.replace(wanted, port=free_port(wanted.addresses))
             try:
                 await runner.start(listen, folder)
                 await _wait_ready(runner, listen)
@@ -161,6 +180,10 @@ async def _start_first(kinds: Sequence[str], addresses: list[str], folder: Path)
     )
 
 
+def _own_address(listen: Listen, host: str) -> Address:
+    return Address(host, listen.port, ORCHESTRATOR, listen.users[ORCHESTRATOR])
+
+
 def _find(kind: str) -> Runner | None:
     runner: Runner | None = importlib.import_module(f"orchestrator.broker.{kind}").find()
     return runner
@@ -171,7 +194,7 @@ async def _wait_ready(runner: Runner, listen: Listen) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
     for host in listen.addresses:
-        while not await _lets_us_in(Address(host, listen.port, listen.username, listen.password)):
+        while not await _lets_us_in(_own_address(listen, host)):
             if why := runner.failure():
                 raise LinkError(f"it ended at once: {why}")
             if loop.time() > deadline:

@@ -9,12 +9,22 @@ import msgspec
 
 
 class Listen(msgspec.Struct, frozen=True):
-    """Where a broker of ours listens and whom it lets in."""
+    """Where a broker of ours listens and whom it lets in.
+
+    Attributes:
+        users: passwords by user: the orchestrator's, and one for each device, whose name it is.
+        fleet: id of the fleet whose topics the devices use.
+    """
 
     addresses: list[str]
     port: int
-    username: str
-    password: str
+    users: dict[str, str]
+    fleet: str = ""
+
+    @property
+    def most_connections(self) -> int:
+        """On one address: a device has two, and two more while it is replaced."""
+        return 256 + 4 * len(self.users)
 
 
 class Runner(Protocol):

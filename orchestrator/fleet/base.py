@@ -45,7 +45,7 @@ class BrokerAccess(Protocol):
         """The broker's process on this host, if it is ours."""
         ...
 
-    def access(self, host: str) -> Access:
+    def access(self, host: str, device: str = "") -> Access:
         """Address and user for a device that reaches this machine as `host`."""
         ...
 

@@ -82,13 +82,14 @@ async def standing_fleet(
         stack.push_async_callback(fleet.close)
         notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, limits held by {fleet.enforcement})")
         addresses = await fleet.prepare()
-        broker = await stack.enter_async_context(open_broker(addresses, broker_url))
+        names = [device.name for device in spec.devices]
+        broker = await stack.enter_async_context(open_broker(addresses, broker_url, fleet=fleet_id, devices=names))
         controller = FleetController(
             fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
         )
         await _connect(controller, broker, stack)
         controller.broker, controller.dilation_by = broker, admitted.set_by
-        access = {name: broker.access(fleet.host_of(name)) for name in controller.names}
+        access = {name: broker.access(fleet.host_of(name), name) for name in controller.names}
         await fleet.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
@@ -121,7 +122,7 @@ async def _connect(controller: FleetController, broker: Broker, stack: contextli
     """Open the orchestrator's two connections, and connect endpoint, membership and fleet to each other."""
     access = broker.access("127.0.0.1")
     address = Address(access.host, access.port, access.username, access.password)
-    client = f"{controller.fleet_id}-{ORCHESTRATOR}"
+    client = f"{controller.fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}"  # nobody can guess it and take its place
     control, data = MqttLink(address, f"{client}-control"), MqttLink(address, f"{client}-data")
     controller.connect(control, data)
     controller.fleet.on_exit(controller.on_exit)

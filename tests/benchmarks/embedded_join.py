@@ -27,8 +27,9 @@ MOST_S = 60.0
 class Agent:
     """Connects like an agent, says that it is there, and sends heartbeats; `lost` counts those not answered in time."""
 
-    def __init__(self, address: Address, number: int) -> None:
-        self.name, self.joined, self.lost, self.answered = f"d{number}", asyncio.Event(), 0, False
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name, self.joined, self.lost, self.answered = name, asyncio.Event(), 0, False
+        address = _address(broker, name)
         self._topics = Topics("bench")
         will = (self._topics.state(self.name), encode(Presence(self.name, "i", False, 1)), True)
         self._control = MqttLink(address, f"{self.name}-control", will=will, keepalive_s=60)
@@ -58,9 +59,14 @@ class Agent:
         await self._data.close()
 
 
-async def measure(size: int, broker: Broker) -> None:
-    topics, address = Topics("bench"), Address("127.0.0.1", broker.port, broker.username, broker.password)
-    orchestrator = MqttLink(address, ORCHESTRATOR)
+def _address(broker: Broker, device: str = "") -> Address:
+    access = broker.access("127.0.0.1", device)
+    return Address(access.host, access.port, access.username, access.password)
+
+
+async def measure(names: list[str], broker: Broker) -> None:
+    topics, size = Topics("bench"), len(names)
+    orchestrator = MqttLink(_address(broker), ORCHESTRATOR)
 
     def answer(topic: str, payload: bytes) -> None:
         message = decode_control(payload)
@@ -71,7 +77,7 @@ async def measure(size: int, broker: Broker) -> None:
         orchestrator.subscribe(filter_, answer)
     await orchestrator.open()
     server = psutil.Process().children()[0]
-    agents = [Agent(address, number) for number in range(size)]
+    agents = [Agent(broker, name) for name in names]
     start, cpu = time.monotonic(), sum(server.cpu_times()[:2])
     work = [asyncio.create_task(agent.run(number / PER_S)) for number, agent in enumerate(agents)]
     with contextlib.suppress(TimeoutError):
@@ -103,8 +109,9 @@ async def measure(size: int, broker: Broker) -> None:
 
 async def all_sizes() -> None:
     for size in SIZES:
-        async with open_broker([], kinds=["embedded"]) as broker:
-            await measure(size, broker)
+        names = [f"d{number}" for number in range(size)]
+        async with open_broker([], kinds=["embedded"], fleet="bench", devices=names) as broker:
+            await measure(names, broker)
 
 
 def main() -> None:

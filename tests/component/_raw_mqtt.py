@@ -83,7 +83,13 @@ class RawClient:
 
 
 def connect(
-    client_id: str, *, user: str = "u", password: str = "p", keepalive: int = 0, will: str = "", clean: bool = True
+    client_id: str,
+    *,
+    user: str = "orchestrator",
+    password: str = "p",
+    keepalive: int = 0,
+    will: str = "",
+    clean: bool = True,
 ) -> bytes:
     """CONNECT; `will`: the topic on which "gone" is published when the connection breaks."""
     flags = 0xC0 | (0x04 if will else 0) | (0x02 if clean else 0)

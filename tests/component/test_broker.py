@@ -54,7 +54,7 @@ async def test_it_listens_on_every_address_and_wants_the_password(kind: str) -> 
             link.publish("t/x", b"hello")
             await until(lambda seen=seen: seen == [b"hello"])
             await link.close()
-            for user, password in (("edgebed", "wrong"), ("", ""), ("other", access.password)):
+            for user, password in (("orchestrator", "wrong"), ("", ""), ("other", access.password)):
                 with pytest.raises(LinkError, match="refused us"):
                     await MqttLink(Address(host, access.port, user, password), "b").open()
         with socket.socket() as sock:
@@ -256,7 +256,7 @@ def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_
 
 
 def test_settings_drop_nothing_and_let_in_nobody() -> None:
-    lines = settings(Listen(["127.0.0.1", "10.0.0.1"], 1234, "u", "p"), "/x")
+    lines = settings(Listen(["127.0.0.1", "10.0.0.1"], 1234, {"u": "p"}), "/x")
     wanted = {"allow_anonymous false", "max_inflight_messages 0", "set_tcp_nodelay true", "persistence false"}
     assert wanted | {"listener 1234 127.0.0.1", "listener 1234 10.0.0.1"} <= set(lines)
 

@@ -11,7 +11,7 @@ from amqtt import broker as amqtt
 
 from orchestrator.broker import amqtt_broker
 from orchestrator.broker.amqtt_broker import Broker, Reader
-from orchestrator.broker.amqtt_server import OneUser
+from orchestrator.broker.amqtt_server import Users
 from orchestrator.broker.open_broker import free_port
 from tests.component._raw_mqtt import CONNACK, PUBLISH, RawClient, connect, publish, subscribe
 
@@ -30,10 +30,10 @@ async def kind() -> type[amqtt.Broker]:
 async def port(kind: type[amqtt.Broker]) -> AsyncIterator[int]:
     """The port of a broker in this process."""
     port = free_port(["127.0.0.1"])
-    plugin = f"{OneUser.__module__}.{OneUser.__qualname__}"
+    plugin = f"{Users.__module__}.{Users.__qualname__}"
     config = {
         "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
-        "plugins": {plugin: {"username": "u", "password": "p"}},
+        "plugins": {plugin: {"passwords": {"orchestrator": "p", "u": "p"}}},
     }
     broker = kind(config)
     await broker.start()

@@ -282,7 +282,7 @@ async def test_close_leaves_nothing_behind(broker: Broker) -> None:
     link.publish("x", bytes(10 << 20))
     await link.close()
     with pytest.raises(LinkError):
-        await MqttLink(Address("127.0.0.1", broker.port, "edgebed", "wrong"), "b").open()
+        await MqttLink(Address("127.0.0.1", broker.port, broker.username, "wrong"), "b").open()
     assert not link.connected
     assert asyncio.all_tasks() == tasks
     assert mine() <= sockets

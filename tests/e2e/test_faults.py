@@ -209,7 +209,8 @@ async def second_agent(run: Rig, device: str) -> asyncio.subprocess.Process:
     broker = controller.broker
     shard = next(run.request.path.parent.parent.glob(f"*/shards/{device}.safetensors"), None)
     assert shard is not None
-    url = f"mqtt://{broker.username}:{broker.password}@127.0.0.1:{broker.port}"
+    access = broker.access("127.0.0.1", device)
+    url = f"mqtt://{access.username}:{access.password}@127.0.0.1:{access.port}"
     arguments = ("--fleet", controller.fleet_id, "--device", device, "--shard", str(shard))
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "edge_agent", *arguments), env=os.environ | {"EDGEBED_BROKER": url}

@@ -31,9 +31,7 @@ async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path) -> None:
         out = outs[number]
         assert (out.device, said in out.why) == (HOSTILE, True), f"{attack}: {out.why}"
         assert len(out.why) < 1000
-    faults = [r.what for r in records if isinstance(r, Fault) and r.device != HOSTILE]
-    assert len(faults) == 1
-    assert "is not a device of this fleet" in faults[0]
+    assert not [r.what for r in records if isinstance(r, Fault) and r.device != HOSTILE], "the broker dropped these"
     saved = RunFolder(folder).restore()
     assert saved is not None
     assert all(bool(torch.isfinite(value).all()) for value in [*saved.weights.values(), *saved.tensors.values()])

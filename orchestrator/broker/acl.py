@@ -1,0 +1,34 @@
+"""Who may read and write which topics on a broker of ours. Pure.
+
+The orchestrator's user may do all; a device's user, which has the device's name, uses the topics of this device only.
+"""
+
+from __future__ import annotations
+
+from edgebed.wire.topics import ORCHESTRATOR, Topics
+
+
+def readable(fleet: str, device: str) -> tuple[str, ...]:
+    topics = Topics(fleet)
+    return topics.control_to(device), topics.data_to(device)
+
+
+def writable(fleet: str, device: str) -> tuple[str, ...]:
+    topics = Topics(fleet)
+    return topics.control_from(device), topics.data_from(device), topics.state(device)
+
+
+def may(fleet: str, user: str, topic: str, *, write: bool) -> bool:
+    """Whether a user may publish to a topic, or subscribe to it. No filter with `+` or `#` is a device's."""
+    return user == ORCHESTRATOR or topic in (writable(fleet, user) if write else readable(fleet, user))
+
+
+def mosquitto_lines(fleet: str) -> list[str]:
+    """The lines of Mosquitto's ACL file; it puts the user's name for %u."""
+    return [
+        f"user {ORCHESTRATOR}",
+        "topic readwrite #",
+        *(f"pattern read {topic}" for topic in readable(fleet, "%u")),
+        *(f"pattern write {topic}" for topic in writable(fleet, "%u")),
+        "",
+    ]
