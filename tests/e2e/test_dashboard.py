@@ -264,6 +264,21 @@ async def landmarks(page: Watched) -> None:
         assert await page.page.locator(selector).count() == count, selector
 
 
+async def test_a_page_that_followed_a_run_goes_on_to_the_next_method(tmp_path: Path) -> None:
+    library = tmp_path / "runs"
+    synthetic(library, "first", finish=False)
+    async with browser(library, "synthetic") as page:
+        await page.go("#/run/first")
+        await page.says("#strip", "running")
+        synthetic(library, "next", method="fedavg", finish=False)
+        last = Recorder(library / "first" / "records.jsonl")
+        last.record(Synthetic().records[-4])
+        last.close()
+        await page.says("#h-run", "fedavg")
+        assert await page.page.evaluate("location.hash") == "#/run/next"
+        page.assert_clean()
+
+
 async def test_the_page_and_python_write_figures_alike(tmp_path: Path) -> None:
     values = [
         sign * digits * 10.0**power for sign in (1, -1) for power in range(-4, 9) for digits in (0, 1, 1.125, 9.9951)
