@@ -29,7 +29,6 @@ Summary = dict[str, Any]
 
 OVER: dict[Along, tuple[str, list[str]]] = {
     "time": ("Accuracy over time", ["seconds of training (see below)", "tick", "seconds"]),
-    "rounds": ("Accuracy over rounds", ["rounds that have ended", "whole", "count"]),
     "bytes": ("Accuracy over bytes", ["bytes of all devices, both ways", "bytes"]),
 }
 SECONDS = ["seconds", "tick", "seconds"]
@@ -42,13 +41,13 @@ def chart(title: str, series: list[Figure], x: list[str], y: list[str], **more: 
 
 
 def accuracy(summary: Summary, over: Along) -> Figure:
-    """Accuracy on the test set over time, rounds or bytes, with the target."""
+    """Accuracy on the test set over time or bytes, with the target."""
     title, x = OVER[over]
     look = msgspec.structs.asdict(style(summary["method"]))
     series = {"name": "", "cls": f"c{look['colour']}", "points": _short(curve(summary, over))}
     target = summary["target_accuracy"]
     line = {"y": target, "label": f"target {accuracy_text(target)}"}
-    scale = {"yMin": 0, "yMax": 1, "line": line, "whole": over == "rounds"}
+    scale = {"yMin": 0, "yMax": 1, "line": line}
     return chart(title, [series], x, ["test accuracy", "share", "accuracy"], **scale)
 
 
