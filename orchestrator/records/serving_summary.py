@@ -12,8 +12,9 @@ from typing import Any
 from edgebed.errors import UsageError
 from orchestrator.records.in_quota import InQuota
 from orchestrator.records.run_index import RoundFacts, RunFacts
+from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.summary import percentile
-from orchestrator.records.types import Hop, Record, RequestsLost, Served
+from orchestrator.records.types import Record
 
 
 def summarise_serving(run: RunFacts, records: Iterable[Record]) -> dict[str, Any]:

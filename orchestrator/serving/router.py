@@ -20,15 +20,13 @@ from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
+from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (
     DeviceDone,
     DeviceOut,
     Fault,
-    Hop,
     Record,
     ReplyDelivered,
-    RequestsLost,
-    Served,
     TaskDelivered,
     TaskSent,
     UpdateReceived,

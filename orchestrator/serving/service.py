@@ -19,16 +19,9 @@ from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
+from orchestrator.records.serving_records import Served
 from orchestrator.records.serving_summary import summarise_serving
-from orchestrator.records.types import (
-    ClockOffset,
-    Evaluated,
-    RoundFinished,
-    RoundStarted,
-    RunFinished,
-    RunStarted,
-    Served,
-)
+from orchestrator.records.types import ClockOffset, Evaluated, RoundFinished, RoundStarted, RunFinished, RunStarted
 from orchestrator.report import write_results
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder

@@ -1,4 +1,4 @@
-"""Laws through measured points. Pure."""
+"""Laws through measured points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers cost on a host: CPU seconds by kind of layer, direction and width. Pure.
+"""What layers cost on a host: CPU seconds by kind of layer, direction and width.
 
 A kind is what a layer does in one direction: `convolution 3x3`, `convolution 3x3 backward`, `norm`, `linear`, …. The
 seconds of one call with n units are `call_s` + n × `unit_s`; a unit is a multiply-add, or a number that is read and

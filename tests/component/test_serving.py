@@ -16,16 +16,8 @@ from edgebed.methods.parts.inference_tree import rooted
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task, Upload
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.records.types import (
-    DeviceDone,
-    DeviceOut,
-    ReplyDelivered,
-    RequestsLost,
-    Served,
-    TaskDelivered,
-    TaskSent,
-    UploadReceived,
-)
+from orchestrator.records.serving_records import RequestsLost, Served
+from orchestrator.records.types import DeviceDone, DeviceOut, ReplyDelivered, TaskDelivered, TaskSent, UploadReceived
 from orchestrator.serving.deploy import most_bytes
 from orchestrator.serving.router import AHEAD, Post, Router
 from tests.component._fleet import CLASSES, CPU, MODEL, SHAPE, Fleet, fleet, model

@@ -18,7 +18,7 @@ from orchestrator.experiment import load
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.fleet.throttle import burst_bytes
 from orchestrator.records.reader import read
-from orchestrator.records.types import Served
+from orchestrator.records.serving_records import Served
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder, resolved

@@ -21,6 +21,7 @@ from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
+from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from tests.synthetic import Synthetic
 
 RECORDS = Synthetic(rounds=2).records
@@ -40,8 +41,8 @@ def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
         t.ReplyDelivered(5, 4, 0, "weak", 0, 10),
         t.DeviceOut(6, 0, "weak", "late", "not done"),
         t.DeviceLeft(7, "weak", "last will"),
-        t.Served(9, 1, 2, True, (t.Hop("weak", 1, 2, 3, 4, 5, 6),)),
-        t.RequestsLost(10, "weak", (1, 2), "gone"),
+        Served(9, 1, 2, True, (Hop("weak", 1, 2, 3, 4, 5, 6),)),
+        RequestsLost(10, "weak", (1, 2), "gone"),
         t.HostRound(12, 9, 0, 2.0, 1.0, 0.0, 0.5, {"broker": 0.1}, 2.5, 7),
         t.TurnEnded(13, 0, "f1/1", 1, 2),
         t.ScenarioStep(14, 13, "weak", 0, "limits", True, "up 5 Mbit/s", uplink_bit_s=5_000_000),

@@ -7,17 +7,15 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Assignment
 from orchestrator.records.run_index import sort
+from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.serving_summary import most_waiting, summarise_serving
 from orchestrator.records.types import (
     DeviceInfo,
-    Hop,
     Record,
     ReplyDelivered,
-    RequestsLost,
     RoundStarted,
     RunFinished,
     RunStarted,
-    Served,
     UploadReceived,
 )
 
