@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ ENGINE_S = 5
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing that a killed run left. `kind`: local fleet, cgroup, folder, process, container or network."""
+    """One thing that a killed run left. `kind`: local fleet, namespace, cgroup, folder, process, container or
+    network."""
 
     kind: str
     name: str
@@ -39,7 +41,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 def find_leftovers() -> list[Leftover]:
     """Everything that `remove` may remove now, also from the Docker engine if there is one. Removes nothing."""
-    return [*_local_fleets(), *_loop_groups(), *_folders(), *_of_engine()]
+    return [*_local_fleets(), *_measured_paths(), *_loop_groups(), *_folders(), *_of_engine()]
 
 
 def remove(leftover: Leftover) -> None:
@@ -47,6 +49,8 @@ def remove(leftover: Leftover) -> None:
     match leftover.kind:
         case "local fleet":
             remove_fleet(leftover.name)
+        case "namespace":
+            netns.remove(leftover.name)
         case "cgroup":
             Cgroup.named(leftover.name).remove()
         case "folder":
@@ -112,6 +116,19 @@ def _cgroups(pattern: str) -> list[str]:
 def loop_group(fleet_id: str) -> str:
     """The name of the cgroup of this process's reference loop."""
     return f"{fleet_id}-loop-{os.getpid()}"
+
+
+def path_name(pid: int | str) -> str:
+    """What stands for a fleet's id in the names of the links with which a process measures the network path."""
+    return f"path{pid}"
+
+
+def _measured_paths() -> Iterator[Leftover]:
+    """Namespaces of a measurement of the network path that was killed."""
+    for name in [] if missing_tools("ip") else netns.existing():
+        match = re.fullmatch(rf"edgebed-{path_name('([0-9]+)')}-[0-9]+", name)
+        if match and not psutil.pid_exists(int(match[1])):
+            yield Leftover("namespace", name, "the process that measured the network path has ended")
 
 
 def _loop_groups() -> Iterator[Leftover]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from orchestrator.fleet import netns, network_path
+from orchestrator.fleet.leftovers import find_leftovers, path_name, remove
 from orchestrator.fleet.network_path import Measured
 
 
@@ -23,7 +26,19 @@ def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert 0.5 * most < carried.up_bit_s < 1.5 * most
     assert 0.5 * most < carried.down_bit_s < 1.5 * most
     assert network_path.known() == carried
-    assert not [name for name in netns.existing() if "path" in name]
+    assert not [name for name in netns.existing() if f"-{path_name(os.getpid())}-" in name]
+
+
+@pytest.mark.root
+def test_links_of_a_killed_measurement_are_found_and_removed() -> None:
+    left = f"edgebed-{path_name(2**22 + 1)}-0"  # no process has such a number
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    try:
+        (found,) = [each for each in find_leftovers() if each.name == left]
+        remove(found)
+        assert left not in netns.existing()
+    finally:
+        netns.remove(left)
 
 
 def test_a_measurement_of_another_kernel_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
