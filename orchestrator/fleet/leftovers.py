@@ -118,15 +118,10 @@ def loop_group(fleet_id: str) -> str:
     return f"{fleet_id}-loop-{os.getpid()}"
 
 
-def path_name(pid: int | str) -> str:
-    """What stands for a fleet's id in the names of the links with which a process measures the network path."""
-    return f"path{pid}"
-
-
 def _measured_paths() -> Iterator[Leftover]:
     """Namespaces of a measurement of the network path that was killed."""
     for name in [] if missing_tools("ip") else netns.existing():
-        match = re.fullmatch(rf"edgebed-{path_name('([0-9]+)')}-[0-9]+", name)
+        match = re.fullmatch(rf"edgebed-{netns.path_name('([0-9]+)')}-[0-9]+", name)
         if match and not psutil.pid_exists(int(match[1])):
             yield Leftover("namespace", name, "the process that measured the network path has ended")
 

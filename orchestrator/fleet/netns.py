@@ -40,6 +40,11 @@ class Wire(msgspec.Struct, frozen=True):
         return NETNS / self.netns
 
 
+def path_name(pid: int | str) -> str:
+    """What stands for a fleet's id in the names of the links with which a process measures the network path."""
+    return f"path{pid}"
+
+
 def wire_names(fleet_id: str, index: int) -> tuple[str, str]:
     """Names of the namespace and of the host's interface. The kernel allows 15 characters for an interface."""
     return f"edgebed-{fleet_id}-{index}", f"eb{hashlib.sha256(fleet_id.encode()).hexdigest()[:8]}.{index}"

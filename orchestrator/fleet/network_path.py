@@ -24,7 +24,6 @@ from edgebed.errors import LimitError
 from orchestrator.files.host_folder import host_folder
 from orchestrator.fleet import netns
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.leftovers import path_name
 from orchestrator.fleet.profile import Carried, FleetSpec, Limits
 from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -129,7 +128,7 @@ def _links() -> Iterator[list[netns.Wire]]:
     made: list[netns.Wire] = []
     try:
         for index in range(LINKS):
-            name, veth = netns.wire_names(path_name(os.getpid()), index)
+            name, veth = netns.wire_names(netns.path_name(os.getpid()), index)
             wire = netns.Wire(name, veth, next(subnets))
             made.append(wire)
             netns.make(wire)

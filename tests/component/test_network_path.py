@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.fleet import netns, network_path
-from orchestrator.fleet.leftovers import find_leftovers, path_name, remove
+from orchestrator.fleet.leftovers import find_leftovers, remove
 from orchestrator.fleet.network_path import Measured
 
 
@@ -26,12 +26,12 @@ def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert 0.5 * most < carried.up_bit_s < 1.5 * most
     assert 0.5 * most < carried.down_bit_s < 1.5 * most
     assert network_path.known() == carried
-    assert not [name for name in netns.existing() if f"-{path_name(os.getpid())}-" in name]
+    assert not [name for name in netns.existing() if f"-{netns.path_name(os.getpid())}-" in name]
 
 
 @pytest.mark.root
 def test_links_of_a_killed_measurement_are_found_and_removed() -> None:
-    left = f"edgebed-{path_name(2**22 + 1)}-0"  # no process has such a number
+    left = f"edgebed-{netns.path_name(2**22 + 1)}-0"  # no process has such a number
     subprocess.run(["ip", "netns", "add", left], check=True)
     try:
         (found,) = [each for each in find_leftovers() if each.name == left]
