@@ -136,12 +136,12 @@ async def measure(size: int, folder: Path) -> None:
     spec = FleetSpec(FLEET, "local", 0.5, tuple(DeviceSpec(name, WIDE) for name in names), folder / "fleet.yaml")
     data = prepare_data(experiment, names, folder)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(open_broker([], kinds=["mosquitto"]))
+        broker = await stack.enter_async_context(open_broker([], kinds=["mosquitto"], fleet=FLEET, devices=names))
         controller = await _controller(stack, spec, broker)
-        address = broker.access("127.0.0.1")
+        access = {name: broker.access("127.0.0.1", name) for name in names}
         settings = [
-            Settings(address.host, address.port, address.username, address.password, FLEET, name, data.shards[name])
-            for name in names
+            Settings(each.host, each.port, each.username, each.password, FLEET, name, data.shards[name])
+            for name, each in access.items()
         ]
         begun = time.monotonic()
         async with agents(settings) as processes:
