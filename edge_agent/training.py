@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from edge_agent.requests import Requests
-from edgebed.datasets.shard import Shard
+from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.batches import Batches, ShardBatches
 from edgebed.device.core import (
     AwaitReply,
@@ -28,9 +28,9 @@ from edgebed.device.core import (
 )
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
-from edgebed.methods.parts.local_training import Half, make_optimizer
+from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import MODELS, StagedModel
-from edgebed.wire.codecs import decode_tensors, encode_tensors
+from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Task, Upload
 
 
@@ -164,17 +164,50 @@ class _Stopwatch:
         self.cpu_s = time.thread_time() - self._cpu
 
 
+WARM_UP_MODEL: dict[str, object] = {"name": "resnet-tiny"}
+WARM_UP_TASKS = (
+    ("output", 8, ("weights",), Optimizer("sgd", momentum=0.9), Codec()),
+    ("head", 4, ("features", "weights"), Optimizer("adam"), Codec("uint8", zstd=True)),
+)
+"""Objective, stages, uploads, optimizer and codec of the tasks of `warm_up`: a whole model, and a device half."""
+
+
+class _Unheard:
+    """The `TaskIO` of `warm_up`: nobody hears of it."""
+
+    def __init__(self) -> None:
+        self.metrics = TaskMetrics()
+
+    def upload(self, header: Upload, body: bytes | bytearray) -> None: ...
+
+    def reply(self, batch: int) -> bytes:
+        return b""
+
+    def check(self) -> None: ...
+
+    def progress(self) -> None: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def pace(self) -> None: ...
+
+
 def warm_up() -> None:
-    """Train one step of a small network, so that torch loads all its parts before the limits are set. Under a quota of
-    0.1 CPU loading would take a minute of the first round. Starts no thread, so that a fork server may fork
-    afterwards."""
+    """Do two small tasks as a device does them, so that everything they use is loaded before the limits are set. The
+    first task of a process uses up to three times the CPU time of later ones, and the first method of a fleet would pay
+    for it. Starts no thread, so that a fork server may fork afterwards, and leaves torch's random state as it was."""
     torch.set_num_threads(1)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    )
-    for kind in (Optimizer("adam"), Optimizer("sgd", momentum=0.9)):
-        optimizer = make_optimizer(net.parameters(), kind)
-        loss = torch.nn.functional.cross_entropy(net(torch.zeros(4, 3, 8, 8)), torch.zeros(4, dtype=torch.int64))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    decode_tensors(encode_tensors({"x": torch.zeros(2, 3, 4)}, Codec("uint8", zstd=True)))
+    state = torch.get_rng_state()
+    x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
+    trainer = Trainer(Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), ""), PhaseLog(time.monotonic_ns))
+    model = MODELS.create(WARM_UP_MODEL).build((1, 8, 8), 2)
+    for objective, stages, uploads, optimizer, codec in WARM_UP_TASKS:
+        assignment = Assignment(
+            "warm-up", WARM_UP_MODEL, 2, (1, 8, 8), stages, objective,
+            uploads=uploads, batch_size=2, optimizer=optimizer, codec=codec,
+        )  # fmt: skip
+        weights = encode_tensors(model.weights(), Codec())
+        trainer.run(Task("warm-up", "", 0, assignment), weights, _Unheard(), threads=1)
+    torch.set_rng_state(state)
