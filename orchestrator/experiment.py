@@ -12,6 +12,7 @@ from edgebed import typed
 from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import PARTITIONS, Partition
 from edgebed.errors import UsageError
+from edgebed.limits.cpu_quota import Grain as Grain
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, shown
@@ -23,9 +24,6 @@ from orchestrator.scenario.spec import Event
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Grain = Literal["quota", "period", "pacing"]
-"""How a CPU quota is divided into pieces of time (docs/throttling.md): in periods of 100 ms; in periods as short as a
-quota of one tick allows; or in periods of 100 ms with visible events held by the agent."""
 T = TypeVar("T")
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""

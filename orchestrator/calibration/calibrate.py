@@ -13,13 +13,13 @@ import msgspec
 import psutil
 
 from edgebed.errors import EdgebedError
+from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.calibration import verdicts
 from orchestrator.calibration.probe_server import ProbeServer
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Fleet, Held
-from orchestrator.fleet.cpu_quota import PERIOD_US
 from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated

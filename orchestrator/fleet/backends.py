@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 
 from edgebed.errors import FleetError, LimitError, UsageError
+from edgebed.limits.cgroups import version_of
+from edgebed.limits.shell import missing_tools
 from orchestrator.fleet.base import Fleet
-from orchestrator.fleet.cgroups import version_of
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import FleetSpec
-from orchestrator.fleet.shell import missing_tools
 
 BACKENDS = ("docker", "local", "software")
 

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from orchestrator.fleet.profile import Limits
+from edgebed.limits.spec import Held as Held
+from edgebed.limits.spec import Limits
 
 ALONE = "EDGEBED_ALONE_S"
 """The environment variable with the number of seconds after which an agent without an orchestrator ends. A fleet passes
@@ -48,34 +49,6 @@ class BrokerAccess(Protocol):
     def access(self, host: str, device: str = "") -> Access:
         """Address and user for a device that reaches this machine as `host`."""
         ...
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Limits of one device as the kernel reports them, and what the device has used since its start.
-
-    If `read_back` is False, the agent enforces its own limits and the kernel knows none of them. Then the limits here
-    say nothing, and only `cpu_s` and `memory_used_mib` are measured.
-    """
-
-    device: str
-    requested: Limits
-    cpus: float | None  # None: no quota is set
-    uplink_bit_s: int | None
-    downlink_bit_s: int | None
-    memory_mib: int | None
-    cpu_s: float  # used
-    throttled_s: float
-    throttled_periods: int
-    memory_used_mib: float
-    uplink_bytes: int
-    downlink_bytes: int
-    alive: bool
-    details: dict[str, str] = {}  # raw read-outs (qdisc, cgroup files) for the report
-    uplink_latency_ms: float = 0.0
-    downlink_latency_ms: float = 0.0
-    read_back: bool = True
-    period_us: int | None = None  # of the quota
-    burst_us: int | None = None  # of the quota; None: the kernel keeps no unused quota
 
 
 class Fleet(Protocol):

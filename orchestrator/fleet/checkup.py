@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from edgebed.errors import CapacityError
-from orchestrator.fleet.cpu_quota import LEAST_CPUS
+from edgebed.limits.cpu_quota import LEAST_CPUS
 from orchestrator.fleet.profile import Carried, FleetSpec, Limits, dilation_of
 
 

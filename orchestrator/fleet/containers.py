@@ -17,18 +17,18 @@ import docker.types
 import msgspec
 
 from edgebed.errors import FleetError, LimitError
+from edgebed.limits.cgroups import PARENT, SLICE, Cgroup
+from edgebed.limits.cpu_quota import CpuQuota, parse_quota
+from edgebed.limits.shell import missing_tools
+from edgebed.limits.throttle import Group, confirm, held_by_kernel, parse_docker_stats, quota_us
 from orchestrator.fleet import leftovers, links, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
-from orchestrator.fleet.cgroups import PARENT, SLICE, Cgroup
-from orchestrator.fleet.cpu_quota import CpuQuota, parse_quota
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.rival import LOOP, shares
-from orchestrator.fleet.shell import missing_tools
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
-from orchestrator.fleet.throttle import Group, confirm, held_by_kernel, parse_docker_stats, quota_us
 
 SHARD = "/shard.safetensors"
 MOST_PROCESSES = 1024

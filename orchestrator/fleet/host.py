@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from orchestrator.fleet.cgroups import MOUNT
-from orchestrator.fleet.cpu_quota import QUOTA_FILES, parse_quota
+from edgebed.limits.cgroups import MOUNT
+from edgebed.limits.cpu_quota import QUOTA_FILES, parse_quota
 
 MEMBERSHIP = Path("/proc/self/cgroup")
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import CapacityError, FleetError
+from edgebed.limits.cgroups import CHILD, MOUNT, PARENT, SLICE
+from edgebed.limits.cpu_quota import QUOTA_FILES
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.cgroups import CHILD, MOUNT, PARENT, SLICE
-from orchestrator.fleet.cpu_quota import QUOTA_FILES
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import quota_cpus, usable_cores
 from orchestrator.fleet.network_path import carried_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from orchestrator.fleet.cgroups import MOUNT, PARENT, SLICE
+from edgebed.limits.cgroups import MOUNT, PARENT, SLICE
 from orchestrator.fleet.host_speed import HostSpeed
 from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from statistics import median
 
 from edgebed.errors import LimitError
-from orchestrator.fleet.cgroups import Cgroup
+from edgebed.limits.cgroups import Cgroup
 from orchestrator.fleet.profile import Limits
 
 QUOTA = Limits(cpus=0.05, uplink_bit_s=0, downlink_bit_s=0, memory_mib=256)

@@ -18,9 +18,9 @@ import msgspec
 import psutil
 
 from edgebed.errors import FleetError
+from edgebed.limits.cgroups import MOUNT, PARENT, Cgroup
+from edgebed.limits.shell import missing_tools
 from orchestrator.fleet import netns, ownership
-from orchestrator.fleet.cgroups import MOUNT, PARENT, Cgroup
-from orchestrator.fleet.shell import missing_tools
 
 STATE = Path("/run/edgebed")
 """Holds one folder per running local fleet, with its owner's lock and its agents' logs."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgebed.errors import LimitError
+from edgebed.limits.cpu_quota import QUOTA_FILES
+from edgebed.limits.shell import in_netns, missing_tools, run
+from edgebed.limits.throttle import Shaped, ifb_commands, parse_qdisc, shape_commands, show_command
 from orchestrator.fleet import netlink
-from orchestrator.fleet.cpu_quota import QUOTA_FILES
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.shell import in_netns, missing_tools, run
-from orchestrator.fleet.throttle import Shaped, ifb_commands, parse_qdisc, shape_commands, show_command
 
 DEVICE_END = "eth0"
 IFB = "ifb-down"

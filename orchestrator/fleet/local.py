@@ -14,17 +14,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edgebed.errors import FleetError, LimitError, WireError
+from edgebed.limits.cgroups import Cgroup
+from edgebed.limits.shell import last_line
+from edgebed.limits.throttle import confirm, held_by_kernel
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.fleet import leftovers, netns, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
-from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.processes import set_stopped, use_of
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.rival import Rivals
-from orchestrator.fleet.shell import last_line
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
-from orchestrator.fleet.throttle import confirm, held_by_kernel
 from orchestrator.fleet.users import Users, closed_to_others
 
 START_TIMEOUT_S = 120.0

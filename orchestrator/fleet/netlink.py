@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgebed.errors import LimitError
+from edgebed.limits.throttle import QUEUE_BYTES, burst_bytes
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.throttle import QUEUE_BYTES, burst_bytes
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LimitError
+from edgebed.limits.shell import run, which
+from edgebed.limits.throttle import Shaped, parse_qdisc, shape_commands, show_command, unshape_command
 from orchestrator.fleet import netlink
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.shell import run, which
-from orchestrator.fleet.throttle import Shaped, parse_qdisc, shape_commands, show_command, unshape_command
 
 NETNS = Path("/run/netns")
 DEVICE_END = "eth0"

@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from edgebed.errors import CapacityError, UsageError
+from edgebed.limits.cpu_quota import LEAST_CPUS
+from edgebed.limits.spec import Limits as Limits
+from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import Grain, convert
+from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, load_yaml
-from orchestrator.fleet.cpu_quota import LEAST_CPUS, PERIOD_US, TICK_US, period_for
 
 SHIPPED = shipped("profiles") / "devices"
 SHIPPED_FLEETS = shipped("profiles") / "fleets"
@@ -24,42 +26,6 @@ MOST_DEVICES = 1000
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
-    as a quota of CPU time in every `period_us`."""
-
-    cpus: float
-    uplink_bit_s: int
-    downlink_bit_s: int
-    memory_mib: int
-    latency_ms: float = 0.0
-    period_us: int = PERIOD_US
-
-    def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
-        """The same device with every quota and rate divided by `dilation`, the period for that quota, and the latency
-        multiplied by `dilation`; memory stays."""
-        cpus = self.cpus / dilation
-        return msgspec.structs.replace(
-            self,
-            cpus=cpus,
-            period_us=period_for(cpus, grain, tick_us),
-            uplink_bit_s=round(self.uplink_bit_s / dilation),
-            downlink_bit_s=round(self.downlink_bit_s / dilation),
-            latency_ms=self.latency_ms * dilation,
-        )
-
-    @property
-    def threads(self) -> int:
-        """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
-        return max(1, int(self.cpus))
-
-
-def only_rates(one: Limits, other: Limits) -> bool:
-    """Whether two devices differ in nothing but their rates."""
-    rates = {"uplink_bit_s": other.uplink_bit_s, "downlink_bit_s": other.downlink_bit_s}
-    return msgspec.structs.replace(one, **rates) == other
 
 
 class ProfileSpec(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from orchestrator.fleet.cgroups import Cgroup, join
+from edgebed.limits.cgroups import Cgroup, join
 
 LOOP = """
 import os, sys, time

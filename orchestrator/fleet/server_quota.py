@@ -8,12 +8,12 @@ import shutil
 import psutil
 
 from edgebed.errors import LimitError
+from edgebed.limits.cgroups import Cgroup, join
+from edgebed.limits.cpu_quota import TICK_US, period_for
+from edgebed.limits.throttle import TOLERANCE
 from orchestrator.experiment import Grain
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.cgroups import Cgroup, join
-from orchestrator.fleet.cpu_quota import TICK_US, period_for
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.throttle import TOLERANCE
 
 
 class ServerQuota:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.shell import run
+from edgebed.limits.shell import run
 
 DOCKER_POOL = IPv4Network("10.83.0.0/16")
 LOCAL_POOL = IPv4Network("10.84.0.0/16")

@@ -10,7 +10,7 @@ from typing import Protocol
 from orchestrator.simulation.pace import Pace
 
 PERIOD_S = 0.1
-"""The usual CFS period (`orchestrator.fleet.cpu_quota`)."""
+"""The usual CFS period (`edgebed.limits.cpu_quota`)."""
 
 TICK_S = 0.004
 """Length of a scheduler tick (250 Hz). A thread that has used its quota up runs on until the next tick; the excess is

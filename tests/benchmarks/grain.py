@@ -16,10 +16,10 @@ from typing import cast, get_args
 
 import msgspec
 
+from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.experiment import Grain
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.cpu_quota import PERIOD_US
 from orchestrator.fleet.profile import Limits, load_fleet
 from orchestrator.runs import session
 

@@ -17,6 +17,8 @@ from docker.models.networks import NetworkCollection
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
+from edgebed.limits.shell import run
+from edgebed.limits.throttle import Shaped, unshape_command
 from orchestrator.fleet import containers, engine, leftovers, links, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
@@ -25,8 +27,6 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.shell import run
-from orchestrator.fleet.throttle import Shaped, unshape_command
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,

@@ -17,14 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from edgebed.errors import LimitError
+from edgebed.limits.cgroups import Cgroup
+from edgebed.limits.shell import run
+from edgebed.limits.throttle import shape_commands
 from edgebed.wire.fork_protocol import Fork, encode
 from orchestrator.cli import build
 from orchestrator.fleet import leftovers, local, netns
-from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.shell import run
-from orchestrator.fleet.throttle import shape_commands
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,

@@ -8,8 +8,8 @@ import uuid
 import pytest
 import torch
 
+from edgebed.limits.cgroups import Cgroup
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.server_quota import ServerQuota
 from orchestrator.training.process import TrainerProcess
 from tests.contract.rounds import make_method, small_model

@@ -20,8 +20,8 @@ import pytest
 
 from edge_agent.telemetry import RunDelay
 from edgebed.errors import CapacityError
+from edgebed.limits.cgroups import Cgroup, version_of
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.cgroups import Cgroup, version_of
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import admit, standing
 from orchestrator.fleet.host_load import HostLoad

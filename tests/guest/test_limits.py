@@ -18,15 +18,15 @@ import pytest_asyncio
 from docker.models.containers import ContainerCollection
 
 from edgebed.errors import LimitError
+from edgebed.limits.cgroups import Cgroup
+from edgebed.limits.throttle import confirm
 from orchestrator.fleet import containers, links
 from orchestrator.fleet.base import Fleet
-from orchestrator.fleet.cgroups import Cgroup
 from orchestrator.fleet.containers import DockerFleet
 from orchestrator.fleet.engine import DEVICE, connect
 from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.throttle import confirm
 from tests.guest._devices import (
     asleep_in,
     assert_holds,

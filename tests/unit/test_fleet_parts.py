@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import FleetError, LimitError, UsageError, WireError
+from edgebed.limits import cgroups
+from edgebed.limits.cpu_quota import CpuQuota
 from edgebed.wire import fork_protocol
-from orchestrator.fleet import cgroups, links, netns, ownership
+from orchestrator.fleet import links, netns, ownership
 from orchestrator.fleet.backends import open_backend
-from orchestrator.fleet.cpu_quota import CpuQuota
 from orchestrator.fleet.host import quota_cpus
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.fleet.subnets import free_subnets, parse_routes

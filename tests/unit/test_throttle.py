@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import LimitError
-from orchestrator.fleet import throttle
+from edgebed.limits import throttle
+from edgebed.limits.cpu_quota import CpuQuota
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.cpu_quota import CpuQuota
 from orchestrator.fleet.profile import Limits
 
 LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)

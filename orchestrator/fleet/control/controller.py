@@ -10,6 +10,7 @@ from collections.abc import Collection, Coroutine
 import msgspec
 
 from edgebed.errors import EdgebedError, FleetError, UsageError
+from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.base import Link
 from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
@@ -19,7 +20,6 @@ from orchestrator.experiment import Grain
 from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
 from orchestrator.fleet.control.membership import DeviceEvent, Heard, Joined, Left, Membership
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
-from orchestrator.fleet.cpu_quota import TICK_US
 from orchestrator.fleet.host import tick_s
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from edgebed.errors import TransferRefused
+from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Header
@@ -15,7 +16,6 @@ from orchestrator.experiment import Environment, Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.condition import profile_under
 from orchestrator.fleet.control.seams import Driver, Sender
-from orchestrator.fleet.cpu_quota import TICK_US
 from orchestrator.fleet.environment import candidates, profiles_at
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import (

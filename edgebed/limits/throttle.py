@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import LimitError
-from orchestrator.fleet.base import Held
-from orchestrator.fleet.cpu_quota import LEAST_CPUS, LEAST_QUOTA_US, PERIOD_US, CpuQuota, parse_quota
-from orchestrator.fleet.profile import Limits
+from edgebed.limits.cpu_quota import LEAST_CPUS, LEAST_QUOTA_US, PERIOD_US, CpuQuota, parse_quota
+from edgebed.limits.spec import Held, Limits
 
 FRAME = 1540
 """Bytes of one full Ethernet frame and a little more. tbf drops packets that are larger than its burst."""

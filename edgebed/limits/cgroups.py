@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgebed.errors import LimitError
-from orchestrator.fleet.profile import Limits
-from orchestrator.fleet.shell import write
-from orchestrator.fleet.throttle import (
+from edgebed.limits.shell import write
+from edgebed.limits.spec import Limits
+from edgebed.limits.throttle import (
     CGROUP_FILES,
     OPTIONAL_FILES,
     Group,

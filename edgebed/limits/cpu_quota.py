@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
-from orchestrator.experiment import Grain
+Grain = Literal["quota", "period", "pacing"]
+"""How a CPU quota is divided into pieces of time (docs/throttling.md): in periods of 100 ms; in periods as short as a
+quota of one tick allows; or in periods of 100 ms with visible events held by the agent."""
 
 PERIOD_US = 100_000
 """The usual CFS period. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times with 20 ms."""

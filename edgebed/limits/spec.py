@@ -1,0 +1,71 @@
+"""The limits of a device, and what a kernel reports of them. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgebed.limits.cpu_quota import PERIOD_US, TICK_US, Grain, period_for
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
+    as a quota of CPU time in every `period_us`."""
+
+    cpus: float
+    uplink_bit_s: int
+    downlink_bit_s: int
+    memory_mib: int
+    latency_ms: float = 0.0
+    period_us: int = PERIOD_US
+
+    def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
+        """The same device with every quota and rate divided by `dilation`, the period for that quota, and the latency
+        multiplied by `dilation`; memory stays."""
+        cpus = self.cpus / dilation
+        return msgspec.structs.replace(
+            self,
+            cpus=cpus,
+            period_us=period_for(cpus, grain, tick_us),
+            uplink_bit_s=round(self.uplink_bit_s / dilation),
+            downlink_bit_s=round(self.downlink_bit_s / dilation),
+            latency_ms=self.latency_ms * dilation,
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
+        return max(1, int(self.cpus))
+
+
+def only_rates(one: Limits, other: Limits) -> bool:
+    """Whether two devices differ in nothing but their rates."""
+    rates = {"uplink_bit_s": other.uplink_bit_s, "downlink_bit_s": other.downlink_bit_s}
+    return msgspec.structs.replace(one, **rates) == other
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Limits of one device as the kernel reports them, and what the device has used since its start.
+
+    If `read_back` is False, the agent enforces its own limits and the kernel knows none of them. Then the limits here
+    say nothing, and only `cpu_s` and `memory_used_mib` are measured.
+    """
+
+    device: str
+    requested: Limits
+    cpus: float | None  # None: no quota is set
+    uplink_bit_s: int | None
+    downlink_bit_s: int | None
+    memory_mib: int | None
+    cpu_s: float  # used
+    throttled_s: float
+    throttled_periods: int
+    memory_used_mib: float
+    uplink_bytes: int
+    downlink_bytes: int
+    alive: bool
+    details: dict[str, str] = {}  # raw read-outs (qdisc, cgroup files) for the report
+    uplink_latency_ms: float = 0.0
+    downlink_latency_ms: float = 0.0
+    read_back: bool = True
+    period_us: int | None = None  # of the quota
+    burst_us: int | None = None  # of the quota; None: the kernel keeps no unused quota
