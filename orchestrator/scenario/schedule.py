@@ -130,8 +130,11 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def before_round(self, number: int, now_s: float) -> list[Step]:
-        """What happens before a round (from 1) is planned, including what is due by now."""
-        for one in self._rounds.get(number, ()):
+        """What happens before a round (from 1) is planned, including what is due by now. Concurrent rounds prepare
+        a round several times before it begins; each event happens once."""
+        waiting = self._rounds.pop(number, [])
+        self._rounds[number] = [one for one in waiting if one.after_s is not None]
+        for one in waiting:
             if one.after_s is None:
                 self._push(now_s, _Begin(one, now_s))
         return self.due(now_s)

@@ -119,6 +119,32 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
     assert once.of(RoundFinished) == again.of(RoundFinished)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_step_before_a_round_happens_once_with_concurrent_rounds(tmp_path: Path, number: int) -> None:
+    """FedAT: the round after the profiling is prepared by the loop and again by the first tier."""
+    events = (
+        {"round": number, "share": 1, "limits": {"cpus": 0.5}},
+        {"round": number, "device": "a", "do": "freeze", "for_s": 1},
+    )
+    profiles = {"a": ONE_CPU, "b": ONE_CPU}
+    spec = {"name": "fedat", "tiers": 2}
+    run = play(tmp_path, TWO, spec, training(rounds=5, **BATCHES), profiles=profiles, scenario=scenario(*events))
+    assert sorted(told(run)) == [
+        ("a", "freeze", False),
+        ("a", "freeze", True),
+        ("a", "limits", True),
+        ("b", "limits", True),
+    ]
+
+
+def test_a_step_before_a_round_happens_once_where_a_tier_waits_for_its_device(tmp_path: Path) -> None:
+    events = ({"round": 2, "device": "a", "do": "leave"}, {"at_s": 40, "device": "a", "do": "return"})
+    profiles = {"a": ONE_CPU, "b": ONE_CPU}
+    spec = {"name": "fedat", "tiers": 2}
+    run = play(tmp_path, TWO, spec, training(rounds=8, **BATCHES), profiles=profiles, scenario=scenario(*events))
+    assert told(run) == [("a", "leave", True), ("a", "return", True)]
+
+
 def test_limits_last_as_long_as_the_event_says(tmp_path: Path) -> None:
     run = played(tmp_path, scenario({"at_s": 0, "device": "a", "limits": {"cpus": 0.5}, "for_s": 6}), rounds=1)
     assert told(run) == [("a", "limits", True), ("a", "limits", False)]
