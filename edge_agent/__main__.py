@@ -11,9 +11,10 @@ from urllib.parse import unquote, urlsplit
 
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.data_watch import limit_s, watch_data
+from edge_agent.exits import exit_on_error
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import warm_up
-from edgebed.errors import EdgebedError, UsageError
+from edgebed.errors import UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import Topics, check_name
@@ -116,17 +117,10 @@ def _without_password(url: str) -> str:
 
 
 def main() -> None:
-    try:
+    with exit_on_error():
         settings = settings_from(sys.argv[1:])
         warm_up()
         serve(settings)
-    except EdgebedError as error:
-        print(f"edgebed-agent: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"Hint: {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

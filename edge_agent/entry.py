@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from edgebed.errors import EdgebedError
+from edge_agent.exits import exit_on_error
 
 BOARD_COMMANDS = ("join", "leave", "run")
 
@@ -26,15 +26,8 @@ def main() -> None:
 def _board(arguments: list[str]) -> None:
     from edge_agent.board import command
 
-    try:
+    with exit_on_error():
         command.main(arguments)
-    except EdgebedError as error:
-        print(f"edgebed-agent: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"Hint: {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -16,23 +16,21 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.place import Session
-from orchestrator.broker.child import MALLOC, die_with_parent
-from orchestrator.broker.mosquitto import LARGEST_MESSAGE, binary, broker_user, password_hash
+from orchestrator.broker.acl import mosquitto_lines
+from orchestrator.broker.child import begin, end
+from orchestrator.broker.mosquitto import binary, broker_user, common_settings, password_hash
 
-LOOPBACK, ORCHESTRATOR_USER = "127.0.0.1", "orchestrator"
+LOOPBACK = "127.0.0.1"
 START_S, RELOAD_S, KICK_S = 20.0, 1.0, 2.0
 MOST_CONNECTIONS = 4096
 """Of boards, two each, and of strangers who have not yet shown a certificate."""
-
-MOST_QUEUED_BYTES = 64 << 20
-"""For one client; a transfer's receiver lets no more come than 16 MiB beyond what it can take."""
 
 CONNECTED = re.compile(r"New client connected from (\S+) as (.*) \(p\d+, c\d+, k\d+, u'([^']*)'\)\.")
 DISCONNECTED = re.compile(r"Client (\S+) (?:\[\S+\] )?(?:closed its connection|disconnected|has exceeded timeout)")
@@ -48,23 +46,13 @@ class Files(msgspec.Struct, frozen=True):
 
 
 def settings(folder: Path, listen: str, port: int, local_port: int) -> list[str]:
-    """The lines of mosquitto.conf. Mosquitto 2.1 would take no packet above 2,000,000 bytes if it were not told
-    otherwise."""
+    """The lines of mosquitto.conf. Its log tells who connects."""
     return [
-        "user root",  # keep the user that it was started as
-        "allow_anonymous false",
-        f"password_file {folder}/passwords",
-        f"acl_file {folder}/acl",
-        "persistence false",
-        "max_inflight_messages 0",
-        "max_queued_messages 100000",
-        f"max_queued_bytes {MOST_QUEUED_BYTES}",
-        f"max_packet_size {LARGEST_MESSAGE}",
-        "set_tcp_nodelay true",
+        *common_settings(str(folder)),
         "connection_messages true",
-        "log_dest stderr",
         "log_timestamp false",
-        *[f"log_type {kind}" for kind in ("error", "warning", "notice", "information")],
+        "log_type notice",
+        "log_type information",
         f"listener {local_port} {LOOPBACK}",
         f"listener {port} {listen}",
         f"max_connections {MOST_CONNECTIONS}",
@@ -79,16 +67,6 @@ def settings(folder: Path, listen: str, port: int, local_port: int) -> list[str]
     ]
 
 
-def access_rules(revoked: Iterable[str]) -> str:
-    """The ACL file. A board that is revoked loses every right at once, also in a session that is still open."""
-    rules = [f"user {ORCHESTRATOR_USER}", "topic readwrite #", ""]
-    for board in revoked:
-        rules += [f"user {board}", "topic deny #", ""]
-    rules += [f"pattern write edgebed/+/{kind}/%u" for kind in ("state", "from", "data/from")]
-    rules += [f"pattern read edgebed/+/{kind}/%u" for kind in ("to", "data/to")]
-    return "\n".join([*rules, ""])
-
-
 class TlsBroker:
     """Args:
     folder: a new folder, for the broker's files; they become the user's as whom it runs.
@@ -97,7 +75,7 @@ class TlsBroker:
 
     def __init__(self, folder: Path, listen: str, port: int, local_port: int) -> None:
         self._folder, self._user = folder, broker_user()
-        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR_USER, secrets.token_urlsafe(18))
+        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR, secrets.token_urlsafe(18))
         self._settings = settings(folder, listen, port, local_port)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -117,27 +95,15 @@ class TlsBroker:
         if program is None:
             raise LinkError("Mosquitto is not installed: only it serves boards", hint="apt install mosquitto")
         self._write_all(files, revoked)
-        identity: dict[str, Any] = {"user": self._user, "group": self._user, "extra_groups": []} if self._user else {}
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                program, "-c", str(self._folder / "mosquitto.conf"),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-                start_new_session=True, preexec_fn=die_with_parent, env={**os.environ, **MALLOC}, **identity,
-            )  # fmt: skip
-        except OSError as error:
-            raise LinkError(f"{program} cannot be run: {error.strerror}") from None
+        nothing, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        command = [program, "-c", str(self._folder / "mosquitto.conf")]
+        self._process = await begin(command, self._user, stdin=nothing, stdout=nothing, stderr=pipe)
         self._reader = asyncio.create_task(self._read_log(self._process))
         await self._wait_ready(self._process)
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 3.0)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        await end(process)
         if self._reader is not None:
             await self._reader
         self._sessions, self._untold = {}, False
@@ -192,7 +158,7 @@ class TlsBroker:
         for name, data in {
             "mosquitto.conf": "\n".join(self._settings).encode(),
             "passwords": f"{local.username}:{hashed}\n".encode(),
-            "acl": access_rules(sorted(revoked)).encode(),
+            "acl": "\n".join(mosquitto_lines("+", sorted(revoked))).encode(),
             "ca.pem": files.ca,
             "server.pem": files.certificate,
             "server.key": files.key,
@@ -242,7 +208,7 @@ class TlsBroker:
             self._untold = True
             return
         address, client, user = found.groups()
-        if user != ORCHESTRATOR_USER:
+        if user != ORCHESTRATOR:
             self._sessions[client] = Session(user, client, address, time.time())
             self.on_session()
 

@@ -5,6 +5,8 @@ The orchestrator's user may do all; a device's user, which has the device's name
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 
@@ -23,11 +25,17 @@ def may(fleet: str, user: str, topic: str, *, write: bool) -> bool:
     return user == ORCHESTRATOR or topic in (writable(fleet, user) if write else readable(fleet, user))
 
 
-def mosquitto_lines(fleet: str) -> list[str]:
-    """The lines of Mosquitto's ACL file; it puts the user's name for %u."""
+def mosquitto_lines(fleet: str, without_rights: Iterable[str] = ()) -> list[str]:
+    """The lines of Mosquitto's ACL file; it puts the user's name for %u.
+
+    Args:
+        fleet: `+` stands for every fleet.
+        without_rights: users who lose every right at once, also in a session that is open.
+    """
     return [
         f"user {ORCHESTRATOR}",
         "topic readwrite #",
+        *(line for user in without_rights for line in (f"user {user}", "topic deny #")),
         *(f"pattern read {topic}" for topic in readable(fleet, "%u")),
         *(f"pattern write {topic}" for topic in writable(fleet, "%u")),
         "",

@@ -17,6 +17,10 @@ from orchestrator.broker.seams import Listen, Runner
 LARGEST_MESSAGE = 8 << 20
 """Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
 
+MOST_QUEUED_BYTES = 1 << 30
+"""For one client. Of one transfer at most four chunks of 1 MiB wait here, so even the orchestrator, which hears all
+devices, comes near to it only if a device floods it."""
+
 
 def find() -> Runner | None:
     """A runner if Mosquitto is installed."""
@@ -65,8 +69,22 @@ def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as:
 
 
 def settings(listen: Listen, folder: str) -> list[str]:
-    """The lines of mosquitto.conf, whose files are in `folder`. The broker must drop no message; our transfers limit
-    how many wait in its queues. Mosquitto 2.1 refuses packets above 2,000,000 bytes unless it is told otherwise."""
+    """The lines of mosquitto.conf, whose files are in `folder`."""
+    return [
+        *common_settings(folder),
+        "connection_messages false",
+        *[
+            line
+            for address in listen.addresses
+            for line in (f"listener {listen.port} {address}", f"max_connections {listen.most_connections}")
+        ],
+        "",
+    ]
+
+
+def common_settings(folder: str) -> list[str]:
+    """The lines that every Mosquitto of ours has. The broker must drop no message; our transfers limit how many wait in
+    its queues. Mosquitto 2.1 refuses packets above 2,000,000 bytes unless it is told otherwise."""
     return [
         "user root",  # keep the user that it was started as
         "allow_anonymous false",
@@ -75,19 +93,12 @@ def settings(listen: Listen, folder: str) -> list[str]:
         "persistence false",
         "max_inflight_messages 0",
         "max_queued_messages 100000",
-        f"message_size_limit {LARGEST_MESSAGE}",
+        f"max_queued_bytes {MOST_QUEUED_BYTES}",
         f"max_packet_size {LARGEST_MESSAGE}",
         "set_tcp_nodelay true",
-        "connection_messages false",
         "log_dest stderr",
         "log_type error",
         "log_type warning",
-        *[
-            line
-            for address in listen.addresses
-            for line in (f"listener {listen.port} {address}", f"max_connections {listen.most_connections}")
-        ],
-        "",
     ]
 
 

@@ -96,6 +96,9 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
+    if not rows:
+        _say("No board has joined, and no invitation is open. `edgebed boards invite NAME` prints the command for one.")
+        return
     table = Table(title="boards")
     for column in ("name", "id", "state", "certificate", "profile", "model"):
         table.add_column(column, no_wrap=True)

@@ -11,35 +11,10 @@ from edgebed.methods.base import Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.training.server import Reading, StepResult
 
 Samples = tuple[Tensor, Tensor]
 """x (N, C, H, W) float32 and y (N,) int64."""
-
-
-class StepResult(Protocol):
-    """One step of a server half. Times in monotonic nanoseconds."""
-
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def devices(self) -> tuple[str, ...]: ...
-    @property
-    def ready_ns(self) -> int: ...
-    @property
-    def replies(self) -> Weights: ...
-
-
-class Reading(Protocol):
-    """The weights of a half were read for these devices. Times in monotonic nanoseconds."""
-
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def devices(self) -> tuple[str, ...]: ...
 
 
 class Trainer(Protocol):

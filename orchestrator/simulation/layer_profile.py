@@ -16,7 +16,8 @@ from torch import Tensor, autograd, nn
 from orchestrator.simulation.laws import relative_law
 from orchestrator.simulation.layer_costs import LayerCosts, WidthLaw, Work
 from orchestrator.simulation.layer_work import ELEMENTWISE, KERNELS, UPDATE, LayerWork
-from orchestrator.simulation.timing import best_s, one_thread
+from orchestrator.simulation.timing import best_s
+from orchestrator.training.threads import one_thread
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128)
 """Channels of the layers that are measured. Wider layers cost per multiply-add what the widest one does."""

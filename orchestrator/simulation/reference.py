@@ -19,7 +19,8 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec
 from orchestrator.simulation.layer_costs import LayerCosts
 from orchestrator.simulation.layer_meter import LayerMeter
-from orchestrator.simulation.timing import REPEATS, Meter, ThreadMeter, best_s, one_thread
+from orchestrator.simulation.timing import REPEATS, Meter, ThreadMeter, best_s
+from orchestrator.training.threads import one_thread
 
 ANCHORS = 3
 """Number of known laws that are measured again to find the current speed of the host; their median is used."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
-
-import torch
 
 REPEATS = 5
 
@@ -45,14 +42,3 @@ def cpu_s(call: Callable[[], object]) -> float:
     start = time.thread_time()
     call()
     return time.thread_time() - start
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Context manager: torch computes with one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

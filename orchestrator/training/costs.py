@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from statistics import median
 
 import torch
@@ -18,6 +17,7 @@ from edgebed.methods.parts.local_training import UpperHalf, head_half
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer
+from orchestrator.training.threads import one_thread
 
 
 def profile_cuts(
@@ -43,7 +43,7 @@ def profile_cuts(
             input shape.
     """
     x, y = batch if batch is not None else _noise(model, batch_size)
-    with _one_thread():
+    with one_thread():
         trials = [_Trial(model, cut, (x, y), optimizer, accelerator) for cut in cuts]
         end = time.monotonic() + budget_s
         for _ in range(repeats + 1):
@@ -111,13 +111,3 @@ def _noise(model: StagedModel, batch_size: int) -> Batch:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch_size, *model.input_shape, generator=generator)
     return x, torch.randint(model.classes, (batch_size,), generator=generator)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

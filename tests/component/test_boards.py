@@ -9,14 +9,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-
-pytest.importorskip("cryptography")
-
 
 from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import ClockError, Service
@@ -34,15 +30,9 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.place import Place
-from tests.component._boards import HOST, Lab, Orchestrator, made, running, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
 
 pytestmark = pytest.mark.mosquitto
-
-
-@pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
-    async with running(tmp_path) as lab:
-        yield lab
 
 
 # ---- joining ----

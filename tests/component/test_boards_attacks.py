@@ -7,14 +7,10 @@ import datetime as dt
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("cryptography")
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,15 +24,9 @@ from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.https import MOST_STRANGERS
-from tests.component._boards import HOST, Lab, Orchestrator, made, running, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
 
 pytestmark = pytest.mark.mosquitto
-
-
-@pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
-    async with running(tmp_path) as lab:
-        yield lab
 
 
 # ---- attacks: joining ----

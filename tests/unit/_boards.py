@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography")
-
-
 from edge_agent.board.keystore import Keystore
 from edgebed.wire.boards import Enrolled, Join
 from orchestrator.boards.authority import Authority

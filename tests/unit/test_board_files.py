@@ -8,9 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("cryptography")
-
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -23,7 +20,8 @@ from edgebed.errors import FileError, UsageError
 from edgebed.service_unit import ServiceUnit, quoted
 from orchestrator.boards.app import FREE_MISSES, MOST_ADDRESSES, Misses
 from orchestrator.boards.authority import Authority
-from orchestrator.boards.tls_broker import access_rules, settings
+from orchestrator.boards.tls_broker import settings
+from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.cli.boards import unit
 from tests.unit._boards import DAY, NOW, World
 
@@ -169,7 +167,7 @@ def test_the_brokers_settings_ask_for_certificates_and_bound_packets() -> None:
 
 
 def test_a_board_has_rights_to_topics_that_end_in_its_id() -> None:
-    rules = access_rules(["b1"]).splitlines()
+    rules = mosquitto_lines("+", ["b1"])
     assert rules[rules.index("user b1") + 1] == "topic deny #"
     assert all(line.endswith("/%u") for line in rules if line.startswith("pattern"))
     assert [line for line in rules if line.endswith("#") and "deny" not in line] == ["topic readwrite #"]

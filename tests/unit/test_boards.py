@@ -6,20 +6,19 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-pytest.importorskip("cryptography")
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from edgebed.errors import UsageError, WireError
 from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
 from orchestrator.boards.registry import Board
+from orchestrator.cli import build
 from orchestrator.cli.boards import board_rows, duration_s
 from tests.unit._boards import DAY, NOW, World
 
@@ -257,6 +256,15 @@ def test_what_is_listed(world: World) -> None:
         ("soon", "", "invited, 10 min left"),
     ]
     assert board_rows(world.store.read(), set(), NOW + 91 * DAY)[0]["state"] == "certificate ran out"
+
+
+def test_an_empty_list_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    result = CliRunner().invoke(build(), ["boards", "ls"])
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "edgebed boards invite NAME" in result.stderr
+    assert CliRunner().invoke(build(), ["boards", "ls", "--json"]).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("2d", 172800)])

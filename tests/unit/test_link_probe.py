@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,3 +74,45 @@ def test_no_byte_leaves_before_the_throttle_let_it_pass(total: int, connections:
 
     near, _ = transfer(total, connections, throttle)
     assert sum(passed) == sum(connection.sent for connection in near) == total
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        return near, server.accept()[0]
+
+
+@contextlib.contextmanager
+def stamping() -> Iterator[None]:
+    """The kernel stamps what arrives; it begins to do so a moment after the first socket has asked for it."""
+    near, far = connected()
+    with near, far:
+        far.setsockopt(socket.SOL_SOCKET, link_probe.SO_TIMESTAMPNS, 1)
+        deadline, stamped = time.monotonic() + PATIENCE_S, False
+        while not stamped:
+            assert time.monotonic() < deadline
+            near.sendall(b"x")
+            stamped = bool(far.recvmsg(1, 64)[1])
+        yield
+
+
+def test_the_kernel_tells_when_bytes_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver's own clocks run 100 times too fast here."""
+    begin, wall, size = time.monotonic(), time.time(), 8 << 20
+
+    def ahead_s() -> float:
+        return 100 * (time.monotonic() - begin)
+
+    fast = SimpleNamespace(monotonic=lambda: begin + ahead_s(), time=lambda: wall + ahead_s())
+    near, far = connected()
+    with stamping():
+        monkeypatch.setattr(link_probe, "time", fast)
+        sender = threading.Thread(target=link_probe.send, args=([near], size))
+        sender.start()
+        start = time.monotonic()
+        seconds, _ = link_probe.receive([far], size)
+        elapsed = time.monotonic() - start
+    far.close()
+    sender.join(PATIENCE_S)
+    near.close()
+    assert 0 < seconds <= elapsed

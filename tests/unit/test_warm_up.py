@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
+import pytest
 import torch
 
-from edge_agent.training import warm_up
+from edge_agent.training import Trainer, warm_up
+from edgebed.device.core import Result
+from edgebed.wire.messages import Task
 
 
 def test_warm_up_leaves_the_random_state_and_starts_no_thread() -> None:
@@ -18,3 +22,21 @@ def test_warm_up_leaves_the_random_state_and_starts_no_thread() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(of_torch)
+
+
+def test_warm_up_trains_a_whole_model_and_a_device_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+    run = Trainer.run
+
+    def noted(self: Trainer, task: Task, *args: Any, **more: Any) -> Result:
+        result = run(self, task, *args, **more)
+        done.append((task.assignment.objective, result.samples))
+        return result
+
+    monkeypatch.setattr(Trainer, "run", noted)
+    threads = torch.get_num_threads()
+    try:
+        warm_up()
+    finally:
+        torch.set_num_threads(threads)
+    assert done == [("output", 4), ("head", 4)]
