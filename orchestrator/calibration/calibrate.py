@@ -7,25 +7,21 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import psutil
 
-from edgebed.errors import EdgebedError
 from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.calibration import verdicts
 from orchestrator.calibration.probe_server import ProbeServer
+from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Fleet, Held
 from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
-
-PATIENCE_S = 60.0
-"""Extra seconds that a probe may take beyond its own length: a device with 0.02 CPU answers slowly."""
 
 REFERENCE_S = 0.2
 
@@ -53,12 +49,6 @@ async def quiet_host(limit_s: float = QUIET_S) -> None:
         times = await asyncio.to_thread(psutil.cpu_times_percent, interval=1.0)
         if times.idle + getattr(times, "iowait", 0.0) >= 100 * (1 - QUIET_SHARE):
             return
-
-
-class Prober(Protocol):
-    """Asks a device to measure something."""
-
-    async def probe(self, device: str, probe: Probe) -> ProbeResult: ...
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -160,7 +150,7 @@ class Bench:
         )
         alone = not item.together
         before = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
-        result = await self._probe(device, probe, seconds)
+        result = await ask(self._prober, device, probe, seconds)
         after = await asyncio.to_thread(link_probe.units_per_cpu_s, REFERENCE_S) if alone else 0.0
         context = await self._context(device)
         rows = [verdicts.judge_cpu(context, item, result)]
@@ -174,7 +164,7 @@ class Bench:
         probe = Probe(
             id=uuid.uuid4().hex, kind=item.kind, seconds=item.seconds, period_s=limits.period_us / 1e6, times=times
         )
-        result = await self._probe(device, probe, verdicts.estimate_s([item], [limits]))
+        result = await ask(self._prober, device, probe, verdicts.estimate_s([item], [limits]))
         return verdicts.report_grain(await self._context(device), item, result)
 
     async def _efficiency(self, item: Item, device: str) -> Calibrated:
@@ -195,45 +185,14 @@ class Bench:
         await self._fleet.limit(device, limits)
         seconds, period_s = verdicts.window_s(item, limits, self._tick_s), limits.period_us / 1e6
         probe = Probe(id=uuid.uuid4().hex, kind="real step", seconds=seconds, period_s=period_s)
-        return await self._probe(device, probe, seconds)
+        return await ask(self._prober, device, probe, seconds)
 
     async def _link(self, item: Item, device: str) -> Calibrated:
         limits = self._limits[device]
         rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
         size, host = item.bytes_for(rate), self._fleet.host_of(device)
-        probe = Probe(
-            id=uuid.uuid4().hex,
-            kind=item.kind,
-            host=host,
-            port=self._peer.port(host),
-            size=size,
-            connections=item.connections,
-        )
-        received = self._peer.expect(probe.id)
-        try:
-            result = await self._probe(device, probe, size * 8 / rate)
-            seconds, payload = result.wall_s, result.bytes
-            if item.kind == "upload" and not result.error:  # the receiver's clock counts
-                async with asyncio.timeout(PATIENCE_S):
-                    outcome = await received
-                seconds, payload = outcome.wall_s, outcome.bytes
-            error = result.error
-        except (EdgebedError, TimeoutError) as problem:
-            seconds, payload, error = 0.0, 0, str(problem) or "the orchestrator received nothing"
-        finally:
-            self._peer.forget(probe.id)
-            received.cancel()
-        return verdicts.judge_link(await self._context(device), item, seconds, payload, error)
-
-    async def _probe(self, device: str, probe: Probe, seconds: float) -> ProbeResult:
-        """The device's answer. Without an answer, a result with an error."""
-        try:
-            async with asyncio.timeout(seconds + PATIENCE_S):
-                return await self._prober.probe(device, probe)
-        except TimeoutError:
-            return ProbeResult(device, probe.id, error=f"no answer within {seconds + PATIENCE_S:.0f} s")
-        except EdgebedError as error:
-            return ProbeResult(device, probe.id, error=str(error))
+        moved = await move(self._prober, self._peer, device, host, item.kind, size, item.connections, size * 8 / rate)
+        return verdicts.judge_link(await self._context(device), item, moved.seconds, moved.payload, moved.error)
 
     async def _context(self, device: str) -> Context:
         held: Held = await self._fleet.held(device)

@@ -6,20 +6,15 @@ runs. Each repeat measures all tiers in turn, so that slow changes of a shared h
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from edgebed.errors import FleetError, RunError, TransferRefused
-from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.models.staged import StagedModel
-from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Failure, Header, Optimizer, Report, Task, Update
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import ProfileSpec
+from orchestrator.runs.one_task import OneTask, half, weights_of
 
 PAPER_DEVICE = (1.00, 1.63, 2.16, 2.68, 3.30, 3.81)
 PAPER_SERVER = (1.00, 0.82, 0.65, 0.51, 0.33, 0.20)
@@ -37,47 +32,6 @@ class Measurement(msgspec.Struct, frozen=True):
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
-
-
-class OneTask:
-    """Replaces the round driver: runs one task at a time."""
-
-    def __init__(self, controller: FleetController) -> None:
-        self._controller = controller
-        self._waiting: dict[str, asyncio.Future[Report]] = {}
-
-    async def run(self, device: str, assignment: Assignment, body: bytes | bytearray) -> Report:
-        """Send the assignment and wait for its update. Raises RunError if the device fails or is lost."""
-        task = Task(f"tiers/{device}/{time.time_ns():x}", "tiers", 0, assignment)
-        future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-        self._waiting[device] = future
-        await self._controller.endpoint.send(device, task, body)
-        return await future
-
-    def admit(self, peer: str, header: Header, size: int) -> None:
-        if not isinstance(header, Update | Failure):
-            raise TransferRefused("only updates are accepted")
-
-    async def deliver(self, inbound: ReceivedTransfer) -> None:
-        future = self._waiting.get(inbound.peer)
-        if future is None or future.done():
-            return
-        match inbound.header:
-            case Update(_, _, report):
-                future.set_result(report)
-            case Failure(device, _, why):
-                future.set_exception(RunError(f"{device} could not do the task: {why}", hint="see the cause named"))
-
-    def progress(self, device: str) -> None:
-        pass
-
-    def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
-        pass
-
-    def lost(self, device: str, why: str) -> None:
-        future = self._waiting.get(device)
-        if future is not None and not future.done():
-            future.set_exception(FleetError(f"{device}: {why}", hint="give it more memory, or a smaller batch"))
 
 
 async def measure_tiers(
@@ -101,7 +55,7 @@ async def measure_tiers(
         for repeat in range(-1, repeats):  # the first pass is a warm-up: new shapes, new memory
             for cut in cuts:
                 on_task(quota, cut)
-                report = await runner.run(device, _assignment(device, model, spec, cut, batch_size), _body(model, cut))
+                report = await runner.run(device, half(device, model, spec, cut, batch_size), weights_of(model, cut))
                 if repeat >= 0:
                     times[cut].append(report.compute_s / report.batches)
         results += [Measurement(quota, i + 1, cut, tuple(times[cut])) for i, cut in enumerate(cuts)]
@@ -112,25 +66,6 @@ def _profile(controller: FleetController, device: str, quota: float) -> ProfileS
     profile = controller.profiles[device]
     limits = msgspec.structs.replace(profile.limits, cpus=quota * controller.dilation)
     return msgspec.structs.replace(profile, name=f"cpu{quota:g}", limits=limits)
-
-
-def _assignment(device: str, model: StagedModel, spec: Mapping[str, object], cut: int, batch_size: int) -> Assignment:
-    return Assignment(
-        device=device,
-        model=dict(spec),
-        classes=model.classes,
-        input_shape=model.input_shape,
-        stages=cut,
-        objective="head",
-        uploads=("weights",),
-        batch_size=batch_size,
-        optimizer=Optimizer(),
-    )
-
-
-def _body(model: StagedModel, cut: int) -> bytes | bytearray:
-    weights = model.weights()
-    return encode_tensors({name: weights[name] for name in model.names_below(cut, head=True)}, Codec())
 
 
 def normalised(measurements: Sequence[Measurement]) -> dict[float, list[float]]:
