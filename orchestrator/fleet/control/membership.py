@@ -26,6 +26,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from edgebed.wire.reading import BoardReading
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
@@ -49,6 +50,7 @@ class Member:
         self.online = False
         self.presence: Presence | None = None
         self.status: Status | None = None
+        self.reading: BoardReading | None = None  # the last of a board's sensors
         self.phases_upto = 0
         self.offset_ns = 0  # its clock minus ours
         self.configure: Configure | None = None
@@ -217,6 +219,7 @@ class Membership:
         device.status = status
         self._take_phases(device, status)
         if status.board:
+            device.reading = status.board[-1]
             self._record(BoardReadings(time.monotonic_ns(), device.name, device.incarnation, status.board))
         self._tell(Heard(device.name, moved, status.task, status.phase))
 
