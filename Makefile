@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock demo test coverage test-guest lint docs check wheel bench clean
+.PHONY: setup lock demo test coverage test-guest test-agent lint docs check wheel bench clean
 setup: $(STAMP)
 
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
@@ -47,10 +47,20 @@ coverage: setup
 test-guest: setup
 	tests/guest/run
 
+# The agent's unit tests on another Python, which has none of the orchestrator's packages: JetPack 6 has Python 3.10.
+# AGENT_TORCH=torch==2.3.1 takes another torch.
+AGENT_PYTHON ?= python3.10
+AGENT_TORCH ?= torch
+test-agent:
+	$(AGENT_PYTHON) -m venv build/agent
+	build/agent/bin/pip --quiet install '$(AGENT_TORCH)' . hypothesis psutil pytest pytest-asyncio pytest-xdist
+	build/agent/bin/pytest -n $(WORKERS) -m "not alone" tests/unit
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 --follow-imports=silent -p edgebed -p edge_agent
 	$(BIN)/lint-imports
 
 # The site, in build/site. A link that leads nowhere, or a page that is not in the navigation, is an error.

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
+from edge_agent.accelerator import find_accelerator
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.exits import exit_on_error
@@ -57,6 +60,12 @@ def settings_from(arguments: list[str]) -> Settings:
         help="this machine is the device: tell its model, and once a second its frequency, heat, throttling and power; "
         "not for containers, whose sensors are their host's",
     )
+    parser.add_argument(
+        "--accelerator",
+        default=os.environ.get("EDGEBED_ACCELERATOR", ""),
+        help="where to train: cpu, cuda, or auto, which is cuda where torch can use it (or EDGEBED_ACCELERATOR); "
+        "default: auto with --board, else cpu",
+    )
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
     try:
@@ -79,6 +88,7 @@ def settings_from(arguments: list[str]) -> Settings:
         alone_s=given.alone_s,
         identity=_identity(given.identity) if url.scheme == "mqtts" else None,
         board=given.board,
+        accelerator=given.accelerator or ("auto" if given.board else "cpu"),
     )
 
 
@@ -119,8 +129,9 @@ def _without_password(url: str) -> str:
 def main() -> None:
     with exit_on_error():
         settings = settings_from(sys.argv[1:])
-        warm_up()
-        serve(settings)
+        accelerator = find_accelerator(settings.accelerator)
+        warm_up(accelerator)
+        serve(msgspec.structs.replace(settings, accelerator=accelerator.type))
 
 
 if __name__ == "__main__":

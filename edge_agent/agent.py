@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import torch
 
 import edgebed
 from edge_agent import machine as m
@@ -65,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True):
         alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
             heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
         board: this machine is the device, and not its host: tell what the machine's sensors read.
+        accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
     """
 
     host: str
@@ -77,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True):
     alone_s: float = 1800.0
     identity: Identity | None = None
     board: bool = False
+    accelerator: str = "cpu"
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
@@ -90,7 +93,7 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
             samples=shard.samples if shard else 0,
             labels=tuple(shard.label_counts) if shard else (),
             shard=shard.sha256 if shard else "",
-            host=host_facts() | (board_facts() if settings.board else {}) if shard else {},
+            host=host_facts() | (board_facts(shard.accelerator) if settings.board else {}) if shard else {},
         )
     )
 
@@ -119,7 +122,7 @@ class Agent:
         self._control, self._data = control, data
         self._throttling = Throttling()
         self.phases = PhaseLog(time.monotonic_ns, CpuUsage(time.process_time_ns, self._throttling.recent))
-        self._shard = read_shard(settings.shard)
+        self._shard = read_shard(settings.shard, torch.device(settings.accelerator))
         self._trainer = make_trainer(self._shard, self.phases)
         self._machine = m.AgentMachine()
         self.endpoint = TransferEndpoint(

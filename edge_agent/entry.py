@@ -9,25 +9,35 @@ from __future__ import annotations
 import sys
 
 from edge_agent.exits import exit_on_error
+from edgebed.errors import UsageError
 
 BOARD_COMMANDS = ("join", "leave", "run")
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in BOARD_COMMANDS:
-        _board(arguments or ["run"])
-    else:
-        from edge_agent import __main__
-
-        __main__.main()
-
-
-def _board(arguments: list[str]) -> None:
-    from edge_agent.board import command
-
     with exit_on_error():
-        command.main(arguments)
+        if not arguments or arguments[0] in BOARD_COMMANDS:
+            from edge_agent.board import command
+
+            command.main(arguments or ["run"])
+        else:
+            _device()
+
+
+def _device() -> None:
+    """The agent of one device. Raises UsageError where there is no torch, which is an extra."""
+    try:
+        from edge_agent import __main__
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "torch is not installed; the agent trains with it",
+            hint="install the torch that the maker of the board offers; where there is none: "
+            "pip install 'edgebed[torch]' (docs/boards.md)",
+        ) from None
+    __main__.main()
 
 
 if __name__ == "__main__":

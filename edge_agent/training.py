@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
+from edge_agent.accelerator import CPU, settle, wait_for
 from edge_agent.requests import Requests
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.batches import Batches, ShardBatches
@@ -63,11 +64,12 @@ class TaskIO(Protocol):
 
 
 class Trainer:
-    """Does tasks on this device's shard. It keeps the model between tasks, because building one takes a slow device
-    seconds. Every task overwrites the weights of its half."""
+    """Does tasks on this device's shard, where the shard's batches go: on the CPU or an accelerator. It keeps the model
+    between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half."""
 
     def __init__(self, shard: Shard, phases: PhaseLog) -> None:
         self._shard, self._phases = shard, phases
+        settle(shard.accelerator)
         self._built: tuple[bytes, StagedModel] | None = None
 
     def run(self, task: Task, body: Body, io: TaskIO, threads: int, cpus: float = 0.0) -> Result:
@@ -78,7 +80,7 @@ class Trainer:
         batches = self._batches(assignment, io)
         steps = run_task(task, assignment, body, self._begin, batches, self._phases)
         del body  # only the core holds it, and lets go of it when it has been decoded
-        driver = _Driver(assignment, io)
+        driver = _Driver(assignment, io, self._shard.accelerator)
         io.hold()  # for the CPU time of the download
         answer: bytes | None = None
         try:
@@ -113,16 +115,16 @@ class Trainer:
         key = msgspec.msgpack.encode((assignment.model, assignment.input_shape, assignment.classes))
         if self._built is None or self._built[0] != key:
             model = MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
-            self._built = (key, model)
+            self._built = (key, model.to(self._shard.accelerator))
         return self._built[1]
 
 
 class _Driver:
     """Carries out the steps of the core. The time of a step is that of the `send` that yielded it."""
 
-    def __init__(self, assignment: Assignment, io: TaskIO) -> None:
+    def __init__(self, assignment: Assignment, io: TaskIO, accelerator: torch.device) -> None:
         self._io, self._serving = io, assignment.arrivals is not None
-        self.stopwatch = _Stopwatch()
+        self.stopwatch = _Stopwatch(accelerator)
 
     def carry_out(self, step: Step) -> bytes | None:
         """Returns the body of the reply that the core waits for."""
@@ -152,14 +154,19 @@ class _Driver:
 
 
 class _Stopwatch:
-    """Wall and CPU seconds of the training thread in the last `with` block."""
+    """Wall and CPU seconds of the training thread in the last `with` block, with the work that it gave to the
+    accelerator."""
 
     wall_s = cpu_s = 0.0
+
+    def __init__(self, accelerator: torch.device) -> None:
+        self._accelerator = accelerator
 
     def __enter__(self) -> None:
         self._wall, self._cpu = time.monotonic(), time.thread_time()
 
     def __exit__(self, *_: object) -> None:
+        wait_for(self._accelerator)
         self.wall_s = time.monotonic() - self._wall
         self.cpu_s = time.thread_time() - self._cpu
 
@@ -194,14 +201,14 @@ class _Unheard:
     def pace(self) -> None: ...
 
 
-def warm_up() -> None:
+def warm_up(accelerator: torch.device = CPU) -> None:
     """Do two small tasks as a device does them, so that everything they use is loaded before the limits are set. The
     first task of a process uses up to three times the CPU time of later ones, and the first method of a fleet would pay
     for it. Starts no thread, so that a fork server may fork afterwards, and leaves torch's random state as it was."""
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
-    trainer = Trainer(Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), ""), PhaseLog(time.monotonic_ns))
+    trainer = Trainer(Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", accelerator), PhaseLog(time.monotonic_ns))
     model = MODELS.create(WARM_UP_MODEL).build((1, 8, 8), 2)
     for objective, stages, uploads, optimizer, codec in WARM_UP_TASKS:
         assignment = Assignment(

@@ -7,6 +7,13 @@ import sys
 
 def main() -> None:
     """Run the command line. Without the packages of the extra `orchestrator`, say how to install them (exit code 2)."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # the package can be installed there, for the agent
+        print(
+            f"edgebed: the command line needs Python 3.11 or newer; this is {sys.version.split()[0]}\n"
+            "Hint: install it on a machine with a newer Python. The agent, edgebed-agent, works with 3.10.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     try:
         from orchestrator.cli import main as command_line
     except ModuleNotFoundError as error:

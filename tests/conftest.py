@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,12 @@ os.environ["EDGEBED_CACHE"] = str(Path(tempfile.gettempdir()) / "edgebed-tests-w
 # A loaded host may hold up any one example for longer than any deadline.
 hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")
+
+ORCHESTRATORS = re.compile(
+    r"^\s*(from|import) (orchestrator|tests\.(equality|contract\.models|unit\._boards)|PIL|yaml)\b", re.MULTILINE
+)
+"""What a test imports that cannot run where only the agent is installed (`make test-agent`)."""
+AGENT_ONLY = importlib.util.find_spec("typer") is None
 
 NEEDS = ("guest", "root", "docker", "mosquitto", "data", "browser")
 
@@ -82,6 +89,12 @@ def _missing_browser() -> str:
 
 def required() -> set[str]:
     return {need for need in os.environ.get("EDGEBED_REQUIRE", "").split(",") if need}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if not AGENT_ONLY or collection_path.suffix != ".py":
+        return None
+    return bool(ORCHESTRATORS.search(collection_path.read_text("utf-8"))) or None
 
 
 @pytest.hookimpl(tryfirst=True)

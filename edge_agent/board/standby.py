@@ -203,7 +203,7 @@ class Standby:
             "EDGEBED_IDENTITY": str(self._keys.folder),
             "EDGEBED_ALONE_S": str(wanted.alone_s),
         }
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "edge_agent", *arguments, env=env)
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "edge_agent.entry", *arguments, env=env)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

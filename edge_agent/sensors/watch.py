@@ -7,7 +7,9 @@ import threading
 from collections import deque
 
 import msgspec
+import torch
 
+from edge_agent.accelerator import accelerator_facts
 from edge_agent.sensors import machine
 from edge_agent.sensors.board import Board
 from edgebed.wire.reading import BoardReading
@@ -19,11 +21,11 @@ KEPT = 120
 
 
 @functools.cache
-def board_facts() -> dict[str, str]:
-    """Facts of the board that this process runs on; asked once, since some of them need a command."""
+def board_facts(accelerator: torch.device) -> dict[str, str]:
+    """Facts of the board that this process runs on, and trains on; asked once, since some of them need a command."""
     board = Board()
     try:
-        return board.facts() | machine.torch_facts()
+        return board.facts() | machine.torch_facts() | accelerator_facts(accelerator)
     finally:
         board.close()
 

@@ -24,6 +24,7 @@ from edgebed.wire.order import batch_bounds, shuffled
 
 VERSION = 2
 MOST_CLASSES = 1_000_000
+CPU = torch.device("cpu")
 NOTHING_HIDDEN = Privacy()
 UNCHANGED = Augment()
 
@@ -48,17 +49,18 @@ class Shard:
         label_counts: samples per class.
         sha256: of the file.
         privacy: what this device does to its features.
+        accelerator: where the batches go; the samples stay in main memory.
 
     Raises:
         UsageError: no agent could train on them.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, about: About, sha256: str) -> None:
+    def __init__(self, x: Tensor, y: Tensor, about: About, sha256: str, accelerator: torch.device = CPU) -> None:
         check(x, y, about)
         self.x, self.y, self.classes, self.sha256 = x, y, about.classes, sha256
         self.samples = len(y)
         self.label_counts = [int(n) for n in torch.bincount(y, minlength=about.classes)]
-        self.privacy = about.privacy
+        self.privacy, self.accelerator = about.privacy, accelerator
         self._mean, self._std = about.mean, about.std
 
     def batches(
@@ -74,7 +76,8 @@ class Shard:
             drawn = draws(self.samples, seed, epoch) if augment != UNCHANGED else None
             for start, stop in batch_bounds(self.samples, batch_size, max_batches):
                 rows = order[start:stop]
-                yield self._samples(rows, None if drawn is None else drawn[rows], augment), self.y[rows]
+                x = self._samples(rows, None if drawn is None else drawn[rows], augment)
+                yield x.to(self.accelerator), self.y[rows].to(self.accelerator)
 
     def _samples(self, rows: Tensor, drawn: Tensor | None, augment: Augment) -> Tensor:
         x = self.x[rows]
@@ -86,7 +89,8 @@ class Shard:
     def singles(self, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """`count` samples one by one, x (1, C, H, W) and y (1,): `single_rows`."""
         for row in single_rows(self.samples, count, seed):
-            yield normalise(self.x[row : row + 1], self._mean, self._std), self.y[row : row + 1]
+            x = normalise(self.x[row : row + 1], self._mean, self._std)
+            yield x.to(self.accelerator), self.y[row : row + 1].to(self.accelerator)
 
 
 def single_rows(samples: int, count: int, seed: int) -> list[int]:
@@ -163,7 +167,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_shard(path: Path) -> Shard:
+def read_shard(path: Path, accelerator: torch.device = CPU) -> Shard:
     """Read a shard file. Raises UsageError for one that is missing, damaged, or no shard."""
     try:
         sha256 = sha256_of(path)
@@ -179,6 +183,6 @@ def read_shard(path: Path) -> Shard:
     if about.version != VERSION:
         raise UsageError(f"{path} is a shard of version {about.version}", hint="write it with this version of Edgebed")
     try:
-        return Shard(x, y, about, sha256)
+        return Shard(x, y, about, sha256, accelerator)
     except UsageError as error:
         raise UsageError(f"{path}: {error}", hint="write the shard file again") from None

@@ -109,7 +109,8 @@ class StagedModel(nn.Module):
             UsageError: unknown names or shapes.
         """
         state = self.state_dict()
-        self.given = {name.removeprefix(GIVEN): value for name, value in weights.items() if name.startswith(GIVEN)}
+        place = next((value.device for value in state.values()), torch.device("cpu"))
+        self.given = {name.removeprefix(GIVEN): x.to(place) for name, x in weights.items() if name.startswith(GIVEN)}
         for name, value in weights.items():
             if name.startswith(GIVEN):
                 continue

@@ -73,7 +73,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec, *, as_is: Collec
     """The tensors as one body.
 
     Args:
-        tensors: by name; any shape (also empty and 0-d); names must not start with "#".
+        tensors: by name; any shape (also empty and 0-d), on any torch device; names must not start with "#".
         codec: number format and compression.
         as_is: names whose numbers are not to be touched.
 
@@ -84,10 +84,11 @@ def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec, *, as_is: Collec
         raise UsageError(f"there is no number format {codec.dtype!r}", hint=f"choose one of: {', '.join(DTYPES)}")
     plain: dict[str, Tensor] = {}
     formats: dict[str, str] = {}
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = given.detach().cpu()
         if name.startswith("#") or name == "__metadata__":
             raise UsageError(f"a tensor cannot be called {name!r}", hint="choose a name that does not start with '#'")
-        parts = {"": tensor.detach()} if name in as_is else _convert(tensor.detach(), codec.dtype)
+        parts = {"": tensor} if name in as_is else _convert(tensor, codec.dtype)
         plain |= {f"#{part}:{name}" if part else name: value for part, value in parts.items()}
         if parts[""].dtype != tensor.dtype:
             formats[name] = _TO_NAME[tensor.dtype]

@@ -31,7 +31,7 @@ def content(base: str = "") -> dict[str, bytes]:
     dockerfile = (shipped("image") / "Dockerfile.agent").read_bytes()
     files = {"Dockerfile": _DEFAULT_BASE.sub(b"ARG BASE=" + base.encode(), dockerfile) if base else dockerfile}
     for name in ("agent.lock", "torch.txt"):
-        files[name] = (shipped("requirements") / name).read_bytes()
+        files[f"requirements/{name}"] = (shipped("requirements") / name).read_bytes()
     for package in SOURCES:
         folder = sources(package)
         for path in sorted(folder.rglob("*.py")):

@@ -47,6 +47,7 @@ from edgebed.methods.base import (
 from edgebed.methods.parts.aggregation import fault
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
+from edgebed.timeouts import timeout
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Report, Task
 from orchestrator.training.copies import copy_of, from_copy
@@ -220,7 +221,7 @@ class _Round:
             _Player(self, weights, assignment, devices[name], self._moment(name, halves))
             for name, assignment in sorted(plan.assignments.items(), key=lambda _: self.chance.random())
         ]
-        async with asyncio.timeout(60):
+        async with timeout(60):
             done = [each for each in await asyncio.gather(*(player.run() for player in players)) if each is not None]
         done.sort(key=lambda pair: pair[0].device)
         assert [pair[0].device for pair in done] == sorted(set(plan.assignments) - set(self.silent))

@@ -64,6 +64,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_holds_what_the_tree_ships_in_folders_of_its_own(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     stem = "-".join(installed.wheel.name.split("-")[:2])
+    assert installed.wheel.name == f"{stem}-py3-none-any.whl"  # one wheel for amd64 and arm64
     assert {name.partition("/")[0] for name in names} == OURS | {f"{stem}.dist-info"}
     assert f"{stem}.dist-info/licenses/LICENSE" in names
     modules = {path.relative_to(ROOT).as_posix() for package in OURS for path in (ROOT / package).rglob("*.py")}

@@ -14,6 +14,7 @@ from edgebed.errors import TransferError, TransferRefused
 from edgebed.link.allowance import Allowance
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink, matches
+from edgebed.timeouts import timeout
 from edgebed.wire.frames import Mark, pack_mark
 from edgebed.wire.messages import (
     Control,
@@ -75,7 +76,7 @@ async def pair(hub: MemoryHub | None = None, **options: object) -> AsyncIterator
     """An orchestrator (with the options) and a device."""
     hub = hub or MemoryHub()
     both = Side(ORCHESTRATOR, hub, options), Side("dev", hub)
-    async with asyncio.timeout(30):
+    async with timeout(30):
         for side in both:
             await side.open()
         yield both
@@ -84,7 +85,7 @@ async def pair(hub: MemoryHub | None = None, **options: object) -> AsyncIterator
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 

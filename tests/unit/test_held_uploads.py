@@ -11,6 +11,7 @@ from edge_agent.upload_queue import UploadQueue
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.errors import TransferError, TransferRefused
+from edgebed.timeouts import timeout
 from edgebed.wire.messages import Header, Upload
 
 
@@ -64,7 +65,7 @@ async def test_a_cancelled_task_forgets_what_it_kept() -> None:
     box = outbox(line, TaskMetrics())
     put(box, 5)
     draining = asyncio.ensure_future(box.drained())
-    async with asyncio.timeout(5):
+    async with timeout(5):
         await line.full.wait()
         box.abandon()
         await draining
@@ -78,6 +79,6 @@ async def test_an_upload_that_is_refused_ends_it() -> None:
     box = outbox(line, TaskMetrics())
     put(box, 9)
     with pytest.raises(TransferError, match="not wanted"):
-        async with asyncio.timeout(5):
+        async with timeout(5):
             await box.drained()
     assert len(line.batches) < 9

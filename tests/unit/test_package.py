@@ -13,15 +13,20 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKS = ROOT / "requirements"
-PACKAGE = re.compile(r"^([a-z0-9.-]+)==([^\s;]+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", re.MULTILINE)
+PACKAGE = re.compile(r"^([a-z0-9.-]+)==([^\s;]+)([^\n]*)((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", re.MULTILINE)
 MODULES = {"PyYAML": "yaml", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
-EXTRA = [MODULES.get(name, name) for name in PROJECT["optional-dependencies"]["orchestrator"]]
+EXTRA = {MODULES.get(name, name) for name in PROJECT["optional-dependencies"]["orchestrator"]} - {"torch"}
+AGENT = "from edge_agent.entry import main; sys.argv[1:] = ['--help']; main()"
+
+
+def without(packages: set[str], code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a Python that finds none of these packages."""
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
+    return subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True, check=False)
 
 
 def without_the_extra(code: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a Python that finds none of the packages of the extra `orchestrator`."""
-    hidden = f"import sys; sys.modules.update(dict.fromkeys({EXTRA!r}))\n"
-    return subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True, check=False)
+    return without(EXTRA, code)
 
 
 def test_the_command_line_names_the_extra_that_is_missing() -> None:
@@ -34,9 +39,33 @@ def test_the_command_line_names_the_extra_that_is_missing() -> None:
 
 
 def test_the_agent_needs_the_base_dependencies_only() -> None:
-    done = without_the_extra("import sys; from edge_agent.__main__ import main; sys.argv[1:] = ['--help']; main()")
+    done = without_the_extra(AGENT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--broker" in done.stdout
+
+
+def test_a_board_installs_no_torch_and_is_told_which_to_take() -> None:
+    assert "torch" not in named(PROJECT["dependencies"])
+    assert PROJECT["optional-dependencies"]["torch"] == ["torch"]
+    done = without({"torch"}, AGENT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "torch is not installed" in done.stderr
+    assert "pip install 'edgebed[torch]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_board_joins_and_waits_without_loading_torch() -> None:
+    done = without({"torch"} | EXTRA, AGENT.replace("'--help'", "'join', '--help'"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--service" in done.stdout
+
+
+def test_the_command_line_names_the_python_that_it_needs() -> None:
+    code = "sys.version_info = (3, 10, 13); from orchestrator.__main__ import main; main()"
+    done = without(set(), code)
+    assert done.returncode == 2
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "edgebed-agent, works with 3.10" in done.stderr
 
 
 def test_the_same_version_in_all_places() -> None:
@@ -51,12 +80,14 @@ def test_the_same_version_in_all_places() -> None:
 # ---- the locks ----
 
 
-def locked(name: str) -> dict[str, set[str]]:
-    """The versions of every package in a lock; more than one where they depend on the Python version."""
+def locked(name: str, without: str = "no marker") -> dict[str, set[str]]:
+    """The versions of every package in a lock; more than one where they depend on the Python version. `without`: leave
+    out those for which it stands in the marker."""
     versions: dict[str, set[str]] = {}
-    for package, version, hashes in PACKAGE.findall((LOCKS / name).read_text("utf-8")):
+    for package, version, marker, hashes in PACKAGE.findall((LOCKS / name).read_text("utf-8")):
         assert hashes or name == "torch.txt", f"{name}: {package} has no hash"
-        versions.setdefault(package, set()).add(version)
+        if without not in marker:
+            versions.setdefault(package, set()).add(version)
     return versions
 
 
@@ -80,7 +111,7 @@ def test_every_package_that_is_asked_for_is_locked() -> None:
 def test_the_locks_agree_and_leave_the_build_of_torch_to_the_index() -> None:
     everything = locked("all.lock")
     for name in ("agent.lock", "installer.lock"):
-        assert {package: everything[package] for package in locked(name)} == locked(name)
+        assert {package: everything[package] for package in locked(name)} == locked(name, "< '3.11'")
     assert [name for name in everything if re.match("torch|triton|nvidia|cuda", name)] == []
 
 

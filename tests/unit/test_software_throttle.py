@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edge_agent.software_throttle import CREDIT_S, CpuGovernor, SoftwareThrottle, TokenBucket
 from edgebed.link.base import Handler
+from edgebed.timeouts import timeout
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Configure
 
@@ -117,7 +118,7 @@ async def test_messages_leave_and_arrive_late_but_in_order() -> None:
         wire.handlers[0]("t", message)
     assert wire.sent == []
     assert got == []
-    async with asyncio.timeout(10):
+    async with timeout(10):
         await asyncio.gather(wire.all_sent.wait(), all_got.wait())
     assert wire.sent == messages
     assert got == messages

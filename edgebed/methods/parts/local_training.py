@@ -107,7 +107,7 @@ def _gradient(reply: Weights | None, z: Tensor) -> Tensor:
             f"features of shape {tuple(z.shape)} were answered with {got}",
             hint="the method's server half must reply with the gradient of the features",
         )
-    return gradient
+    return gradient.to(z.device)
 
 
 class DevicePart:

@@ -77,6 +77,7 @@ class _Node:
         self._threshold = _number(assignment.options, "threshold")
         self._first = int(_number(assignment.options, "first", 0.0))
         self._stages: dict[int, nn.Module] = {}
+        self._place = next(model.parameters()).device
         self.seen = 0
 
     def leaf(self) -> Iterator[Outgoing]:
@@ -97,7 +98,7 @@ class _Node:
         reply = yield Outgoing({}, samples=0, wait=True)  # ready
         while reply is not None and "features" in reply:
             arrived = self._incoming.now_ns()
-            out = self._look(reply["features"], int(reply["cut"]), int(reply["request"]), arrived)
+            out = self._look(reply["features"].to(self._place), int(reply["cut"]), int(reply["request"]), arrived)
             reply = yield Outgoing(out, samples=int("features" in out), wait=True)
         return Trained({}, 0.0, self.seen)
 

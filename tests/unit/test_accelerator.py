@@ -1,0 +1,90 @@
+"""Where a device trains: what may be asked for, what is told where it cannot be had, and where the batches go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_agent import accelerator as ac
+from edge_agent.__main__ import settings_from
+from edgebed.datasets.shard import VERSION, About, Shard
+from edgebed.errors import UsageError
+
+CUDA = torch.device("cuda")
+GIVEN = ["--broker", "mqtt://h", "--fleet", "f1", "--device", "d1", "--shard", "x"]
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that finds a device for which it has no code."""
+
+    def fails(accelerator: torch.device) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with …")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Orin")
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    monkeypatch.setattr(ac, "try_convolution", fails)
+
+
+def test_a_board_looks_for_itself_and_other_devices_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGEBED_ACCELERATOR", raising=False)
+    assert settings_from(GIVEN).accelerator == "cpu"
+    assert settings_from([*GIVEN, "--board"]).accelerator == "auto"
+    assert settings_from([*GIVEN, "--board", "--accelerator", "cuda"]).accelerator == "cuda"
+    monkeypatch.setenv("EDGEBED_ACCELERATOR", "cpu")
+    assert settings_from([*GIVEN, "--board"]).accelerator == "cpu"
+
+
+def test_an_accelerator_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no accelerator 'cudaa'; did you mean 'cuda'\?") as caught:
+        ac.find_accelerator("cudaa")
+    assert caught.value.hint == "give auto, cpu or cuda"
+
+
+def test_auto_is_the_cpu_where_there_is_no_cuda(without_cuda: None) -> None:
+    assert ac.find_accelerator("auto") == ac.find_accelerator("cpu") == ac.CPU
+
+
+@pytest.mark.parametrize(
+    ("build", "why"), [(None, "built for the CPU only"), ("12.6", "built for CUDA 12.6, but finds no device")]
+)
+def test_cuda_that_is_not_there_names_the_cure(
+    build: str | None, why: str, without_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    with pytest.raises(UsageError, match=f"cannot train on cuda: torch .* {why}") as caught:
+        ac.find_accelerator("cuda")
+    assert "docs/boards.md" in caught.value.hint
+
+
+def test_cuda_that_fails_is_an_error_or_left_alone(broken_cuda: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"fails on Orin: CUDA error: no kernel image .* the device$"):
+        ac.find_accelerator("cuda")
+    assert ac.find_accelerator("auto") == ac.CPU
+    assert "trains on the CPU, because torch" in capsys.readouterr().err
+
+
+def test_cuda_that_works_is_taken(broken_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ac, "try_convolution", lambda accelerator: None)
+    assert ac.find_accelerator("auto") == ac.find_accelerator("cuda") == CUDA
+    assert ac.accelerator_facts(CUDA) == {"accelerator": "Orin"}
+    assert ac.accelerator_facts(ac.CPU) == {"accelerator": "cpu"}
+
+
+def test_the_cpu_can_do_a_convolution() -> None:
+    ac.try_convolution(ac.CPU)
+
+
+def test_batches_go_to_the_accelerator_and_the_samples_stay() -> None:
+    elsewhere = torch.device("meta")
+    x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
+    shard = Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", elsewhere)
+    for batch in (*shard.batches(2, 1, 0, 0), *shard.singles(2, 0)):
+        assert [tensor.device for tensor in batch] == [elsewhere, elsewhere]
+    assert shard.x.device == shard.y.device == ac.CPU
