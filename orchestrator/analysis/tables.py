@@ -22,11 +22,12 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.time_axis import Rounds, TimeAxis
 from orchestrator.records import types as t
 from orchestrator.records.board import BoardRound, boards_of_rounds, line_of
+from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.timeline import timelines
-from orchestrator.records.vocabulary import BOUNDS
+from orchestrator.records.vocabulary import BOARD_MARKS, BOUNDS
 
 Summary = Mapping[str, Any]
 Row = tuple[Any, ...]
@@ -308,3 +309,5 @@ def _event(event: t.Happened) -> Row:
         case t.ScenarioStep():
             kind = event.kind if event.begins else f"{event.kind} over"
             return None, event.device, "scenario", kind, event.error or event.asked
+        case BoardMark():
+            return None, event.device, "board", event.mark, BOARD_MARKS[event.mark]

@@ -9,16 +9,18 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.records.board import BOARD_COLUMNS, board_row
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
 from orchestrator.records.vocabulary import threads_note
 from orchestrator.runs import daemon
@@ -86,6 +88,8 @@ def ps(fleet: Fleet, as_json: Json = False) -> None:
         print_json(msgspec.to_builtins(state))
     else:
         console.print(fleet_table(state))
+        if any(device.facts for device in state.devices):
+            print_whole(board_table(state))
 
 
 def down(fleet: Fleet) -> None:
@@ -146,6 +150,17 @@ def fleet_table(state: FleetState) -> Table:
         for label, *cells in _rows(device):
             table.add_row(device.name if label == "requested" else "", label, *cells)
         table.add_section()
+    return table
+
+
+def board_table(state: FleetState) -> Table:
+    """What `edgebed fleet ps` prints of the real boards in a fleet: what their sensors read last."""
+    table = Table(title="boards")
+    for name in BOARD_COLUMNS:
+        table.add_column(name, no_wrap=True)
+    for device in state.devices:
+        if device.facts:
+            table.add_row(*map(escape, board_row(device.name, device.facts, device.reading, None)))
     return table
 
 

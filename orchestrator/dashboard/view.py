@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
+from orchestrator.records.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.bound_by import in_words, more_words, over_rounds
 from orchestrator.records.palette import style
 from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
@@ -42,6 +43,7 @@ def changes(state: RunState, cursor: Cursor) -> dict[str, Any] | None:
         "whole": whole,
         "head": head(state),
         "devices": [_device(state, device) for device in state.devices.values()],
+        "boards": _boards(state),
         "rows_from": first,
         "rows": [_row(row) for row in state.rows[first:]],
         "events_from": cursor.events,
@@ -161,6 +163,19 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
         "bytes_up": device.bytes_up,
         "bytes_down": device.bytes_down,
     }
+
+
+def _boards(state: RunState) -> dict[str, Any] | None:
+    """A table of the real boards; None where there are none."""
+    devices = {name: state.session.device(name) for name in state.devices}
+    rows = [
+        board_row(
+            name, facts.host, facts.readings[-1][1] if facts.readings else None, _last(state.devices[name].joules)
+        )
+        for name, facts in devices.items()
+        if SENSORS in facts.host
+    ]
+    return {"columns": BOARD_COLUMNS, "rows": rows} if rows else None
 
 
 def history(state: RunState, name: str) -> dict[str, Any] | None:

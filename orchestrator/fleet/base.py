@@ -63,6 +63,10 @@ class Fleet(Protocol):
     def host_of(self, device: str) -> str:
         """The address at which `device` reaches the host. Call it after `prepare`."""
 
+    def pins(self, device: str) -> bool:
+        """Whether agents of this device run only where this backend has started them. Then another agent with the
+        device's name is refused until the backend starts one."""
+
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         """Start one agent per device without limits. Raises FleetError."""
 

@@ -129,6 +129,9 @@ class DockerFleet:
     def host_of(self, device: str) -> str:
         return str(self._subnets[device][1])
 
+    def pins(self, device: str) -> bool:
+        return True
+
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
         self._watch = _ExitWatch(self._fleet_id, asyncio.get_running_loop(), self._died)
@@ -236,8 +239,7 @@ class DockerFleet:
             Cgroup.of_process(_pid(container)).set(limits)
         else:
             self._update(container, device, limits)
-        assert self._shaper is not None
-        self._shaper.shape(container, limits)
+        self._links.shape(container, limits)
 
     def _update(self, container: Any, device: str, limits: Limits) -> None:
         memory = limits.memory_mib * 2**20

@@ -115,6 +115,9 @@ class LocalFleet:
     def host_of(self, device: str) -> str:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
 
+    def pins(self, device: str) -> bool:
+        return True
+
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         await self._start_fork_server()
         for name in self._names:

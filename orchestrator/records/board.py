@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 
 import msgspec
 
 from edgebed.wire.reading import BoardReading
+from orchestrator.records.board_marks import PI_BITS, marks_of
+from orchestrator.records.formatting import NONE, number, percent, seconds
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts
 
 GAP_NS = 10_000_000_000
@@ -14,9 +17,6 @@ GAP_NS = 10_000_000_000
 
 COVERED = 0.9
 """Of a round: where less of it lies between readings of the power, its energy is not known."""
-
-PI_BITS = ("under_voltage", "frequency_cap", "throttled", "heat")
-"""What bits 0 to 3 of the Raspberry Pi's `get_throttled` say of now."""
 
 SENSORS = "sensors"
 """The host fact that every board has, and no other device."""
@@ -91,19 +91,6 @@ def line_of(device: DeviceFacts) -> BoardLine:
     )
 
 
-def marks_of(reading: BoardReading) -> tuple[str, ...] | None:
-    """What slows the board down at this moment; None where no source tells."""
-    if reading.throttled is None and reading.cap is None and reading.hot is None:
-        return None
-    bits = reading.throttled or 0
-    found = {name for bit, name in enumerate(PI_BITS) if bits >> bit & 1}
-    if reading.cap is not None and reading.cap < 1:
-        found.add("frequency_cap")
-    if reading.hot:
-        found.add("heat")
-    return tuple(name for name in PI_BITS if name in found)
-
-
 def boards_of_rounds(run: RunFacts) -> dict[int, dict[str, BoardRound]]:
     """By number of a finished round, what every board's sensors said of it; a device without readings has no entry."""
     lines = {
@@ -118,6 +105,50 @@ def _of_round(facts: RoundFacts, lines: dict[str, BoardLine]) -> dict[str, Board
         return {}
     end_ns = facts.finished.at_ns
     return {name: line.in_round(facts.start_ns, end_ns) for name, line in lines.items() if facts.window_end(name)}
+
+
+BOARD_COLUMNS = (
+    "board",
+    "model",
+    "power mode",
+    "frequency",
+    "temperature",
+    "slowed down by",
+    "power",
+    "energy",
+    "clock",
+)
+"""Heads of `board_row`; energy is that of its last round whose energy is known."""
+
+
+def board_row(name: str, facts: Mapping[str, str], reading: BoardReading | None, joules: float | None) -> list[str]:
+    """What is known of a board now, as people read it. `facts`: what it said when it joined."""
+    now = reading or BoardReading(0)
+    marks = marks_of(now)
+    return [
+        name,
+        facts.get("board", NONE),
+        facts.get("power_mode", NONE),
+        frequency(now),
+        NONE if now.celsius is None else f"{now.celsius:.0f} °C",
+        NONE if marks is None else ", ".join(mark.replace("_", " ") for mark in marks) or "nothing",
+        NONE if now.watts is None else f"{number(now.watts)} W",
+        NONE if joules is None else f"{number(joules)} J",
+        clock_words(facts),
+    ]
+
+
+def frequency(reading: BoardReading) -> str:
+    """Mean of the cores, and the cap where there is one."""
+    known = [mhz for mhz in reading.mhz if mhz is not None]
+    mean = f"{sum(known) / len(known):.0f} MHz" if known else NONE
+    return mean if reading.cap in (None, 1.0) else f"{mean}, at most {percent(reading.cap or 0.0, 0)}"
+
+
+def clock_words(facts: Mapping[str, str]) -> str:
+    """How well the board's clock is kept, as it said when it joined."""
+    error = facts.get("clock_error_s")
+    return facts.get("clock", NONE) + (f" (± {seconds(float(error))})" if error else "")
 
 
 def board_facts(run: RunFacts) -> dict[str, dict[str, str]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.records import types as t
+from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.disturbance import HostOfRound
 from orchestrator.records.formatting import number, rate
 from orchestrator.records.limits_in_force import Change, changes
 from orchestrator.records.run_index import RoundFacts, Session
+from orchestrator.records.vocabulary import BOARD_MARKS
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -27,8 +29,8 @@ def events(session: Session) -> list[Event]:
 
 
 def unplanned(session: Session) -> list[Event]:
-    """Work that was left out, devices that left or came back, faults, steps of the scenario, in the order of the
-    records."""
+    """Work that was left out, devices that left or came back, faults, steps of the scenario, what slowed boards down:
+    in the order of the records."""
     return [_unplanned(record) for record in session.events]
 
 
@@ -44,6 +46,8 @@ def _unplanned(record: t.Happened) -> Event:
             kind, text = "fault", record.what
         case t.ScenarioStep():
             kind, text = "scenario", f"{record.asked} (failed: {record.error})" if record.error else record.asked
+        case BoardMark():
+            kind, text = "board", BOARD_MARKS[record.mark]
     return Event(record.at_ns, kind, record.device, text)
 
 

@@ -57,7 +57,8 @@ def of_state(state: RunState) -> dict[str, Any]:
         if row.seconds is not None
     ]
     lanes = {name: list(_worked(state, name)) for name in state.devices}
-    return _drawn(rounds, lanes, int(state.elapsed_s * 1e9))
+    slowed = {name: device.slowed for name, device in state.devices.items()}
+    return _drawn(rounds, lanes, slowed, int(state.elapsed_s * 1e9))
 
 
 def _worked(state: RunState, name: str) -> Iterable[Segment]:
@@ -96,7 +97,7 @@ class OverTime:
         self._works = {id(session): works_of(session) for session in run.sessions}
         self._limits = {id(session): Limits(session) for session in run.sessions}
         self._memory = {info.name: info.memory_mib for s in run.sessions for info in s.started.devices}
-        self._hosts, self._total_ns = hosts_of_rounds(run), before
+        self._hosts, self._total_ns, self._run = hosts_of_rounds(run), before, run
         self._lanes: dict[str, list[Segment]] = {name: [] for name in self._memory}
         self._finest_ns = _finest(before, len(self._lanes))
         self._rounds: list[RoundOnAxis] = []
@@ -129,20 +130,40 @@ class OverTime:
         return Segment(segment.name, self._at(segment.start_ns, facts), self._at(segment.end_ns, facts))
 
     def result(self) -> dict[str, Any]:
-        return _drawn(self._rounds, self._lanes, self._total_ns)
+        return _drawn(self._rounds, self._lanes, self._slowed(), self._total_ns)
+
+    def _slowed(self) -> dict[str, list[tuple[str, float, float]]]:
+        """By board: what slowed it down, from and to on the axis."""
+        found: dict[str, list[tuple[str, float, float]]] = {}
+        for session in self._run.sessions:
+            begin_ns, scale = self._begin[id(session)], 1e9 * session.started.dilation
+            for name, device in session.devices.items():
+                for mark, *ends in ((each.mark, each.begin_ns, each.end_ns) for each in device.slowed):
+                    begin_s, end_s = (max(0.0, (at_ns - begin_ns) / scale) for at_ns in ends)
+                    found.setdefault(name, []).append((mark, begin_s, end_s))
+        return found
 
 
 def _finest(total_ns: int, devices: int) -> int:
     return total_ns // max(60, min(FINEST, MOST_BARS // max(1, devices)))
 
 
-def _drawn(rounds: Sequence[RoundOnAxis], lanes: Mapping[str, list[Segment]], total_ns: int) -> dict[str, Any]:
+def _drawn(
+    rounds: Sequence[RoundOnAxis],
+    lanes: Mapping[str, list[Segment]],
+    slowed: Mapping[str, Sequence[tuple[str, float, float]]],
+    total_ns: int,
+) -> dict[str, Any]:
     finest = _finest(total_ns, len(lanes))
     processes = dict.fromkeys(name for one in rounds for name in one.cores)
     return {
         "to": _short(total_ns / 1e9),
         "lanes": [
-            {"label": name, "bars": [_bar(segment) for segment in joined(segments, finest)]}
+            {
+                "label": name,
+                "bars": [_bar(segment) for segment in joined(segments, finest)],
+                "marks": [(mark, _short(begin), _short(end)) for mark, begin, end in slowed.get(name, ())],
+            }
             for name, segments in lanes.items()
         ],
         "loads": {

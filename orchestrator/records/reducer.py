@@ -45,6 +45,7 @@ def _refresh(state: RunState, over: bool) -> None:
     for number in sorted(session.changed & session.rounds.keys()):
         _take_round(state, session.rounds[number])
     session.changed.clear()
+    _take_slowed(state, session)
     _take_events(state, session)
     for event in settle(state, over):
         _tell(state, event)
@@ -63,7 +64,7 @@ def _begin_session(state: RunState, record: t.RunStarted) -> None:
     state.first_row, state.rounds, state.told = len(state.rows), {}, False
     state.begin_ns, state.lanes = 0, False
     for device in state.devices.values():
-        device.taken, device.round = 0, -1
+        device.taken, device.round, device.slowed_before = 0, -1, len(device.slowed)
     for info in record.devices:
         _device(state, info)
     if again:
@@ -78,7 +79,7 @@ def _remove_rows(state: RunState, first: int) -> None:
     state.epoch += 1
     del state.rows[keep:]
     for device in state.devices.values():
-        for column in (device.cuts, device.predicted_s, device.actual_s, device.loads):
+        for column in (device.cuts, device.predicted_s, device.actual_s, device.loads, device.joules):
             del column[keep:]
     last = state.rows[-1] if state.rows else None
     state.elapsed_s = last.axis_s + (last.seconds or 0.0) if last else 0.0
@@ -90,7 +91,8 @@ def _device(state: RunState, info: t.DeviceInfo) -> None:
     if old is None:
         new = state.devices[info.name] = DeviceState(info.name, info.profile, *limits)
         nothing = [None] * len(state.rows)
-        new.cuts, new.predicted_s, new.actual_s, new.loads = [*nothing], [*nothing], [*nothing], [*nothing]
+        new.cuts, new.predicted_s, new.actual_s = [*nothing], [*nothing], [*nothing]
+        new.loads, new.joules = [*nothing], [*nothing]
     else:
         old.profile, old.cpus, old.uplink_bit_s, old.downlink_bit_s, old.memory_mib, old.samples = info.profile, *limits
 
@@ -140,6 +142,7 @@ def _begin_round(state: RunState, facts: RoundFacts) -> None:
         device.predicted_s.append(None if predicted is None else predicted / facts.dilation)
         device.actual_s.append(None)
         device.loads.append(None)
+        device.joules.append(None)
         if name in drawn:
             device.round = facts.number
             device.before_s, device.took_s = device.took_s or device.before_s, None
@@ -251,6 +254,16 @@ def _take_phases(state: RunState, device: DeviceState) -> None:
         device.cpu_share = recent.cpu / recent.whole / (device.cpus / state.dilation)
     if recent.work:
         device.throttled_share = min(1.0, recent.stopped / recent.work)
+
+
+def _take_slowed(state: RunState, session: Session) -> None:
+    """What slowed boards down in this session. Times from before its first round are at the beginning."""
+    for name, facts in session.devices.items():
+        if facts.slowed and name in state.devices:
+            device = state.devices[name]
+            device.slowed[device.slowed_before :] = [
+                (each.mark, state.axis(each.begin_ns), state.axis(each.end_ns)) for each in facts.slowed
+            ]
 
 
 # ---- events ----

@@ -19,6 +19,7 @@ from edgebed.errors import UsageError
 from edgebed.wire.messages import Phase
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
+from orchestrator.records.board_marks import BoardMark, Slowed, extend, marks_of
 from orchestrator.records.board_record import BoardReadings
 
 FAR = 1 << 62
@@ -50,6 +51,7 @@ class DeviceFacts(msgspec.Struct):
     name: str
     phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
     readings: list[tuple[str, BoardReading]] = []  # (incarnation, reading) of a board's sensors
+    slowed: list[Slowed] = []  # from when to when something slowed a board down, on the orchestrator's clock
     host: dict[str, str] = {}  # what it said when it joined last
     clocks: dict[str, Clock] = {}  # by incarnation
     presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
@@ -298,8 +300,8 @@ def _add(session: Session, record: t.Record, offset: int) -> None:
     match record:
         case t.DevicePhases(_, name, incarnation, phases):
             session.device(name).phases += [(incarnation, phase) for phase in phases]
-        case BoardReadings(_, name, incarnation, readings):
-            session.device(name).readings += [(incarnation, reading) for reading in readings]
+        case BoardReadings():
+            _add_readings(session, record)
         case t.ClockOffset():
             _add_clock(session.device(record.device), record)
         case t.DeviceJoined() | t.DeviceLeft():
@@ -329,6 +331,17 @@ def _add(session: Session, record: t.Record, offset: int) -> None:
             _add_to_round(session, record)
         case _:
             pass  # requests of a serving run: `orchestrator.records.serving_summary` reads them
+
+
+def _add_readings(session: Session, record: BoardReadings) -> None:
+    """Readings, and what they say that slows the board down; before its clock is known, at the time of the record."""
+    device = session.device(record.device)
+    device.readings += [(record.incarnation, reading) for reading in record.readings]
+    clock = device.clocks.get(record.incarnation)
+    for reading in record.readings:
+        at_ns = record.at_ns if clock is None else clock.to_orchestrator(reading.at_ns)
+        begun = extend(device.slowed, marks_of(reading) or (), at_ns)
+        session.events += [BoardMark(at_ns, record.device, mark) for mark in begun]
 
 
 def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:

@@ -16,7 +16,7 @@ from orchestrator.records.bound_by import RoundBounds
 from orchestrator.records.load import DeviceLoad
 from orchestrator.records.run_index import RunFacts, Session
 
-VERSION = 13
+VERSION = 14
 """Of the structs below. A state of another version is made again from the records."""
 
 
@@ -107,6 +107,8 @@ class DeviceState(msgspec.Struct):
         uplink_share, downlink_share: of the limit, while it sent or received.
         cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
         loads: the same, shares of its limits over the round; None: not settled, or no update came.
+        joules: the same, of a board with a power sensor.
+        slowed: what slowed it down, from and to on the time axis; the first `slowed_before` are of earlier sessions.
         phase_ns: by name, as reported, not divided.
         stopped_ns: how long its CPU quota stopped it in decode, compute and encode.
         pieces, pieces_in_quota: batches that it reported, and those within one period's quota.
@@ -141,6 +143,9 @@ class DeviceState(msgspec.Struct):
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
     loads: list[DeviceLoad | None] = []
+    joules: list[float | None] = []
+    slowed: list[tuple[str, float, float]] = []
+    slowed_before: int = 0
     phase_ns: dict[str, int] = {}
     stopped_ns: int = 0
     pieces: int = 0

@@ -6,6 +6,7 @@ from statistics import median
 
 import msgspec
 
+from orchestrator.records.board import line_of
 from orchestrator.records.bound_by import RoundBounds, bounds_of_round
 from orchestrator.records.critical_path import Paths, RoundPath
 from orchestrator.records.disturbance import host_of_round, is_slow, speed_of, works_of
@@ -42,6 +43,7 @@ def settle(state: RunState, over: bool) -> list[Event]:
     _stragglers(state, wanted, late)
     abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
     _loads(state, complete + given_up)
+    _joules(state, complete + given_up)
     found = _disturbed(state, complete + given_up)
     if dropped := complete + given_up + abandoned:
         for facts in dropped:
@@ -88,6 +90,18 @@ def _loads(state: RunState, settled: list[RoundFacts]) -> None:
         for name, load in loads_of(facts, works, limits, state.memory_mib).items():
             if name in state.devices:
                 state.devices[name].loads[index] = load
+
+
+def _joules(state: RunState, settled: list[RoundFacts]) -> None:
+    """Energy of every board in these rounds."""
+    for name, facts in state.session.devices.items():
+        if name not in state.devices or not facts.readings:
+            continue
+        line = line_of(facts)
+        for each in settled:
+            if each.finished is not None:
+                board = line.in_round(each.start_ns, each.finished.at_ns)
+                state.devices[name].joules[state.rounds[each.number].row] = board.joules
 
 
 def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:

@@ -20,6 +20,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.records.board import BoardRound, board_facts, boards_of_rounds
+from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.bound_by import BoundBy, WaitSums, in_summary
 from orchestrator.records.critical_path import Paths, RoundPath
 from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
@@ -133,7 +134,7 @@ class Summing:
         self._left_out: dict[str, int] = {}
         self._extra: list[dict[str, float]] = []
         self._load: list[dict[str, float]] = []
-        self._faults = sum(len(session.events) for session in run.sessions)
+        self._faults = sum(not isinstance(each, BoardMark) for session in run.sessions for each in session.events)
         self._throttled = {device: throttled_share(run, device) for device in self._devices}
         self._in_quota, self._all_in_quota = {device: InQuota() for device in self._devices}, InQuota()
 

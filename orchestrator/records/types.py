@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from edgebed.wire.messages import Assignment, Phase, Report
+from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.serving_records import RequestsLost, Served
 
@@ -337,7 +338,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     why: str  # target reached | rounds done | interrupted | error: …
 
 
-Happened = DeviceOut | DeviceJoined | DeviceLeft | Fault | ScenarioStep
+Happened = DeviceOut | DeviceJoined | DeviceLeft | Fault | ScenarioStep | BoardMark
 """What a report tells beside rounds."""
 
 Record = (

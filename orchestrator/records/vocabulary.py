@@ -88,6 +88,14 @@ DISTURBANCES = {
 }
 """What the host disturbed a round by."""
 
+BOARD_MARKS = {
+    "under_voltage": "its supply voltage is too low",
+    "frequency_cap": "its frequency is capped",
+    "throttled": "its firmware throttles it",
+    "heat": "it is so hot that it slows itself down",
+}
+"""What slows a board down (`orchestrator.records.board_marks`)."""
+
 BOUNDS = {
     "cpu": "CPU",
     "uplink": "uplink",
@@ -127,6 +135,7 @@ EVENTS = {
     "profile": "profile changed",
     "disturbed": "disturbed by the host",
     "scenario": "scenario",
+    "board": "board slowed down",
     "resumed": "resumed",
     "ended": "ended",
 }
@@ -167,4 +176,5 @@ def for_page() -> dict[str, object]:
         "NO_CAUSE": NO_CAUSE,
         "DISTURBANCES": DISTURBANCES,
         "EVENTS": EVENTS,
+        "BOARD_MARKS": BOARD_MARKS,
     }

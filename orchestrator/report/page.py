@@ -18,6 +18,7 @@ from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
 from orchestrator.report import bundle, charts, tables
+from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure, Summary
 
 CALIBRATED = (
@@ -89,6 +90,8 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
         devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
+        boards=board_rows(summary),
+        board_columns=BOARD_COLUMNS,
         not_dilated=f"{summary['server_note']} {summary['threads_note']}".strip(),
         lanes=run.has_lanes,
         throttled=tables.first(tables.throttled_rows(summary)),

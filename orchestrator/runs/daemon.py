@@ -16,10 +16,12 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import EdgebedError, FileError, FleetError
+from edgebed.wire.reading import BoardReading
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.records.board import SENSORS
 from orchestrator.runs.session import standing_fleet
 
 ANSWER_S = 30.0
@@ -27,13 +29,16 @@ END_S = 60.0
 
 
 class DeviceInFleet(msgspec.Struct, frozen=True):
-    """One device: limits requested (after dilation), limits set and use; `held` is None while it is away."""
+    """One device: limits requested (after dilation), limits set and use; `held` is None while it is away. Of a real
+    board also what it said of itself, and what its sensors read last."""
 
     name: str
     profile: str
     requested: Limits
     held: Held | None
     error: str = ""
+    facts: dict[str, str] = {}
+    reading: BoardReading | None = None
 
 
 class FleetState(msgspec.Struct, frozen=True):
@@ -222,11 +227,18 @@ async def state_of(controller: FleetController) -> FleetState:
 
 
 async def _device_state(controller: FleetController, name: str) -> DeviceInFleet:
-    profile = controller.profiles[name].name
+    profile, limits, member = (
+        controller.profiles[name].name,
+        controller.limits[name],
+        controller.membership.devices[name],
+    )
+    facts = member.presence.host if member.presence is not None else {}
     try:
-        return DeviceInFleet(name, profile, controller.limits[name], await controller.fleet.held(name))
-    except EdgebedError as error:
-        return DeviceInFleet(name, profile, controller.limits[name], None, str(error))
+        held, error = await controller.fleet.held(name), ""
+    except EdgebedError as problem:
+        held, error = None, str(problem)
+    board = facts if SENSORS in facts else {}
+    return DeviceInFleet(name, profile, limits, held, error, board, member.reading)
 
 
 def main() -> None:

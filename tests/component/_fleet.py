@@ -103,6 +103,9 @@ class NoBackend:
     def host_of(self, device: str) -> str:
         return "127.0.0.1"
 
+    def pins(self, device: str) -> bool:
+        return False
+
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None: ...
 
     async def limit(self, device: str, limits: Limits) -> Held:

@@ -21,6 +21,7 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
 from orchestrator.report import write_comparison, write_results
+from tests import board_run
 from tests.e2e.rig import experiment, rig
 from tests.synthetic import Synthetic
 
@@ -301,3 +302,19 @@ async def test_the_page_and_python_write_figures_alike(tmp_path: Path) -> None:
         found = await watched.page.evaluate(script, [list(pairs), values])
     for (name, show), texts in zip(pairs.items(), found, strict=True):
         assert dict(zip(values, texts, strict=True)) == {value: show(value) for value in values}, name
+
+
+async def test_boards_have_a_table_and_marks_on_the_time_axis(tmp_path: Path) -> None:
+    library = tmp_path / "runs"
+    (library / "boards").mkdir(parents=True)
+    recorder = Recorder(library / "boards" / "records.jsonl")
+    for record in board_run.records():
+        recorder.record(record)
+    recorder.close()
+    async with browser(library, "") as page:
+        await page.go("#/run/boards")
+        await page.says("section:has(#h-boards) td", "Raspberry Pi 5 Model B Rev 1.0")
+        await page.says("section:has(#h-events) td", "its supply voltage is too low")
+        await page.page.locator("section:has(#h-lanes) rect.strip.m-board").first.wait_for()
+        assert await page.page.locator("section:has(#h-lanes) rect.strip.m-board").count() == 3
+        page.assert_clean()

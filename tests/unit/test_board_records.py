@@ -7,7 +7,7 @@ import pytest
 from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.tables import assignments_table, readings_table
 from orchestrator.records import types as t
-from orchestrator.records.board import marks_of
+from orchestrator.records.board_marks import marks_of
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.summary import summarise_facts

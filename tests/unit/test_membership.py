@@ -22,19 +22,20 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
-from orchestrator.fleet.control.membership import RIVAL_BEATS, DeviceEvent, Joined, Left, Membership
+from orchestrator.fleet.control.member import DeviceEvent, Joined, Left
+from orchestrator.fleet.control.membership import RIVAL_BEATS, Membership
 from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 
 class DashboardAPI:
     """A membership with everything it says and records in lists, and devices that answer when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = False) -> None:
         self.said: list[tuple[str, Control]] = []
         self.records: list[Record] = []
         self.events: list[DeviceEvent] = []
         self.answer = lambda device, message: None
-        self.membership = Membership(["a", "b"], self.notify, self.records.append)
+        self.membership = Membership(["a", "b"], self.notify, self.records.append, pinned=lambda name: pinned)
         self.membership.listen(self.events.append)
 
     def notify(self, device: str, message: Control) -> None:
@@ -106,7 +107,7 @@ def test_a_second_agent_that_did_not_hear_is_told_again_but_named_once() -> None
         desk.membership.on_control("a", message)
     for message in (presence(incarnation="2"), *[status("2")] * 5, status("1"), status("1")):
         desk.membership.on_control("a", message)
-    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * 6
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * 7
     assert len(desk.of(Fault)) == 1
     assert desk.membership.devices["a"].incarnation == "1"
 
@@ -120,6 +121,49 @@ def test_a_second_agent_takes_the_place_of_a_silent_one() -> None:
         Left("a", f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name"),
         Joined("a", True, True),
     ]
+    assert not desk.of(Fault)
+
+
+def test_an_old_presence_that_is_sent_again_changes_nothing_and_is_named_once() -> None:
+    desk = DashboardAPI()
+    for message in (presence(incarnation="1"), presence(online=False), presence(incarnation="2")):
+        desk.membership.on_control("a", message)
+    for message in (*[presence(incarnation="1")] * 2, presence(incarnation="2", online=False), presence("a", "1")):
+        desk.membership.on_control("a", message)
+    assert desk.membership.devices["a"].incarnation == "2"
+    assert not desk.membership.present()
+    (fault,) = desk.of(Fault)
+    assert "announced itself as a again" in fault.what
+    desk.membership.on_control("a", status("1"))
+    assert not desk.membership.present()
+    desk.membership.on_control("a", status("2"))
+    assert desk.membership.present() == ["a"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_pinned_device_has_no_other_agent_until_the_fleet_starts_one(away: bool) -> None:
+    desk = DashboardAPI(pinned=True)
+    desk.membership.on_control("a", presence(incarnation="1"))
+    if away:
+        desk.membership.on_control("a", presence(incarnation="1", online=False))
+    for message in (presence(incarnation="2"), *[status("2")] * (RIVAL_BEATS + 1)):
+        desk.membership.on_control("a", message)
+    assert desk.membership.devices["a"].incarnation == "1"
+    assert desk.membership.present() == ([] if away else ["a"])
+    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * (RIVAL_BEATS + 2)
+    (fault,) = desk.of(Fault)
+    assert "two agents call themselves a" in fault.what
+    desk.membership.expect("a")
+    desk.membership.on_control("a", status("1"))  # sent before its end
+    desk.membership.on_control("a", presence(incarnation="3"))
+    assert (desk.membership.devices["a"].incarnation, desk.membership.present()) == ("3", ["a"])
+
+
+def test_the_same_agent_connects_again() -> None:
+    desk = DashboardAPI(pinned=True)
+    for message in (presence(), presence(online=False), presence(), presence()):
+        desk.membership.on_control("a", message)
+    assert desk.membership.present() == ["a"]
     assert not desk.of(Fault)
 
 

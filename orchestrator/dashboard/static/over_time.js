@@ -5,7 +5,7 @@ import {Chart} from "./charts.js";
 import {h} from "./dom.js";
 import {ordered, percent, phase, seconds, tick} from "./format.js";
 import {Rows} from "./rows.js";
-import {PHASES} from "../vocabulary.js";
+import {BOARD_MARKS, EVENTS, PHASES} from "../vocabulary.js";
 
 const STEPS = [0, 0.25, 0.5, 0.75, 1];
 
@@ -26,9 +26,9 @@ export class OverTimeView {
 
   draw(data) {
     this.data = data;
-    const names = new Set(data.lanes.flatMap((lane) => lane.bars.map((bar) => bar[0])));
-    this.lanes.draw({rows: data.lanes.map(({label, bars}) => ({label, pick: label, bars: bars.map(laneBar)})), to: data.to, format: tick,
-      legend: ordered(names).map((name) => ({name: phase(name), cls: `p-${name}`, title: PHASES[name]})), summary: `${data.lanes.length} devices over ${seconds(data.to)}.`, empty: "no round has ended yet",
+    const names = new Set(data.lanes.flatMap((lane) => lane.bars.map((bar) => bar[0]))), slowed = data.lanes.some((lane) => lane.marks.length);
+    this.lanes.draw({rows: data.lanes.map(({label, bars, marks}) => ({label, pick: label, bars: bars.map(laneBar), marks: marks.map(laneMark)})), to: data.to, format: tick,
+      legend: [...ordered(names).map((name) => ({name: phase(name), cls: `p-${name}`, title: PHASES[name]})), ...(slowed ? [{name: EVENTS.board, cls: "key.m-board"}] : [])], summary: `${data.lanes.length} devices over ${seconds(data.to)}.`, empty: "no round has ended yet",
       x: "what, from and to"});
     if (!this.what.childElementCount) this.what.replaceChildren(...Object.keys(data.loads).map((name) => h("option", {value: name}, name)));
     this.drawLoad();
@@ -56,6 +56,10 @@ export class OverTimeView {
 
 function laneBar([name, a, b, detail]) {
   return [`p-${name}`, a, b, `${phase(name)}${detail ? ` (${detail})` : ""}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`];
+}
+
+function laneMark([mark, a, b]) {
+  return ["m-board", a, b, `${BOARD_MARKS[mark]}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`];
 }
 
 function loadCell([a, b, share, which]) {

@@ -6,10 +6,10 @@ import {FORMATS, hatched, ticks} from "./format.js";
 const END = 16, ABOVE = 22;
 
 /**
- * draw({rows: [{label, bars: [[cls, from, to, text, level]], note, slow, own, pick, line: {x, text}, whisker: [low, high]}],
+ * draw({rows: [{label, bars: [[cls, from, to, text, level]], marks: [[cls, from, to, text]], note, slow, own, pick, line: {x, text}, whisker: [low, high]}],
  *       from, to, format, x: label, now, legend: [{name, cls}], summary, empty, columns, cells})
  *
- * `cls` is a class of palette.css: p-NAME for a phase. `level` (0 to 1) is how strongly a cell is coloured. `cells()` gives
+ * Marks are thin strips below the bars. `cls` is a class of palette.css: p-NAME for a phase. `level` (0 to 1) is how strongly a cell is coloured. `cells()` gives
  * the rows of the table; without `columns` it lists the bars.
  */
 export class Rows {
@@ -76,6 +76,9 @@ export class Rows {
       const d = `M${a} ${middle - 5}v10M${a} ${middle}H${b}M${b} ${middle - 5}v10`;
       extra.push(s("path.whisker.under", {d}), s("path.whisker", {d}));
     }
+    for (const [cls, a, b, text] of row.marks ?? []) {
+      extra.push(s(`rect.strip.${cls}`, {x: X(a) - 1, y: y + size - 4, width: Math.max(3, X(b) - X(a) + 2), height: 4}, s("title", {}, text)));
+    }
     if (row.note) extra.push(s("text.note", {x: X(this.data.from ?? 0) + 6, y: y + size / 2 + 4}, row.note));
     return s("g.row" + (row.slow ? ".slow" : ""), {"data-row": i},
       s("text.name" + (row.own ? ".own" : row.pick ? ".pick" : ""), {x: left - 8, y: y + size / 2 + 4}, (row.slow ? "▸ " : "") + name, s("title", {}, row.label)),
@@ -86,7 +89,7 @@ export class Rows {
     const {data} = this;
     if (!data || !data.rows.length) return h("p", {}, data?.empty || "nothing yet");
     if (data.columns) return table(this.label, data.columns, data.cells().slice(0, 2000));
-    return table(this.label, [[""], [data.x || "what"]], data.rows.flatMap((row) => row.bars.map((bar) => [row.label, bar[3].replaceAll("\n", "; ")])).slice(0, 2000));
+    return table(this.label, [[""], [data.x || "what"]], data.rows.flatMap((row) => [...row.bars, ...(row.marks ?? [])].map((bar) => [row.label, bar[3].replaceAll("\n", "; ")])).slice(0, 2000));
   }
 
   // ---- pointer and keys ----

@@ -1,5 +1,6 @@
 // The view of one run: figures, the round, the fleet, curves, events, calibration.
 
+import {Boards} from "./boards.js";
 import {Chart} from "./charts.js";
 import {announce, fold, h, put, table} from "./dom.js";
 import {Fleet} from "./fleet.js";
@@ -35,6 +36,7 @@ export class RunView {
     const picker = h("div.tools", {}, h("button", {type: "button", onclick: step(-1), "aria-label": "Round before"}, "◀"),
       h("label", {for: "round"}, "Round"), this.field, h("button", {type: "button", onclick: step(1), "aria-label": "Round after"}, "▶"), this.follow);
     this.fleet = new Fleet((name) => this.pickDevice(name));
+    this.boards = new Boards();
     this.accuracy = new Chart("Accuracy over time", {onpick: (n) => this.pickRound(n)});
     this.gap = new Chart("Straggler gap per round", {onpick: (n) => this.pickRound(n)});
     this.predicted = new Chart("Predicted against actual time, by device", {});
@@ -53,7 +55,7 @@ export class RunView {
     this.checksLine = h("p", {});
     this.root.replaceChildren(this.title, this.figures,
       h("section.card", {"aria-labelledby": "h-round"}, h("div.head", {}, this.roundTitle, picker), this.why, this.gantt.element),
-      this.fleet.element, this.devicePart,
+      this.fleet.element, this.boards.element, this.devicePart,
       h("div.grid", {}, this.accuracy.element, this.gap.element, this.predicted.element, this.lengths.element),
       this.overTime.element, this.events.element,
       h("section.card", {"aria-labelledby": "h-checks"}, h("h2", {id: "h-checks"}, "Calibration"), this.checksLine, this.checks.element));
@@ -85,6 +87,7 @@ export class RunView {
     this.head = change.head;
     this.wasLive ||= !change.head.ended;
     this.devices = change.devices;
+    this.boards.draw(change.boards);
     if (ended) announce(`The run has ended: ${change.head.ended}`);
     if (!first) this.tell(change.events);
     this.draw();

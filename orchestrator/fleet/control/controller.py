@@ -18,7 +18,9 @@ from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
-from orchestrator.fleet.control.membership import DeviceEvent, Heard, Joined, Left, Membership
+from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left
+from orchestrator.fleet.control.membership import Membership
+from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.host import tick_s
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
@@ -33,9 +35,6 @@ REST_SILENCE_S = 30.0
 
 CHUNKS_UNDER_WAY = 4
 """Chunks of cancelled transfers that may still be on a link: those that a sender hands over before an answer."""
-
-RESTARTS = 5
-"""How often an agent that ends by itself is started again without a finished task in between."""
 
 
 class FleetController(RunFleet):
@@ -68,7 +67,7 @@ class FleetController(RunFleet):
         self._heartbeat_s = heartbeat_s
         self._ready: set[str] = set()
         self._ready_changed = asyncio.Event()
-        self._restarts: dict[str, int] = dict.fromkeys(self.names, 0)
+        self._restarts = {name: RestartBudget(within_s=WITHIN_S * dilation) for name in self.names}
         self._jobs: set[asyncio.Task[None]] = set()
         self._rejoining: dict[str, asyncio.Task[None]] = {}
         self._in_force: dict[str, Limits] = {}
@@ -95,7 +94,7 @@ class FleetController(RunFleet):
             on_dropped=self.dropped,
             chunk_bytes=chunk_bytes,
         )
-        self.membership = Membership(self.names, self.endpoint.control, self.record, self.dilation)
+        self.membership = Membership(self.names, self.endpoint.control, self.record, self.dilation, self.fleet.pins)
         self.membership.listen(self.on_device)
         self.endpoint.start()
 
@@ -177,6 +176,7 @@ class FleetController(RunFleet):
             return Applied("it is away")
         if not before.present:
             self._left.discard(name)
+            self.membership.expect(name)
             await self.fleet.restart(name)
             said.append("its agent was started")
             before = NORMAL
@@ -291,6 +291,7 @@ class FleetController(RunFleet):
             return
         taken = device in self._left
         self.membership.left(device, why)
+        self.membership.expect(device)
         self._in_force.pop(device, None)
         self._work_gone(device, why)
         if not taken:
@@ -302,9 +303,10 @@ class FleetController(RunFleet):
             self.driver.lost(device, why)
 
     async def _restart(self, device: str, why: str) -> None:
-        self._restarts[device] += 1
-        if self._restarts[device] > RESTARTS:
-            what = f"its agent ended {RESTARTS + 1} times without a finished task and is not started again: {why}"
+        budget = self._restarts[device]
+        if not budget.take(time.monotonic()):
+            ended = f"ended {budget.most + 1} times within {budget.within_s / 60:.0f} min without a finished task"
+            what = f"its agent {ended} and is not started again: {why}"
             self.record(Fault(time.monotonic_ns(), device, what))
             self.membership.give_up(device, what)
             return
@@ -336,7 +338,7 @@ class FleetController(RunFleet):
 
     async def deliver(self, inbound: ReceivedTransfer) -> None:
         if isinstance(inbound.header, Update):
-            self._restarts[inbound.peer] = 0
+            self._restarts[inbound.peer].clear()
         await super().deliver(inbound)
 
     # ---- messages that are dropped ----

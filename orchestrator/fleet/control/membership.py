@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +25,8 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left, Member
+from orchestrator.fleet.control.pinning import Verdict
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
@@ -40,54 +41,6 @@ SendControl = Callable[[str, Control], None]
 """Sends a control message to a device."""
 
 
-class Member:
-    """What is known of one device."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.incarnation = ""
-        self.online = False
-        self.presence: Presence | None = None
-        self.status: Status | None = None
-        self.phases_upto = 0
-        self.offset_ns = 0  # its clock minus ours
-        self.configure: Configure | None = None
-        self.hopeless = ""  # why it will not join, where that is known
-        self.rival: Presence | None = None  # another agent that uses this device's name
-        self.rival_beats = 0  # heartbeats of the rival since the last one of this device
-        self.sent_away: deque[str] = deque(maxlen=16)  # incarnations of rivals that were told to shut down
-        self.changed = asyncio.Event()  # set at every message; waiters clear it
-
-    def rests_since(self, ns: int) -> bool:
-        """Whether it had no task when it sent its last heartbeat, after `ns` of the orchestrator's clock."""
-        return self.status is not None and not self.status.task and self.status.sent_ns >= ns + self.offset_ns
-
-
-class Joined(msgspec.Struct, frozen=True):
-    """A device is online. `again`: it was online before. `restarted`: its agent is a new one; earlier work is lost."""
-
-    device: str
-    again: bool
-    restarted: bool
-
-
-class Left(msgspec.Struct, frozen=True):
-    device: str
-    why: str
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """A heartbeat; `moved` when the device's progress counter has grown since the last."""
-
-    device: str
-    moved: bool
-    task: str
-    phase: str
-
-
-DeviceEvent = Joined | Left | Heard
-
-
 class Membership:
     """The devices of one standing fleet.
 
@@ -95,13 +48,19 @@ class Membership:
         names: every device of the fleet.
         send: sends a control message to a device.
         record: takes records of what happens to devices.
+        pinned: whether the agents of a device are started by the fleet only.
     """
 
     def __init__(
-        self, names: Iterable[str], send: SendControl, record: Callable[[Record], None], dilation: float = 1.0
+        self,
+        names: Iterable[str],
+        send: SendControl,
+        record: Callable[[Record], None],
+        dilation: float = 1.0,
+        pinned: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._repeat_s = REPEAT_S * dilation
-        self.devices = {name: Member(name) for name in names}
+        self.devices = {name: Member(name, pinned(name)) for name in names}
         self._send, self._record = send, record
         self._listeners: list[Callable[[DeviceEvent], None]] = []
         self._probes: dict[str, asyncio.Future[ProbeResult]] = {}
@@ -150,11 +109,18 @@ class Membership:
             )
             self._record(Fault(time.monotonic_ns(), device.name, why))
             return
-        if device.online:
-            if message.incarnation not in (device.incarnation, *device.sent_away):
+        match device.pin.verdict(message.incarnation, online=device.online):
+            case Verdict.OWN if device.online:
+                pass
+            case Verdict.OWN | Verdict.NEW:
+                self._admit(device, message)
+            case Verdict.RIVAL:
                 device.rival, device.rival_beats = message, 0
-            return
-        self._admit(device, message)
+            case Verdict.FOREIGN:
+                self._send_away(device, message)
+            case Verdict.PAST:
+                who = f"an agent that has ended or was sent away (incarnation {message.incarnation[:8]})"
+                self._refuse(device, message, f"{who} announced itself as {device.name} again: it changes nothing")
 
     def _admit(self, device: Member, message: Presence) -> None:
         """Take this agent as the device from now on."""
@@ -162,10 +128,14 @@ class Membership:
         restarted = again and message.incarnation != device.incarnation
         if message.incarnation != device.incarnation:
             device.phases_upto, device.status = 0, None
-        device.incarnation, device.online, device.presence = message.incarnation, True, message
-        device.rival = None
+        device.pin.take(message.incarnation)
+        device.online, device.presence, device.rival = True, message, None
         self._record(DeviceJoined(time.monotonic_ns(), device.name, message.incarnation, again, message.host))
         self._tell(Joined(device.name, again, restarted))
+
+    def expect(self, name: str) -> None:
+        """The device's agent has ended, or the fleet is about to start another one: the next may join."""
+        self.devices[name].pin.release()
 
     def give_up(self, name: str, why: str) -> None:
         """The device will not join: its agent has ended too often."""
@@ -183,7 +153,7 @@ class Membership:
     def _foreign_beat(self, device: Member, incarnation: str) -> None:
         """A heartbeat of another agent with the device's name. It becomes the device if the first agent is silent, as
         after a restart of a board whose end was not seen."""
-        if incarnation in device.sent_away:
+        if device.pin.is_past(incarnation):
             self._send(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
         elif device.rival is not None and device.rival.incarnation == incarnation:
             device.rival_beats += 1
@@ -193,16 +163,19 @@ class Membership:
                 self._admit(device, rival)
 
     def _send_away(self, device: Member, rival: Presence) -> None:
-        """The first agent is alive: have the second one with its name shut down."""
-        why = f"two agents call themselves {device.name}: the one that joined later is sent away"
+        """There is a first agent: have the second one with its name shut down."""
         host, pid = rival.host.get("hostname", "unknown"), rival.host.get("pid", "unknown")
-        self._record(Fault(time.monotonic_ns(), device.name, f"{why} (host {host}, process {pid})"))
-        self._send(device.name, Shutdown(why, rival.incarnation))
-        device.sent_away.append(rival.incarnation)
+        why = f"two agents call themselves {device.name}: the one that joined later is sent away"
+        self._refuse(device, rival, f"{why} (host {host}, process {pid})")
         device.rival = None
 
+    def _refuse(self, device: Member, agent: Presence, why: str) -> None:
+        if device.pin.refuse(agent.incarnation):
+            self._record(Fault(time.monotonic_ns(), device.name, why))
+        self._send(device.name, Shutdown(why, agent.incarnation))
+
     def _status(self, device: Member, status: Status) -> None:
-        if status.incarnation != device.incarnation:
+        if not device.pin.holds(status.incarnation):
             self._foreign_beat(device, status.incarnation)
             return
         if device.rival is not None:
@@ -217,6 +190,7 @@ class Membership:
         device.status = status
         self._take_phases(device, status)
         if status.board:
+            device.reading = status.board[-1]
             self._record(BoardReadings(time.monotonic_ns(), device.name, device.incarnation, status.board))
         self._tell(Heard(device.name, moved, status.task, status.phase))
 

@@ -1,0 +1,58 @@
+"""The report's table of real boards. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from orchestrator.records.board import clock_words
+from orchestrator.records.board_marks import PI_BITS
+from orchestrator.records.formatting import NONE, known, number
+
+BOARD_COLUMNS = (
+    "board",
+    "model",
+    "kernel",
+    "torch",
+    "power mode",
+    "clock",
+    "sensors",
+    "hottest",
+    "rounds slowed down",
+    "energy per round",
+    "in all rounds",
+)
+"""Heads of the rows of boards."""
+
+
+def board_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """What the real boards said of themselves, and what their sensors read over all rounds."""
+    return [_board_row(name, facts, summary) for name, facts in summary["boards"].items()]
+
+
+def _board_row(name: str, facts: dict[str, str], summary: dict[str, Any]) -> list[str]:
+    hottest = max((each for each in summary["board_celsius"].get(name, ()) if each is not None), default=None)
+    marks = [each for each in summary["board_marks"].get(name, ()) if each is not None]
+    joules = [each for each in summary["joules"].get(name, ()) if each is not None]
+    torch = " ".join(facts[key] for key in ("torch", "torch_build", "torch_simd") if key in facts)
+    return [
+        name,
+        facts.get("board", NONE),
+        facts.get("kernel", NONE),
+        torch or NONE,
+        facts.get("power_mode", NONE),
+        clock_words(facts),
+        facts.get("sensors", NONE),
+        known(hottest, lambda celsius: f"{celsius:.0f} °C"),
+        _slowed(marks) if marks else NONE,
+        f"{number(median(joules))} J" if joules else NONE,
+        f"{number(sum(joules))} J" if joules else NONE,
+    ]
+
+
+def _slowed(marks: list[Sequence[str]]) -> str:
+    """In how many rounds a board was slowed down, and by what."""
+    by = {mark: sum(mark in each for each in marks) for mark in PI_BITS}
+    words = [f"{mark.replace('_', ' ')} {count}" for mark, count in by.items() if count]
+    return f"{', '.join(words) or 'none'} of {len(marks)}"
