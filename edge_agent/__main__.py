@@ -20,7 +20,7 @@ from edge_agent.training import warm_up
 from edgebed.errors import UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.tls import Identity
-from edgebed.wire.topics import Topics, check_name
+from edgebed.wire.topics import check_name
 
 KEEPALIVE_S = 60
 """Seconds, of the control connection. It is long because the orchestrator judges by heartbeats and progress; the last
@@ -66,6 +66,7 @@ def settings_from(arguments: list[str]) -> Settings:
         help="where to train: cpu, cuda, or auto, which is cuda where torch can use it (or EDGEBED_ACCELERATOR); "
         "default: auto with --board, else cpu",
     )
+    parser.add_argument("--board-id", default="", help="id of a board that has joined: the last level of its topics")
     given = parser.parse_args(arguments)
     url = urlsplit(given.broker)
     try:
@@ -89,6 +90,7 @@ def settings_from(arguments: list[str]) -> Settings:
         identity=_identity(given.identity) if url.scheme == "mqtts" else None,
         board=given.board,
         accelerator=given.accelerator or ("auto" if given.board else "cpu"),
+        board_id=given.board_id,
     )
 
 
@@ -108,7 +110,7 @@ async def _serve(settings: Settings) -> None:
     incarnation = new_incarnation()
     address = Address(settings.host, settings.port, settings.username, settings.password, settings.identity)
     name = f"{settings.fleet}-{settings.device}-{incarnation[:8]}"
-    will = (Topics(settings.fleet).state(settings.device), presence(settings, incarnation, False), True)
+    will = (settings.topics.state(settings.device), presence(settings, incarnation, False), True)
     control = MqttLink(address, f"{name}-control", will=will, keepalive_s=KEEPALIVE_S)
     throttle = SoftwareThrottle()
     data = MqttLink(address, f"{name}-data", keepalive_s=0, paced=True)

@@ -57,6 +57,9 @@ from edgebed.wire.messages import (
 )
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""The orchestrator listens for probes on all its addresses; that of the broker is one that this device reaches."""
+
 
 class Settings(msgspec.Struct, frozen=True):
     """What an agent is started with.
@@ -67,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
             heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
         board: this machine is the device, and not its host: tell what the machine's sensors read.
         accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
+        board_id: id of a board that has joined, which is the last level of its topics; "": the device's name is.
     """
 
     host: str
@@ -80,6 +84,11 @@ class Settings(msgspec.Struct, frozen=True):
     identity: Identity | None = None
     board: bool = False
     accelerator: str = "cpu"
+    board_id: str = ""
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.fleet, self.board_id)
 
 
 def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
@@ -118,7 +127,7 @@ class Agent:
         make_trainer: Callable[[Shard, PhaseLog], Trainer] = Trainer,
     ) -> None:
         self._settings, self._incarnation = settings, incarnation
-        self._topics = Topics(settings.fleet)
+        self._topics = settings.topics
         self._control, self._data = control, data
         self._throttling = Throttling()
         self.phases = PhaseLog(time.monotonic_ns, CpuUsage(time.process_time_ns, self._throttling.recent))
@@ -323,6 +332,8 @@ class Agent:
     # ---- probes ----
 
     async def _probe(self, probe: Probe) -> None:
+        if probe.host in EVERY_ADDRESS:
+            probe = msgspec.structs.replace(probe, host=self._settings.host)
         result = await self._probes.answer(probe)
         if result is not None:
             self._notify(result)

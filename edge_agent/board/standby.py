@@ -11,17 +11,20 @@ import contextlib
 import os
 import random
 import secrets
+import signal
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+import edgebed
 from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
 from edge_agent.board.keystore import Keystore
-from edgebed.errors import EdgebedError, LinkError, WireError
+from edgebed.errors import EdgebedError, LinkError, UsageError, WireError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
 
@@ -30,6 +33,12 @@ RETRY_S = (1.0, 30.0)
 
 RENEWAL_CHECK_S = 3600.0
 KEEPALIVE_S = 20
+HOPELESS = (UsageError.exit_code, -signal.SIGILL)
+"""Exit codes of an agent that would end in the same way again."""
+
+MOST_WORDS = 500
+"""Characters of a line of an agent's last words."""
+
 END_S = 10.0
 """An agent that is told to end is killed after so long."""
 
@@ -47,7 +56,7 @@ class Standby:
         self._service = Service(self._about.host, self._about.port)
         self._wanted: Assignment | None = None
         self._changed = asyncio.Event()
-        self._error, self._told = "", ""
+        self._error, self._final, self._failures, self._told = "", False, 0, ""
         self._waiting = f"{self._about.name} is connected to {self.address}"
         will = (WAITING.state(self._about.board), msgspec.json.encode(BoardState(False)), True)
         self._link = MqttLink(self.address, f"b{secrets.token_hex(16)}", will=will, keepalive_s=KEEPALIVE_S)
@@ -149,12 +158,14 @@ class Standby:
             self._tell(f"an assignment cannot be read: {error}")
             return
         if wanted != self._wanted:
-            self._wanted, self._error = wanted, ""
+            self._wanted, self._error, self._final, self._failures = wanted, "", False, 0
             self._changed.set()
 
     def _publish(self) -> None:
         fleet = self._wanted.fleet if self._wanted else ""
-        state = BoardState(True, version_of("edgebed"), fleet, self._error)
+        state = BoardState(
+            True, version_of("edgebed"), fleet, self._error, self._final, edgebed.PROTOCOL, self._failures
+        )
         self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(state), retain=True)
 
     async def _do(self, wanted: Assignment | None) -> None:
@@ -170,9 +181,13 @@ class Standby:
                     await self._changed.wait()  # the fleet has ended; the orchestrator takes the assignment away
                     return
             except EdgebedError as error:
-                self._error = f"{error} {error.hint}".strip()
+                self._error = f"{error}; {error.hint}" if error.hint else str(error)
+            self._failures += 1
             self._tell(f"{wanted.fleet}: {self._error}")
             self._publish()
+            if self._final:
+                await self._changed.wait()
+                return
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause)
             pause = min(2 * pause, RETRY_S[1])
@@ -183,18 +198,24 @@ class Standby:
         folder = self._keys.folder / "shards"
         shard = await asyncio.to_thread(self._service.shard, wanted.shard, folder, self._keys.identity)
         self._notify(f"works in the fleet {wanted.fleet}")
+        self._error = ""
+        self._publish()
         process = await self._start(wanted, shard)
+        words = asyncio.create_task(_last_words(process))
         ended, changed = asyncio.create_task(process.wait()), asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
             await _end(process)
-        self._error = f"the agent ended with exit code {process.returncode}" if process.returncode else ""
-        return process.returncode == 0
+        code = process.returncode or 0
+        self._error = f"{how_ended(code)}; its last words: {await words or 'none'}" if code else ""
+        self._final = code in HOPELESS
+        return code == 0
 
     async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
-        arguments = ["--fleet", wanted.fleet, "--device", self._about.board, "--shard", str(shard), "--board"]
+        arguments = ["--fleet", wanted.fleet, "--device", wanted.device or self._about.board, "--shard", str(shard)]
+        arguments += ["--board", "--board-id", self._about.board]
         host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
         env = {
             **os.environ,
@@ -203,7 +224,37 @@ class Standby:
             "EDGEBED_IDENTITY": str(self._keys.folder),
             "EDGEBED_ALONE_S": str(wanted.alone_s),
         }
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "edge_agent.entry", *arguments, env=env)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "edge_agent.entry", *arguments, env=env, stderr=asyncio.subprocess.PIPE
+        )
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> str:
+    """What the agent says goes on to this process's own output; returns the last lines when it ends."""
+    assert process.stderr is not None
+    last: deque[str] = deque(maxlen=2)
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:  # a line longer than any of ours
+            continue
+        if not line:
+            return " / ".join(last)
+        sys.stderr.buffer.write(line)
+        sys.stderr.flush()
+        text = line.decode("utf-8", "replace").strip()
+        if text:
+            last.append(text[:MOST_WORDS])
+
+
+def how_ended(code: int) -> str:
+    """Of an agent's process that failed."""
+    if code == -signal.SIGILL:
+        return (
+            "the agent was ended by SIGILL: this build of torch has instructions that this processor lacks (a Raspberry"
+            " Pi 4 does not run torch 2.4 to 2.10); install torch 2.11 or newer, or one before 2.4"
+        )
+    return f"the agent was ended by signal {-code}" if code < 0 else f"the agent ended with exit code {code}"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -9,7 +9,11 @@ from edgebed.limits.cpu_quota import PERIOD_US, TICK_US, Grain, period_for
 
 class Limits(msgspec.Struct, frozen=True):
     """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
-    as a quota of CPU time in every `period_us`."""
+    as a quota of CPU time in every `period_us`.
+
+    `unlimited`: nothing is held, it is a real board. Then CPUs are its cores, and the other figures are what it has
+    about: methods plan their first round with them.
+    """
 
     cpus: float
     uplink_bit_s: int
@@ -17,10 +21,13 @@ class Limits(msgspec.Struct, frozen=True):
     memory_mib: int
     latency_ms: float = 0.0
     period_us: int = PERIOD_US
+    unlimited: bool = False
 
     def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
         """The same device with every quota and rate divided by `dilation`, the period for that quota, and the latency
-        multiplied by `dilation`; memory stays."""
+        multiplied by `dilation`; memory stays. A real board stays as it is."""
+        if self.unlimited:
+            return self
         cpus = self.cpus / dilation
         return msgspec.structs.replace(
             self,

@@ -105,11 +105,15 @@ class Assignment(msgspec.Struct, frozen=True):
     Attributes:
         shard: SHA-256 of the device's shard, which the board gets over HTTPS.
         alone_s: as of the agent's option `--alone-s`.
+        device: what the fleet calls it; "": its id.
+        start: grows when the agent shall be started again.
     """
 
     fleet: str
     shard: str
     alone_s: float = 1800.0
+    device: str = ""
+    start: int = 0
 
 
 class BoardState(msgspec.Struct, frozen=True):
@@ -118,12 +122,18 @@ class BoardState(msgspec.Struct, frozen=True):
     Attributes:
         fleet: that of the assignment in hand; "" without one.
         error: why the assignment cannot be carried out; "" where it can.
+        final: it is not tried again.
+        protocol: that its agent speaks; 0: an older version, which did not say.
+        failures: of this assignment so far.
     """
 
     online: bool
     version: str = ""
     fleet: str = ""
     error: str = ""
+    final: bool = False
+    protocol: int = 0
+    failures: int = 0
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
@@ -141,6 +151,7 @@ def decode_assignment(data: bytes) -> Assignment | None:
     wanted = decode_json(data, Assignment)
     try:
         check_name(wanted.fleet, "fleet")
+        check_name(wanted.device or "d")
     except UsageError as error:
         raise WireError(str(error)) from None
     if not SHA256.fullmatch(wanted.shard):

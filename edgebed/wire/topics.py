@@ -6,7 +6,8 @@
     edgebed/<fleet>/data/to/<device>      chunks, orchestrator -> device
     edgebed/<fleet>/data/from/<device>    chunks, device -> orchestrator
 
-`<fleet>` is the unique id of a standing fleet, so two fleets on one broker never hear each other.
+`<fleet>` is the unique id of a standing fleet, so two fleets on one broker never hear each other. On the broker of the
+boards service the last level is the id of the board that is the device.
 """
 
 from __future__ import annotations
@@ -34,22 +35,25 @@ def check_name(name: str, what: str = "device") -> str:
 
 
 class Topics(msgspec.Struct, frozen=True):
+    """`board`: id of the board that this device is; "" where the last level is the device's name."""
+
     fleet: str
+    board: str = ""
 
     def state(self, device: str) -> str:
-        return f"edgebed/{self.fleet}/state/{device}"
+        return f"edgebed/{self.fleet}/state/{self.board or device}"
 
     def control_to(self, device: str) -> str:
-        return f"edgebed/{self.fleet}/to/{device}"
+        return f"edgebed/{self.fleet}/to/{self.board or device}"
 
     def control_from(self, device: str) -> str:
-        return f"edgebed/{self.fleet}/from/{device}"
+        return f"edgebed/{self.fleet}/from/{self.board or device}"
 
     def data_to(self, device: str) -> str:
-        return f"edgebed/{self.fleet}/data/to/{device}"
+        return f"edgebed/{self.fleet}/data/to/{self.board or device}"
 
     def data_from(self, device: str) -> str:
-        return f"edgebed/{self.fleet}/data/from/{device}"
+        return f"edgebed/{self.fleet}/data/from/{self.board or device}"
 
     def device_of(self, topic: str) -> str:
         """The device a topic speaks of: its last level."""

@@ -17,11 +17,13 @@ T = TypeVar("T")
 
 
 class Where(msgspec.Struct, frozen=True):
-    """How boards reach the service: host names and addresses, the best one first, and ports."""
+    """How boards reach the service: host names and addresses, the best one first, and ports. `listen`: the address on
+    which it listens."""
 
     hosts: tuple[str, ...]
     port: int
     mqtt_port: int
+    listen: str = "0.0.0.0"
 
     @property
     def address(self) -> str:

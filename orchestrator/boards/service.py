@@ -70,7 +70,7 @@ class _Service:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)
-        self._where = Where(_hosts(request), request.port, request.mqtt_port)
+        self._where = Where(_hosts(request), request.port, request.mqtt_port, request.listen)
         self._key, self._certificate = self._authority.server_pair(
             _all_names(self._where.hosts), dt.datetime.now(dt.UTC)
         )

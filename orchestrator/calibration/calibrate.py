@@ -129,6 +129,8 @@ class Bench:
         return [row for device in devices for row in await self._one(item, device)]
 
     async def _one(self, item: Item, device: str) -> list[Calibrated]:
+        if self._limits[device].unlimited and item.kind not in verdicts.BOARD_ITEMS:
+            return []
         match item.kind:
             case "busy" | "step":
                 return await self._cpu(item, device)
@@ -156,7 +158,7 @@ class Bench:
         rows = [verdicts.judge_cpu(context, item, result)]
         if alone and item.kind == "busy":
             rows.append(verdicts.report_work(context, item, result, (before + after) / 2))
-        return rows + verdicts.report_stops(context, item, result)
+        return rows if limits.unlimited else rows + verdicts.report_stops(context, item, result)
 
     async def _grain(self, item: Item, device: str) -> Calibrated:
         limits = self._limits[device]

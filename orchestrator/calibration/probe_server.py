@@ -46,7 +46,8 @@ class ProbeServer:
     async def __aenter__(self) -> ProbeServer:
         for address in self._addresses:
             try:
-                listener = socket.create_server((address, 0), backlog=256)
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                listener = socket.create_server((address, 0), family=family, backlog=256)
             except OSError as error:
                 await self.__aexit__()
                 raise CalibrationError(

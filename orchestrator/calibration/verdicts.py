@@ -13,6 +13,7 @@ from edgebed.wire.messages import ProbeResult
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
+from orchestrator.records.vocabulary import UNLIMITED
 
 TOLERANCE = 0.05
 """Relative error allowed for CPU time and for transfers of 1 MB and more."""
@@ -167,10 +168,12 @@ def threads_for(limits: Limits, cores: float) -> int:
 
 
 def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
-    """Compare CPU seconds per second with the quota."""
+    """Compare CPU seconds per second with the quota. Of a real board it is only reported."""
     limits = context.limits
-    wanted = min(limits.cpus, context.cores)
     measured = result.cpu_s / result.wall_s if result.wall_s > 0 else 0.0
+    if limits.unlimited:
+        return _row(context, f"cpu {item.kind}", item, 0.0, measured, "CPUs", False, True, result.error or UNLIMITED)
+    wanted = min(limits.cpus, context.cores)
     error = measured / wanted - 1
     passed = abs(error) <= cpu_tolerance(max(item.seconds, result.wall_s) * wanted, context.tick_s)
     cause = "" if passed else cpu_cause(context, measured, wanted)
@@ -178,12 +181,15 @@ def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
 
 
 def judge_link(context: Context, item: Item, seconds: float, payload: int, error: str = "") -> Calibrated:
-    """Compare the goodput plus headers with the rate."""
+    """Compare the goodput plus headers with the rate. Of a real board it is only reported."""
     up = item.kind == "upload"
     wanted = (context.limits.uplink_bit_s if up else context.limits.downlink_bit_s) / 1e6
     if not error and (payload <= 0 or seconds <= 0):
         error = "everything had arrived before the clock could start; hint: use a quieter host"
     measured = payload * 8 / WIRE_SHARE / seconds / 1e6 if seconds > 0 else 0.0
+    if context.limits.unlimited:
+        quantity = "uplink" if up else "downlink"
+        return _row(context, quantity, item, 0.0, measured, "Mbit/s", False, True, error or UNLIMITED)
     off = measured / wanted - 1
     passed = not error and (off <= SMALL_TOLERANCE if item.size == SMALL_BYTES else abs(off) <= TOLERANCE)
     cause = "" if passed else error or link_cause(context, up, measured / wanted)
@@ -227,6 +233,9 @@ def report_efficiency(context: Context, item: Item, pairs: list[tuple[ProbeResul
     )
     return _row(context, "cpu per step", item, free, under, "CPU s", False, True, "")
 
+
+BOARD_ITEMS = ("busy", "step", "upload", "download")
+"""What is measured of a real board, which has no limits. The rest is about how a quota is held."""
 
 UNHELD = "the agent does not keep its {} limit (software throttle); hint: run as root, so that the kernel does"
 

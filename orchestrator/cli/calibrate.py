@@ -17,8 +17,9 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import Grain
 from orchestrator.fleet.profile import FleetSpec, load_fleet
-from orchestrator.records.formatting import percent, signed_percent
+from orchestrator.records.formatting import NONE, percent, signed_percent
 from orchestrator.records.types import Calibrated
+from orchestrator.records.vocabulary import held_by
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 
@@ -96,7 +97,7 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
 
 def _table(outcome: Outcome) -> Table:
     dilated = f"; every limit divided by D = {outcome.dilation:.3g}" if outcome.dilation > 1 else ""
-    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: limits enforced by {outcome.enforcement}{dilated}")
+    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: {held_by(outcome.enforcement)}{dilated}")
     for name in ("device", "quantity", "condition"):
         table.add_column(name)
     for name in ("requested", "measured", "error"):
@@ -113,9 +114,9 @@ def _cells(row: Calibrated) -> list[str]:
         row.device,
         row.quantity,
         row.condition.replace(" connections", " conn.").replace(" connection", " conn."),
-        f"{row.requested:,.4g} {row.unit}",
+        f"{row.requested:,.4g} {row.unit}" if row.requested else f"no limit, {row.unit}",
         f"{row.measured:,.4g}",
-        signed_percent(row.error),
+        signed_percent(row.error) if row.requested else NONE,
         verdict,
     ]
 

@@ -22,7 +22,7 @@ from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
 from orchestrator.records.board import BOARD_COLUMNS, board_row
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
-from orchestrator.records.vocabulary import threads_note
+from orchestrator.records.vocabulary import UNLIMITED, held_by, threads_note
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
@@ -60,10 +60,11 @@ def up(
             daemon.end(place)
             raise
     state = place.ask()
-    log.print(f"{len(state.devices)} devices are running (process {pid}); limits: {state.enforcement}")
+    boards = [device.name for device in state.devices if device.requested.unlimited]
+    log.print(f"{len(state.devices)} devices are running (process {pid}); {held_by(state.enforcement, boards)}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
-    if note := threads_note(state.dilation, {each.profile.name: each.profile.limits.cpus for each in spec.devices}):
+    if note := threads_note(state.dilation, {each.profile.name: each.profile.limits.cpus for each in spec.here}):
         log.print(note)
     log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
 
@@ -115,10 +116,12 @@ def ls(as_json: Json = False) -> None:
         table.add_column(name)
     for name in ("CPUs in quotas", "reserved"):
         table.add_column(name, justify="right")
+    table.add_column("unlimited: real boards")
     for fleet in fleets:
         process = str(fleet.pid) if fleet.pid else "–"
         shares = (number(fleet.cpus), number(fleet.reserve_cpus))
-        table.add_row(fleet.name or "–", fleet.fleet_id, fleet.backend, process, *shares)
+        boards = ", ".join(fleet.boards) or "–"
+        table.add_row(fleet.name or "–", fleet.fleet_id, fleet.backend, process, *shares, boards)
     console.print(table)
 
 
@@ -139,7 +142,7 @@ def fleet_table(state: FleetState) -> Table:
     dilated = f"; limits divided by D = {number(state.dilation)}" if state.dilation > 1 else ""
     grain = f", grain {state.grain}" if state.grain else ""
     table = Table(
-        title=f"{state.fleet} ({state.backend}, limits enforced by {state.enforcement}{grain}{dilated})",
+        title=f"{state.fleet} ({state.backend}, {held_by(state.enforcement)}{grain}{dilated})",
         caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
     )
     for name in ("device", ""):
@@ -168,6 +171,9 @@ def _rows(device: DeviceInFleet) -> list[list[str]]:
     wanted, held = device.requested, device.held
     if held is None:
         return [["requested", *_limits(wanted)], ["away", device.error, "", "", "", ""]]
+    if wanted.unlimited:
+        here = "connected" if held.alive else "away"
+        return [["requested", UNLIMITED, "", "", "", ""], [f"{device.profile}, {here}", *[NONE] * 5]]
     return [
         ["requested", *_limits(wanted)],
         ["set", *_set(held)],

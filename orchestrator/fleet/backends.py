@@ -65,7 +65,7 @@ def kernel_obstacle() -> str:
 
 
 def _refuse_latency(spec: FleetSpec) -> None:
-    for device in spec.devices:
+    for device in spec.here:
         if device.profile.limits.latency_ms:
             raise FleetError(
                 f"{device.name}: the software throttle cannot add latency",

@@ -28,6 +28,8 @@ class Enforcement(enum.StrEnum):
     DOCKER = "docker"
     KERNEL = "kernel"
     SOFTWARE = "software"
+    UNLIMITED = "unlimited"
+    """Nothing: all devices are real boards."""
 
 
 class Access(msgspec.Struct, frozen=True):

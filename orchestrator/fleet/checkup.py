@@ -246,7 +246,7 @@ def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
         tuple(DeviceFit(name, limits, _why_not(limits, facts, backend)) for name, limits in devices),
         lack,
         hint,
-        _crowded([limits for _, limits in devices], facts, backend),
+        _crowded([limits for _, limits in devices if not limits.unlimited], facts, backend),
     )
 
 
@@ -259,6 +259,8 @@ def _crowded(limits: Sequence[Limits], facts: Facts, backend: str) -> str:
 
 
 def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
+    if limits.unlimited:
+        return ""
     if limits.latency_ms and backend == "software":
         return "the software throttle cannot add latency"
     if limits.latency_ms and facts.netem:

@@ -45,6 +45,7 @@ class Standing(msgspec.Struct, frozen=True):
         cpus: the sum of its quotas (after dilation); the largest, if its devices change profiles.
         reserve_cpus: kept for its orchestrator and broker.
         pid: of its orchestrator; 0: not known.
+        boards: its devices that are real boards, which use nothing of this host.
     """
 
     fleet_id: str
@@ -53,6 +54,7 @@ class Standing(msgspec.Struct, frozen=True):
     cpus: float
     reserve_cpus: float
     pid: int = 0
+    boards: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         who = f"{self.name or self.fleet_id} ({self.backend}{f', process {self.pid}' if self.pid else ''})"
@@ -128,7 +130,8 @@ def admit(fleet_id: str, backend: str, fleets: Sequence[FleetSpec], setting: str
         factor = _dilation_beside(others, fleets, setting, cores, carried)
         cpus = max(fleet.cpus for fleet in fleets) / factor
         spec = fleets[0]
-        held = Claim(Standing(fleet_id, spec.name, backend, cpus, spec.reserve_cpus, os.getpid()))
+        boards = tuple(device.name for device in spec.boards)
+        held = Claim(Standing(fleet_id, spec.name, backend, cpus, spec.reserve_cpus, os.getpid(), boards))
     by_path = max(path_dilation(fleet, carried) for fleet in fleets)
     return Admitted(factor, alone, others, held, _set_by(setting, factor, by_path), carried)
 

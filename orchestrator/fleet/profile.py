@@ -36,9 +36,18 @@ class ProfileSpec(msgspec.Struct, frozen=True):
     source: str = ""
 
 
+BOARD = ProfileSpec(
+    "board", Limits(1.0, 10**8, 10**8, 1024, unlimited=True), "a real board, whose figures are not known"
+)
+"""Of a board without a profile, before the boards service tells its cores."""
+
+
 class DeviceSpec(msgspec.Struct, frozen=True):
+    """`board`: name of the real board that the device is; "": a device of this host."""
+
     name: str
     profile: ProfileSpec
+    board: str = ""
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
@@ -53,14 +62,29 @@ class FleetSpec(msgspec.Struct, frozen=True):
     server_cpus: float | None = None
 
     @property
+    def boards(self) -> tuple[DeviceSpec, ...]:
+        """Devices that are real boards."""
+        return tuple(device for device in self.devices if device.board)
+
+    @property
+    def here(self) -> tuple[DeviceSpec, ...]:
+        """Devices that run on this host."""
+        return tuple(device for device in self.devices if not device.board)
+
+    @property
+    def unlimited(self) -> list[str]:
+        """Names of the devices that have no limits: real boards."""
+        return [device.name for device in self.devices if device.profile.limits.unlimited]
+
+    @property
     def cpus(self) -> float:
-        """CPUs of all quotas together, before dilation."""
-        return sum(device.profile.limits.cpus for device in self.devices) + (self.server_cpus or 0.0)
+        """CPUs of all quotas on this host together, before dilation."""
+        return sum(device.profile.limits.cpus for device in self.here) + (self.server_cpus or 0.0)
 
     @property
     def rates(self) -> tuple[int, int]:
-        """Bits per second of all uplinks and of all downlinks, before dilation."""
-        limits = [device.profile.limits for device in self.devices]
+        """Bits per second of all uplinks and of all downlinks on this host, before dilation."""
+        limits = [device.profile.limits for device in self.here]
         return sum(each.uplink_bit_s for each in limits), sum(each.downlink_bit_s for each in limits)
 
 
@@ -77,11 +101,19 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`count` devices with one profile, as a fleet file lists them."""
+    """`count` devices with one profile, as a fleet file lists them; or one real board, whose profile only says what it
+    is like."""
 
-    profile: str
+    profile: str | None = None
+    board: str | None = None
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] = 1
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile is None and self.board is None:
+            raise ValueError("a device has a `profile`, or is a real `board`")
+        if self.board is not None and self.count > 1:
+            raise ValueError("a board is one device; give each its own entry, without `count`")
 
 
 class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +148,9 @@ def load_fleet(path: Path) -> FleetSpec:
         raise UsageError(
             f"{path}: two devices are called {twice[0]!r}", hint="give the entries of `devices` other names"
         )
+    shared = [name for name, count in Counter(d.board for d in devices if d.board).items() if count > 1]
+    if shared:
+        raise UsageError(f"{path}: two devices are the board {shared[0]!r}", hint="a board is one device")
     name = _named(file.name, "fleet", document.where("name"))
     return FleetSpec(name, file.backend, file.reserve_cpus, devices, path)
 
@@ -160,13 +195,24 @@ def _devices(entries: list[FleetEntry], path: Path, where: Callable[[str], str])
     devices = []
     for number, entry in enumerate(entries):
         place = where(f"devices[{number}]")
-        profile = load_profile(entry.profile, path, where(f"devices[{number}].profile"))
+        profile = BOARD
+        if entry.profile is not None:
+            profile = load_profile(entry.profile, path, where(f"devices[{number}].profile"))
+        if entry.board is not None:
+            board = _named(entry.board, "board", place)
+            devices.append(DeviceSpec(_named(entry.name or board, "device", place), unlimited(profile), board))
+            continue
         for _ in range(entry.count):
             stem = entry.name or profile.name
             seen[stem] += 1
             name = stem if entry.name and entry.count == 1 else f"{stem}-{seen[stem]}"
             devices.append(DeviceSpec(_named(name, "device", place), profile))
     return devices
+
+
+def unlimited(profile: ProfileSpec) -> ProfileSpec:
+    """A profile as that of a real board: it says what the board is like, and nothing holds it."""
+    return msgspec.structs.replace(profile, limits=msgspec.structs.replace(profile.limits, unlimited=True))
 
 
 def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
@@ -269,6 +315,12 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
     needed = max(by_cpus, path)
     factor = needed if setting == "auto" else 1.0 if setting == "off" else _number(setting)
     total = spec.cpus
+    if spec.unlimited and factor > 1:
+        raise CapacityError(
+            f"{spec.name} has real boards without limits ({', '.join(spec.unlimited)}), so its dilation must be 1: a "
+            f"board cannot be slowed down. " + _why_dilated(spec, setting, factor, by_cpus, path, cores, carried),
+            hint="give the devices of this host fewer or smaller quotas and rates, or leave the boards away",
+        )
     if by_cpus * (1 - 1e-9) <= factor < path * (1 - 1e-9):
         up, down = spec.rates
         raise CapacityError(
@@ -282,9 +334,9 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
             f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
-    quotas = [(device.name, device.profile.limits.cpus) for device in spec.devices]
+    quotas = [(device.name, device.profile.limits.cpus) for device in spec.here]
     quotas += [] if spec.server_cpus is None else [("the server", spec.server_cpus)]
-    name, cpus = min(quotas, key=lambda quota: quota[1])
+    name, cpus = min(quotas, key=lambda quota: quota[1], default=("", LEAST_CPUS))
     if cpus / factor < LEAST_CPUS:
         raise CapacityError(
             f"{name} would get {cpus / factor:.4f} CPUs at dilation {factor:.3g}; "
@@ -292,6 +344,25 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
             hint="use fewer large devices beside the smallest one, or a host with more cores",
         )
     return factor
+
+
+def _why_dilated(
+    spec: FleetSpec, setting: str | float, factor: float, by_cpus: float, path: float, cores: float,
+    carried: Carried | None,
+) -> str:  # fmt: skip
+    """The arithmetic, for a fleet that must not be dilated."""
+    if setting not in ("auto", "off"):
+        return f"The experiment asks for {factor:g}"
+    if by_cpus >= path:
+        return (
+            f"Its other devices want {spec.cpus:g} CPUs, and this host has {cores:g} cores of which "
+            f"{spec.reserve_cpus:g} are reserved: that needs {by_cpus:.3g}"
+        )
+    up, down = spec.rates
+    return (
+        f"The links of its other devices are {up / 1e6:g} Mbit/s up and {down / 1e6:g} Mbit/s down together, and this "
+        f"host's network path carries {carried}: that needs {path:.3g}"
+    )
 
 
 def _number(setting: str | float) -> float:
@@ -313,6 +384,7 @@ WORDS = {
     "memory_mib": "a whole number of MiB of at least 64, such as 2048",
     "latency_ms": "a number of milliseconds one way from 0 to 10000, such as 20",
     "profile": "the name of a device profile, such as cpu1, or the path of its file",
+    "board": "the name of a board that has joined (edgebed boards ls)",
     "name": "a name of letters, digits, '_', '.' and '-'",
     "count": f"a whole number from 1 to {MOST_DEVICES}",
     "backend": "docker, local, or software (local with the software throttle)",

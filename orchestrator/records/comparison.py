@@ -95,6 +95,8 @@ def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
 def _doubts(row: Summary, costs: str) -> Iterable[str]:
     if row["enforcement"] == "software":
         yield "limits were held by the agents themselves, not by the kernel"
+    if boards := row.get("unlimited"):
+        yield f"{', '.join(boards)}: unlimited, {'real boards' if len(boards) > 1 else 'a real board'}"
     if row["enforcement"] == "simulated":
         yield f"simulated; no device ran, times come from a cost model{f' ({costs})' if costs else ''}"
     if not row["calibrated"]:

@@ -161,6 +161,8 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
     work, report = works.get(update.task), update.report
     if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
         return None
+    if in_force.unlimited:  # it does not run on this host
+        return None
     return not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
 
 

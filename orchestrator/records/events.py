@@ -10,7 +10,7 @@ from orchestrator.records.disturbance import HostOfRound
 from orchestrator.records.formatting import number, rate
 from orchestrator.records.limits_in_force import Change, changes
 from orchestrator.records.run_index import RoundFacts, Session
-from orchestrator.records.vocabulary import BOARD_MARKS
+from orchestrator.records.vocabulary import BOARD_MARKS, UNLIMITED
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -66,5 +66,7 @@ def disturbed(facts: RoundFacts, host: HostOfRound) -> list[Event]:
 
 def limits(row: t.LimitsSet, dilation: float) -> str:
     """Limits as the fleet file states them."""
+    if row.unlimited:
+        return UNLIMITED
     up, down = rate(row.uplink_bit_s * dilation), rate(row.downlink_bit_s * dilation)
     return f"{number(row.cpus * dilation)} CPU, {up} up, {down} down"

@@ -19,6 +19,7 @@ class InForce(msgspec.Struct, frozen=True):
     downlink_bit_s: float
     latency_ms: float = 0.0
     period_us: int = 100_000  # of the CPU quota
+    unlimited: bool = False
 
     @property
     def link_bit_s(self) -> float:
@@ -55,7 +56,9 @@ def rows_of(session: Session) -> list[t.LimitsSet | t.ScenarioStep]:
 def _in_force(row: t.LimitsSet | t.ScenarioStep, before: InForce | None) -> InForce:
     """A trace changes rates only."""
     if isinstance(row, t.LimitsSet):
-        return InForce(row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us)
+        return InForce(
+            row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us, row.unlimited
+        )
     up, down = row.uplink_bit_s or 0, row.downlink_bit_s or 0
     if before is None:
         return InForce("", 0.0, up, down)

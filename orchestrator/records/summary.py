@@ -30,7 +30,7 @@ from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.stragglers import in_summary_row, straggler, waits
 from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
-from orchestrator.records.types import Record
+from orchestrator.records.types import Record, RunStarted
 from orchestrator.records.vocabulary import server_note, threads_note
 from orchestrator.records.whatif import WhatIf
 
@@ -71,7 +71,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "server_cpus": started.server_cpus,
         "held_server_cpus": last.started.held_server_cpus,
         "server_note": server_note(run.dilation, started.server_cpus),
-        "threads_note": threads_note(run.dilation, {device.profile: device.cpus for device in started.devices}),
+        "threads_note": threads_note(run.dilation, _limited_cpus(started)),
         "calibrated": run.calibrated,
         "started": run.sessions[0].started.wall,
         "resumed": len(run.sessions) - 1,
@@ -79,8 +79,14 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "target_accuracy": started.target_accuracy,
         "test_accuracy": last.tested.accuracy if last.tested is not None else None,
         "boards": board_facts(run),
+        "unlimited": [device.name for device in started.devices if device.unlimited],
         "profiles": {info.name: info.profile for session in run.sessions for info in session.started.devices},
     }
+
+
+def _limited_cpus(started: RunStarted) -> dict[str, float]:
+    """CPUs by profile, without real boards."""
+    return {device.profile: device.cpus for device in started.devices if not device.unlimited}
 
 
 class _Axis:

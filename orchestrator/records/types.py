@@ -24,7 +24,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     method: str
     seed: int
     backend: str
-    enforcement: str  # docker | kernel | software | simulated
+    enforcement: str  # docker | kernel | software | simulated | unlimited; of the devices that have limits
     dilation: float
     calibrated: bool
     resumed_from: int  # first round of this session
@@ -49,6 +49,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_mib: int
     samples: int
     labels: tuple[int, ...]
+    board: str = ""  # name of the real board that it is
+    unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
 
 
 class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
@@ -69,6 +71,7 @@ class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
     latency_ms: float = 0.0  # in each direction
     period_us: int = 100_000  # of the CPU quota
     held_period_us: int | None = None
+    unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):

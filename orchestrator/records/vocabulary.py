@@ -6,7 +6,7 @@ Terminal, report, figures, comparison and live page use these words. Files keep 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.records.palette import WAITS
 
@@ -45,6 +45,22 @@ def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
         f"Threads follow the dilated CPUs: {', '.join(single)} {run} one thread, whose work scales perfectly with the "
         "CPUs. A real device with several cores gains less on a small network."
     )
+
+
+UNLIMITED = "unlimited: a real board"
+"""What every output says of a device that has no limits."""
+
+
+def held_by(enforcement: str, boards: Sequence[str] = ()) -> str:
+    """What holds the limits of a fleet, in words.
+
+    Args:
+        boards: names of the devices that are real boards without limits.
+    """
+    if enforcement == "unlimited":
+        return "unlimited: real boards"
+    also = f"; unlimited: the real board{'s' if len(boards) > 1 else ''} {', '.join(boards)}" if boards else ""
+    return f"limits held by {enforcement}{also}"
 
 
 PHASES = {

@@ -17,7 +17,7 @@ from orchestrator.records.formatting import number, percent
 from orchestrator.records.gantt import device_rows, length_s, orchestrator_rows
 from orchestrator.records.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
 from orchestrator.records.timeline import RoundTimeline
-from orchestrator.records.vocabulary import phase
+from orchestrator.records.vocabulary import held_by, phase
 from orchestrator.report.charts import Summary, stride
 from orchestrator.report.shares import seconds_by_bound
 
@@ -69,7 +69,7 @@ def write_png(
 def _marked(summary: Summary) -> str:
     """Facts that every output must show."""
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
-    held = f"limits held by {summary['enforcement']}"
+    held = held_by(summary["enforcement"], summary.get("unlimited", ()))
     costs = f", {summary['costs']}" if summary.get("costs") else ""
     share = summary.get("batches_in_quota_share")
     grain = "" if share is None else f", grain {summary['grain']}, {percent(share)} of the batches within one period"

@@ -36,6 +36,8 @@ WEAK = {
 }
 """Enforcements that are no measurement under limits, and why."""
 
+BOARDS = "Nothing is held on a real board: it is as fast as it is. Its calibration rows say what was measured."
+
 Badge = tuple[str, str, str]
 """Text, kind (good, plain or bad), and what is shown when the pointer rests on it."""
 
@@ -131,10 +133,14 @@ def badges(summary: Summary) -> list[Badge]:
     enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
     costs = summary.get("costs")
     result = [
-        (f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")),
+        _held(enforcement),
         (f"dilation {number(dilation)}", "plain", summary["server_note"]),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
+    if (boards := summary.get("unlimited")) and enforcement != "unlimited":
+        result.append(
+            (f"unlimited: the real board{'s' if len(boards) > 1 else ''} {', '.join(boards)}", "plain", BOARDS)
+        )
     if said := sentence(summary):
         slowed = summary["grain"] == "pacing" or summary["batches_in_quota_share"] < UNSLOWED
         result.append((f"grain: {summary['grain']}", "good" if slowed else "bad", said))
@@ -144,6 +150,12 @@ def badges(summary: Summary) -> list[Badge]:
         kind = "good" if residual <= RESIDUAL_LIMIT else "bad"
         result.append((f"timeline residual ≤ {percent(residual)}", kind, RESIDUAL))
     return result
+
+
+def _held(enforcement: str) -> Badge:
+    if enforcement == "unlimited":
+        return "unlimited: real boards", "plain", BOARDS
+    return f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")
 
 
 def _common_badges(summaries: Sequence[Summary]) -> list[Badge]:

@@ -24,7 +24,7 @@ from orchestrator.records.formatting import (
 from orchestrator.records.limits_in_force import changes
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.vocabulary import EVENTS, WAITED_FOR
+from orchestrator.records.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
 
 Summary = dict[str, Any]
 
@@ -68,9 +68,9 @@ def calibration_row(row: t.Calibrated) -> dict[str, Any]:
             row.device,
             row.quantity,
             row.condition,
-            quantity(row.requested, row.unit),
+            quantity(row.requested, row.unit) if row.requested else "no limit",
             quantity(row.measured, row.unit),
-            signed_percent(row.error),
+            signed_percent(row.error) if row.requested else NONE,
             f"{verdict} {row.cause}".strip(),
         ],
         "bad": row.judged and not row.passed,
@@ -83,7 +83,9 @@ def limits_rows(run: RunFacts) -> dict[str, Any]:
 
 
 def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
-    """Requested / read back. A limit that the agent holds itself cannot be read back."""
+    """Requested / read back. A limit that the agent holds itself cannot be read back; a real board has none."""
+    if row.unlimited:
+        return {"cells": [row.device, row.why, row.profile, UNLIMITED, NONE, NONE], "bad": False}
     held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
     asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
     read = [NONE, NONE, NONE] if self_held else _limits(*held)
@@ -100,10 +102,9 @@ def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
     name = device.name
     return [
         name,
-        device.profile,
-        number(device.cpus),
-        rate(device.uplink_bit_s),
-        rate(device.downlink_bit_s),
+        f"{device.profile}, {UNLIMITED}" if device.unlimited else device.profile,
+        f"{number(device.cpus)} cores" if device.unlimited else number(device.cpus),
+        *(NONE if device.unlimited else rate(limit) for limit in (device.uplink_bit_s, device.downlink_bit_s)),
         f"{device.memory_mib} MiB",
         f"{device.samples}",
         " ".join(str(count) for count in device.labels),

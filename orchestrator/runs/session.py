@@ -15,15 +15,13 @@ import torch
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
-from edgebed.link.mqtt import Address, MqttLink
 from edgebed.methods.base import METHODS, Method
-from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.broker.open_broker import Broker, open_broker
+from orchestrator.boards.members import with_facts
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
-from orchestrator.fleet.backends import check_backend, open_backend
+from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
@@ -34,12 +32,13 @@ from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, load_profile
 from orchestrator.fleet.server_quota import ServerQuota
-from orchestrator.records.vocabulary import server_note, threads_note
+from orchestrator.records.vocabulary import held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import RunFolder, Series
 from orchestrator.runs.interleave import groups, play
+from orchestrator.runs.opened_fleet import OpenedFleet
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import Platform, Run, RunRequest, start_model
@@ -70,24 +69,27 @@ async def standing_fleet(
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    check_backend(backend or spec.backend)
+    backend = backend or spec.backend
+    if spec.here:
+        check_backend(backend)
+    spec = with_facts(spec)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
-        admitted = await _admit(stack, fleet_id, backend or spec.backend, (spec, *becomes), dilation)
+        admitted = await _admit(stack, fleet_id, backend if spec.here else "boards", (spec, *becomes), dilation)
         factor = admitted.dilation
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
-        fleet = open_backend(spec, backend or spec.backend, fleet_id, notify)
+        opened = await OpenedFleet.open(stack, spec, backend, fleet_id, notify)
+        fleet = opened.fleet
         stack.push_async_callback(fleet.close)
-        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, limits held by {fleet.enforcement})")
-        addresses = await fleet.prepare()
-        names = [device.name for device in spec.devices]
-        broker = await stack.enter_async_context(open_broker(addresses, broker_url, fleet=fleet_id, devices=names))
+        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
+        await opened.open_broker(stack, await fleet.prepare(), broker_url)
+        broker = opened.broker
         controller = FleetController(
             fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
         )
-        await _connect(controller, broker, stack)
+        await _connect(controller, opened, stack)
         controller.broker, controller.dilation_by = broker, admitted.set_by
         access = {name: broker.access(fleet.host_of(name), name) for name in controller.names}
         await fleet.start(access, shards or _idle_shards(controller.names, folder))
@@ -96,7 +98,7 @@ async def standing_fleet(
         for name in controller.names:
             await controller.put_on_limits(name, "start")
         notify(f"limits are on; dilation {factor:.3g}{f', set by {admitted.set_by}' if admitted.set_by else ''}")
-        cpus = {device.profile.name: device.profile.limits.cpus for device in spec.devices}
+        cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
         for note in (server_note(factor, spec.server_cpus), threads_note(factor, cpus)):
             if note:
                 notify(note)
@@ -118,12 +120,9 @@ async def _admit(
     return await asyncio.shield(asking)
 
 
-async def _connect(controller: FleetController, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
+async def _connect(controller: FleetController, opened: OpenedFleet, stack: contextlib.AsyncExitStack) -> None:
     """Open the orchestrator's two connections, and connect endpoint, membership and fleet to each other."""
-    access = broker.access("127.0.0.1")
-    address = Address(access.host, access.port, access.username, access.password)
-    client = f"{controller.fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}"  # nobody can guess it and take its place
-    control, data = MqttLink(address, f"{client}-control"), MqttLink(address, f"{client}-data")
+    control, data = opened.link("control"), opened.link("data")
     controller.connect(control, data)
     controller.fleet.on_exit(controller.on_exit)
     for link in (control, data):
@@ -151,7 +150,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
     experiment = request.experiment
-    spec = experiment_fleet(experiment, request.path)
+    spec = with_facts(experiment_fleet(experiment, request.path))
     check_fleet(experiment, spec, request.path)
     for folder in (request.runs, *request.begun.values()):
         try_folder(folder)

@@ -25,12 +25,15 @@ HOST = "127.0.0.1"
 
 
 class Lab:
-    """Attributes:
-    said: what the service told people.
+    """Args:
+    place: the service's folder; None: a new one.
+
+    Attributes:
+        said: what the service told people.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.place = folder, Place(folder / "service")
+    def __init__(self, folder: Path, place: Path | None = None) -> None:
+        self.folder, self.place = folder, Place(place or folder / "service")
         self.place.shards.mkdir(parents=True)
         self.port, self.mqtt_port = free_port([HOST]), free_port([HOST])
         self.store, self.said = Store(self.place), list[str]()
@@ -87,8 +90,8 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Lab]:
-    lab = Lab(folder)
+async def running(folder: Path, place: Path | None = None) -> AsyncIterator[Lab]:
+    lab = Lab(folder, place)
     await lab.start()
     try:
         yield lab

@@ -23,8 +23,8 @@ R = TypeVar("R")
 MAIN = "from orchestrator.cli import main; main()"
 ONE_BROKER = """
 import functools, os
-from orchestrator.runs import session
-session.open_broker = functools.partial(session.open_broker, kinds=(os.environ["EDGEBED_TEST_BROKER"],))
+from orchestrator.runs import opened_fleet
+opened_fleet.open_broker = functools.partial(opened_fleet.open_broker, kinds=(os.environ["EDGEBED_TEST_BROKER"],))
 """
 """Lets `EDGEBED_TEST_BROKER=embedded pytest tests/e2e/test_run.py` run these tests over another broker."""
 

@@ -19,7 +19,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RunFinished
-from orchestrator.runs import session
+from orchestrator.runs import opened_fleet, session
 from orchestrator.runs.data import Prepared, prepare_data
 from tests.component._faults import pid_of
 
@@ -127,7 +127,7 @@ async def fleet_up(
     heartbeat_s = wanted.training.heartbeat_s
     only = functools.partial(open_broker, kinds=(broker,) if broker else KINDS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "open_broker", only)
+        patch.setattr(opened_fleet, "open_broker", only)
         opening = session.standing_fleet(spec, backend=backend, shards=prepared.shards, heartbeat_s=heartbeat_s)
         async with opening as controller:
             yield FleetUp(controller, prepared, backend)

@@ -55,7 +55,7 @@ export class Fleet {
   }
 
   update(row, d) {
-    const cells = [...row.children].slice(1), mega = (v) => number(v / 1e6);
+    const cells = [...row.children].slice(1), mega = (v) => (d.unlimited ? "no limit" : number(v / 1e6));
     const show = (i, text, share) => {
       put(cells[i].querySelector(".value"), text);
       const meter = cells[i].querySelector(".meter > span");
@@ -64,7 +64,7 @@ export class Fleet {
     };
     row.className = `s-${d.state.replace(" ", "-")}`;
     show(0, d.state);
-    show(10, d.profile + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
+    show(10, d.profile + (d.unlimited ? ", unlimited: a real board" : "") + (d.reprofiled !== null ? ` (since round ${d.reprofiled})` : ""));
     show(4, d.cpu_share === null ? `– of ${number(d.cpus)}` : `${percent(d.cpu_share, 0)} of ${number(d.cpus)}`, d.cpu_share);
     show(8, percent(d.throttled_share, 0), d.throttled_share);
     show(9, percent(d.batches_in_quota ?? null, 0));

@@ -103,11 +103,12 @@ function strip() {
   const newer = cards.find((card) => card.id !== views.run.id && card.state === "running" && card.experiment === head.experiment && head.ended);
   const items = [
     [head.ended ? `ended: ${head.ended}` : "running", head.ended ? "" : "good"],
-    [`limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
+    [head.enforcement === "unlimited" ? "unlimited: real boards" : `limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
     [head.dilation > 1 ? `D = ${number(head.dilation)}: limits and seconds divided` : "D = 1", head.dilation > 1 ? "warn" : ""],
     [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
     [`${head.backend}, seed ${head.seed}`, ""],
   ];
+  if (head.unlimited.length && head.enforcement !== "unlimited") items.push([`unlimited: the real board${head.unlimited.length > 1 ? "s" : ""} ${head.unlimited.join(", ")}`, ""]);
   if (head.resumed) items.push([`resumed ${head.resumed} ×`, "warn"]);
   if (newer && views.run.isFollowed()) {
     announce(`${newer.method} is running now`);

@@ -274,7 +274,7 @@ export class RunView {
     const {rounds} = data, own = (key, text) => rounds.map((n, i) => [n, data[key][i], `round ${n}: ${text(data[key][i])}`, n]);
     const one = this.devices.find((d) => d.name === data.name), changes = data.events.filter((m) => m[2] === "profile");
     const marks = data.events.map(([, x, kind, , text]) => ({x, kind, text}));
-    this.deviceFacts.replaceChildren(`Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${rate(one?.uplink_bit_s)} up, ${rate(one?.downlink_bit_s)} down. `,
+    this.deviceFacts.replaceChildren(one?.unlimited ? `Profile ${one.profile}, unlimited: a real board with ${number(one.cpus)} cores. ` : `Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${rate(one?.uplink_bit_s)} up, ${rate(one?.downlink_bit_s)} down. `,
       changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
     this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
       whole: true, x: ["round", String], y: ["seconds ÷ D", tick], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["cut", "num"]],

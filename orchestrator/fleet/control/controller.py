@@ -145,12 +145,12 @@ class FleetController(RunFleet):
             seq=0,  # set by the membership
             threads=limits.threads,
             heartbeat_s=self._heartbeat_s,
-            software=self.enforcement is Enforcement.SOFTWARE,
+            software=self.enforcement is Enforcement.SOFTWARE and not limits.unlimited,
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
-            period_s=limits.period_us / 1e6,
-            paced=self.grain == "pacing",
+            period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
+            paced=self.grain == "pacing" and not limits.unlimited,
         )
 
     async def change(self, name: str, profile: ProfileSpec) -> None:
@@ -314,6 +314,7 @@ class FleetController(RunFleet):
             await self.fleet.restart(device)
         except EdgebedError as error:
             self.record(Fault(time.monotonic_ns(), device, f"could not be restarted: {error}"))
+            self.membership.give_up(device, str(error))
 
     def end_work(self) -> None:
         """Nothing: the round driver has cancelled the tasks that were open."""

@@ -53,6 +53,7 @@ class RunFleet(ABC):
         endpoint: sends tasks and replies to the devices.
         dilation_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`.
         names: of the devices, in the order of the fleet file.
+        boards: names of the real boards, by device.
         own: by device, the profile of the fleet file, or what the environment gave it since.
         conditions: by device, what a scenario makes of it.
         profiles: in force, by device.
@@ -75,6 +76,7 @@ class RunFleet(ABC):
         self.spec, self.dilation, self.grain, self.tick_us = spec, dilation, grain, tick_us
         self._resolve = resolve_profile
         self.own = {device.name: device.profile for device in spec.devices}
+        self.boards = {device.name: device.board for device in spec.boards}
         self.conditions = dict.fromkeys(self.own, NORMAL)
         self.profiles: dict[str, ProfileSpec] = {}
         self.limits: dict[str, Limits] = {}
@@ -132,15 +134,18 @@ class RunFleet(ABC):
 
     def _info(self, name: str) -> DeviceInfo:
         profile, labels = self.profiles[name], self._labels_of(name)
+        limits = profile.limits
         return DeviceInfo(
             name=name,
             profile=profile.name,
-            cpus=profile.limits.cpus,
-            uplink_bit_s=profile.limits.uplink_bit_s,
-            downlink_bit_s=profile.limits.downlink_bit_s,
-            memory_mib=profile.limits.memory_mib,
+            cpus=limits.cpus,
+            uplink_bit_s=0 if limits.unlimited else limits.uplink_bit_s,
+            downlink_bit_s=0 if limits.unlimited else limits.downlink_bit_s,
+            memory_mib=limits.memory_mib,
             samples=sum(labels),
             labels=labels,
+            board=self.boards.get(name, ""),
+            unlimited=limits.unlimited,
         )
 
     def _labels_of(self, name: str) -> tuple[int, ...]:
@@ -155,8 +160,8 @@ class RunFleet(ABC):
             why=why,
             profile=self.profiles[name].name,
             cpus=limits.cpus,
-            uplink_bit_s=limits.uplink_bit_s,
-            downlink_bit_s=limits.downlink_bit_s,
+            uplink_bit_s=0 if limits.unlimited else limits.uplink_bit_s,
+            downlink_bit_s=0 if limits.unlimited else limits.downlink_bit_s,
             held_cpus=held.cpus if held else None,
             held_uplink_bit_s=held.uplink_bit_s if held else None,
             held_downlink_bit_s=held.downlink_bit_s if held else None,
@@ -164,6 +169,7 @@ class RunFleet(ABC):
             latency_ms=limits.latency_ms,
             period_us=limits.period_us,
             held_period_us=held.period_us if held else None,
+            unlimited=limits.unlimited,
         )
 
     # ---- profiles ----

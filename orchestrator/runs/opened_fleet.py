@@ -1,0 +1,90 @@
+"""Opens the backends of a fleet: that of this host's devices, that of its boards, or both."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.link.base import Link
+from edgebed.link.mqtt import Address, MqttLink
+from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.boards.fleet import BoardsFleet
+from orchestrator.boards.members import Taken, board_ids, claimed
+from orchestrator.boards.place import Place
+from orchestrator.boards.registry import Store
+from orchestrator.boards.split_link import SplitLink
+from orchestrator.boards.standing import BoardsBroker, boards_broker
+from orchestrator.broker.open_broker import Broker, open_broker
+from orchestrator.fleet.backends import open_backend
+from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.mixed import MixedFleet
+from orchestrator.fleet.profile import FleetSpec
+from orchestrator.runs.request import Notify
+
+
+class OpenedFleet:
+    """The backends of a fleet, and the brokers of its devices.
+
+    Attributes:
+        fleet: all devices.
+        broker: of this host's devices, else of the boards; set by `open_broker`.
+    """
+
+    broker: Broker | BoardsBroker
+
+    def __init__(self, spec: FleetSpec, fleet_id: str, fleet: Fleet, boards: BoardsBroker | None) -> None:
+        self.fleet = fleet
+        self._spec, self._fleet_id, self._boards = spec, fleet_id, boards
+        self._ids: dict[str, str] = {}
+
+    @classmethod
+    async def open(
+        cls, stack: AsyncExitStack, spec: FleetSpec, backend: str, fleet_id: str, notify: Notify
+    ) -> OpenedFleet:
+        """Nothing is prepared yet; `stack` closes it. Raises FleetError."""
+        if not spec.boards:
+            return cls(spec, fleet_id, open_backend(spec, backend, fleet_id, notify), None)
+        place = Place.of_user()
+        ids = board_ids(spec, Store(place).read())
+        taken = Taken(spec.name, fleet_id, os.getpid())
+        stack.enter_context(claimed(place, {each.board: ids[each.name] for each in spec.boards}, taken))
+        boards = await stack.enter_async_context(boards_broker(place, notify))
+        fleet: Fleet = BoardsFleet(spec, fleet_id, ids, place, boards, notify)
+        if spec.here:
+            here = open_backend(msgspec.structs.replace(spec, devices=spec.here), backend, fleet_id, notify)
+            fleet = MixedFleet(here, fleet, ids)
+        opened = cls(spec, fleet_id, fleet, boards)
+        opened._ids = ids
+        return opened
+
+    async def open_broker(self, stack: AsyncExitStack, addresses: list[str], url: str | None) -> None:
+        """Raises UsageError, LinkError."""
+        if self._spec.here:
+            names = [device.name for device in self._spec.here]
+            broker = open_broker(addresses, url, fleet=self._fleet_id, devices=names)
+            self.broker = await stack.enter_async_context(broker)
+            return
+        if url is not None:
+            raise UsageError(
+                f"all devices of {self._spec.name} are boards, which use the broker of the boards service",
+                hint="leave --broker away",
+            )
+        assert self._boards is not None
+        self.broker = self._boards
+
+    def link(self, purpose: str) -> Link:
+        """The orchestrator's connection to all devices, not open yet. `purpose`: control or data."""
+        access = self.broker.access("127.0.0.1")
+        address = Address(access.host, access.port, access.username, access.password)
+        # nobody can guess the client id and take the connection's place
+        client = f"{self._fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
+        here = MqttLink(address, client)
+        if self._boards is None:
+            return here
+        if not self._spec.here:
+            return SplitLink(None, here, self._ids)
+        return SplitLink(here, MqttLink(self._boards.address, client), self._ids)

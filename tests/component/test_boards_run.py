@@ -1,0 +1,105 @@
+"""Real runs on boards: DTFL and FedAvg over the broker of the boards service, mixed fleets, and what is refused. The
+boards are processes of this host that have joined as any board does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from edge_agent.board.standby import Standby
+from edgebed.errors import FleetError
+from orchestrator.experiment import load
+from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.reader import read
+from orchestrator.records.summary import summarise
+from orchestrator.records.types import DeviceJoined, DeviceOut, LimitsSet, RunStarted
+from orchestrator.runs import session
+from orchestrator.runs.request import Request, Watch
+from tests.component._boards import Lab, running, until
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
+
+EXPERIMENT = """
+name: boards
+fleet: fleet.yaml
+model: {{name: resnet-tiny}}
+methods: [{methods}]
+training: {{rounds: {rounds}, batch_size: 64, heartbeat_s: 0.5, liveness_s: 4, seed: 2}}
+"""
+HERE = "{cpus: 0.3, uplink_mbit_s: 20, downlink_mbit_s: 20, memory_mib: 1024}"
+
+
+@pytest.fixture
+async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = tmp_path / "edgebed" / "boards"
+    async with running(tmp_path, place) as lab:
+        yield lab
+
+
+@contextlib.asynccontextmanager
+async def boards(lab: Lab, *names: str) -> AsyncIterator[None]:
+    """Boards that have joined and stand by."""
+    keys = [await lab.board(name) for name in names]
+    standing = [asyncio.create_task(Standby(each, lab.said.append, guard_s=0.5).run()) for each in keys]
+    try:
+        await until(lambda: len(lab.live.sessions) == len(names))
+        yield
+    finally:
+        for task in standing:
+            task.cancel()
+        await asyncio.gather(*standing, return_exceptions=True)
+
+
+def request(folder: Path, devices: str, methods: str = "{name: fedavg}", rounds: int = 2) -> Request:
+    (folder / "here.yaml").write_text(HERE)
+    (folder / "fleet.yaml").write_text(f"name: lab\nbackend: software\nreserve_cpus: 0\ndevices:\n{devices}")
+    path = folder / "experiment.yaml"
+    path.write_text(EXPERIMENT.format(methods=methods, rounds=rounds))
+    return Request(load(path), path, folder / "runs", allow_uncalibrated=True)
+
+
+@pytest.fixture
+def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calibration has tests of its own."""
+
+    async def left_out(*_: object) -> session.Calibration:
+        return session.Calibration((), False)
+
+    monkeypatch.setattr(session, "calibrate_fleet", left_out)
+
+
+async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
+    wanted = request(tmp_path, "  - {board: b1}\n  - {board: b2, name: kitchen}\n", "{name: dtfl}, {name: fedavg}")
+    async with boards(lab, "b1", "b2"):
+        running_ = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
+        await until(lambda: bool(running_.done() or list(wanted.runs.glob("*/records.jsonl"))), 60)
+        if not running_.done():
+            with pytest.raises(FleetError, match=r"b2 works for the fleet lab \(f[0-9a-f]{8}, process"):
+                async with session.standing_fleet(load_fleet(tmp_path / "fleet.yaml")):
+                    pass
+        folders = await asyncio.wait_for(running_, 120)
+        await until(lambda: sum("connected" in line for line in lab.said) >= 2)
+    for folder in folders:
+        records = read(folder / "records.jsonl")
+        (started,) = [each for each in records if isinstance(each, RunStarted)]
+        assert (started.backend, started.enforcement, started.dilation) == ("boards", "unlimited", 1.0)
+        assert [(each.name, each.board, each.unlimited, each.uplink_bit_s) for each in started.devices] == [
+            ("b1", "b1", True, 0),
+            ("kitchen", "b2", True, 0),
+        ]
+        assert all(each.held_cpus is None and each.unlimited for each in records if isinstance(each, LimitsSet))
+        joined = [each for each in records if isinstance(each, DeviceJoined)]
+        assert {each.device for each in joined} == {"b1", "kitchen"}
+        assert all("torch_build" in each.host for each in joined)
+        assert not [each for each in records if isinstance(each, DeviceOut)]
+        summary = summarise(records)
+        assert (summary["rounds"], summary["unlimited"]) == (2, ["b1", "kitchen"])
+        assert summary["timeline_residual_max"] < 0.02
+    assert [path.name for path in lab.place.shards.glob("*.part")] == []
