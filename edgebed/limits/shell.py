@@ -23,8 +23,12 @@ def missing_tools(*tools: str) -> list[str]:
     return [tool for tool in tools if which(tool) is None]
 
 
-def run(argv: Sequence[str]) -> str:
-    """Standard output of a program. If the program fails, raises LimitError with its error output."""
+def run(argv: Sequence[str], lines: Sequence[str] = ()) -> str:
+    """Standard output of a program. If the program fails, raises LimitError with its error output.
+
+    Args:
+        lines: for its standard input (`ip -batch -`, `tc -batch -`).
+    """
     program = which(argv[0])
     if program is None:
         raise LimitError(f"{argv[0]} is not installed", hint="apt-get install iproute2 util-linux")
@@ -34,14 +38,15 @@ def run(argv: Sequence[str]) -> str:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
+            input="".join(f"{line}\n" for line in lines),
             start_new_session=True,  # a Ctrl-C or a closed terminal must not end the programs of the clean-up
         )
     except subprocess.TimeoutExpired:
         raise LimitError(f"`{' '.join(argv)}` does not end", hint="see the kernel's log (dmesg)") from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
-        raise LimitError(f"`{' '.join(argv)}` failed: {said}", hint=_hint(argv, said))
+        what = f"`{' '.join(argv)}`" + (f" with `{'; '.join(lines)}`" if lines else "")
+        raise LimitError(f"{what} failed: {said}", hint=_hint([*argv, *" ".join(lines).split()], said))
     return done.stdout
 
 

@@ -7,6 +7,7 @@ The device holds the stages before the cut and the cut's head; the server holds 
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -94,12 +95,18 @@ class StagedModel(nn.Module):
     def names_below(self, cut: int, *, head: bool) -> list[str]:
         """Names of the weights of the device half at `cut`."""
         owners = set(self.stage_names[:cut]) | ({head_name(cut)} if head else set())
-        return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
+        return [name for name, owner in self._owners if owner in owners]
 
     def names_above(self, cut: int) -> list[str]:
         """Names of the weights of the server half at `cut` (no heads)."""
         owners = set(self.stage_names[cut:])
-        return [name for name in self.state_dict() if name.split(".", 1)[0] in owners]
+        return [name for name, owner in self._owners if owner in owners]
+
+    @functools.cached_property
+    def _owners(self) -> list[tuple[str, str]]:
+        """Names of all weights, each with that of its stage or head. Kept: with hundreds of devices the rounds ask for
+        them thousands of times."""
+        return [(name, name.split(".", 1)[0]) for name in self.state_dict()]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy `weights` in by name; weights that are not named stay; tensors `given.…` of an

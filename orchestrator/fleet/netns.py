@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -52,24 +53,29 @@ def wire_names(fleet_id: str, index: int) -> tuple[str, str]:
 
 def make(wire: Wire) -> None:
     """Create the namespace and the link. There is no default route and no IPv6, so only the host's end is reachable."""
-    run(["ip", "netns", "add", wire.netns])
-    run(["ip", "link", "add", wire.veth, "type", "veth", "peer", "name", DEVICE_END, "netns", wire.netns])
+    link = f"link add {wire.veth} type veth peer name {DEVICE_END} netns {wire.netns}"
+    address = f"addr add {wire.host_address}/{wire.subnet.prefixlen} dev {wire.veth}"
+    run(["ip", "-batch", "-"], [f"netns add {wire.netns}", link, address])
     with contextlib.suppress(OSError):  # no such file in a kernel without IPv6
         Path(f"/proc/sys/net/ipv6/conf/{wire.veth}/disable_ipv6").write_text("1")
-    _inside(wire, "sh", "-c", "f=/proc/sys/net/ipv6/conf/all/disable_ipv6; [ ! -e $f ] || echo 1 > $f")
-    run(["ip", "addr", "add", f"{wire.host_address}/{wire.subnet.prefixlen}", "dev", wire.veth])
+    address = f"addr add {wire.device_address}/{wire.subnet.prefixlen} dev {DEVICE_END}"
+    up = [f"link set {interface} up" for interface in (DEVICE_END, "lo")]
+    _inside(wire, ["sh", "-c", f"{NO_IPV6}; exec {which('ip')} -batch -"], [address, *up])
     run(["ip", "link", "set", wire.veth, "up"])
-    _inside(wire, "ip", "addr", "add", f"{wire.device_address}/{wire.subnet.prefixlen}", "dev", DEVICE_END)
-    for interface in (DEVICE_END, "lo"):
-        _inside(wire, "ip", "link", "set", interface, "up")
+
+
+NO_IPV6 = "f=/proc/sys/net/ipv6/conf/all/disable_ipv6; [ ! -e $f ] || echo 1 > $f"
 
 
 def shape(wire: Wire, limits: Limits) -> None:
     """Limit both directions."""
-    for command in shape_commands(wire.veth, limits.downlink_bit_s, limits.latency_ms):
-        run(command)
-    for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
-        _inside(wire, *command)
+    run(*_batch(shape_commands(wire.veth, limits.downlink_bit_s, limits.latency_ms)))
+    _inside(wire, *_batch(shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms)))
+
+
+def _batch(commands: list[list[str]]) -> tuple[list[str], list[str]]:
+    """Commands of tc as one program and its standard input: each process takes milliseconds, and fleets are large."""
+    return ["tc", "-batch", "-"], [" ".join(command[1:]) for command in commands]
 
 
 def set_rates(wire: Wire, limits: Limits) -> tuple[int, int]:
@@ -86,13 +92,13 @@ def lift(wire: Wire) -> None:
     """Remove the limits, if there are any."""
     if parse_qdisc(run(show_command(wire.veth))).rate_bit_s is not None:
         run(unshape_command(wire.veth))
-    if parse_qdisc(_inside(wire, *show_command(DEVICE_END))).rate_bit_s is not None:
-        _inside(wire, *unshape_command(DEVICE_END))
+    if parse_qdisc(_inside(wire, show_command(DEVICE_END))).rate_bit_s is not None:
+        _inside(wire, unshape_command(DEVICE_END))
 
 
 def read(wire: Wire) -> tuple[Shaped, Shaped]:
     """Uplink and downlink as the kernel reports them."""
-    up = parse_qdisc(_inside(wire, *show_command(DEVICE_END)))
+    up = parse_qdisc(_inside(wire, show_command(DEVICE_END)))
     return up, parse_qdisc(run(show_command(wire.veth)))
 
 
@@ -114,6 +120,6 @@ def existing() -> list[str]:
     return [name for name in names if name.startswith("edgebed-")]
 
 
-def _inside(wire: Wire, *command: str) -> str:
+def _inside(wire: Wire, command: Sequence[str], lines: Sequence[str] = ()) -> str:
     program = which(command[0]) or command[0]
-    return run(["nsenter", f"--net={wire.path}", program, *command[1:]])
+    return run(["nsenter", f"--net={wire.path}", program, *command[1:]], lines)

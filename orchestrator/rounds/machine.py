@@ -9,7 +9,9 @@ update has arrived the device is not needed any more, so its loss changes nothin
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -118,7 +120,8 @@ class RoundMachine:
         ceiling_s: float | None = None,
     ) -> None:
         self.states = dict.fromkeys(sorted(devices), TaskState.SENDING)
-        self._progress = dict.fromkeys(self.states, now)
+        self._count = Counter(self.states.values())  # kept, so that an event costs the same with many devices
+        self._progress = dict.fromkeys(self.states, now)  # of those at work, the one longest without progress first
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
         self._ceiling = math.inf if ceiling_s is None else now + ceiling_s
@@ -154,7 +157,7 @@ class RoundMachine:
         """When the next Tick is due, on the clock of `now`; None when only events can change anything."""
         if self.finished:
             return None
-        times = [self._progress[d] + self._liveness_s for d, s in self.states.items() if s in AT_WORK]
+        times = [since + self._liveness_s for since in itertools.islice(self._progress.values(), 1)]
         if self._deadline is not None and now < self._deadline:
             times.append(self._deadline)  # after it, only a device that gets done can end the round
         if now < self._ceiling < math.inf:
@@ -166,23 +169,31 @@ class RoundMachine:
 
     def _move(self, device: str, allowed: tuple[TaskState, ...], to: TaskState, now: float) -> None:
         """Events that are repeated, late or of other devices change nothing."""
-        if device in self.states:
+        if self.states.get(device) in allowed:
+            self._enter(device, to)
+        if self._progress.pop(device, None) is not None:
             self._progress[device] = now
-            if self.states[device] in allowed:
-                self.states[device] = to
+
+    def _enter(self, device: str, state: TaskState) -> None:
+        self._count[self.states[device]] -= 1
+        self._count[state] += 1
+        self.states[device] = state
+        if state not in AT_WORK:
+            self._progress.pop(device, None)
 
     def _leave(self, device: str, how: str, why: str) -> list[Effect]:
         if self.states.get(device) not in (AT_WORK if how == "lost" else OPEN):
             return []
-        self.states[device] = TaskState.OUT
+        self._enter(device, TaskState.OUT)
         return [Leave(device, how, why)]
 
     def _silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for device, state in self.states.items():
+        for device in [each for each in self.states if each in self._progress]:
             silence = now - self._progress[device]
-            if state in AT_WORK and silence >= self._liveness_s:
-                effects += self._leave(device, "lost", f"no progress for {silence:.0f} s while {state.value}")
+            if silence >= self._liveness_s:
+                why = f"no progress for {silence:.0f} s while {self.states[device].value}"
+                effects += self._leave(device, "lost", why)
         return effects
 
     def _too_long(self, now: float) -> list[Effect]:
@@ -205,18 +216,19 @@ class RoundMachine:
         return [e for device in working if self._cut for e in self._leave(device, "late", late)]
 
     def _maybe_finish(self, now: float) -> list[Effect]:
-        waiting = [device for device, state in self.states.items() if state in OPEN]
-        done = self.done()
+        count = self._count[TaskState.DONE]
         overdue = self._deadline is not None and now >= self._deadline
-        enough = len(done) >= self._enough
+        enough = count >= self._enough
         late = f"not done at the deadline of {self._deadline_s or 0:g} s"
-        if waiting and not enough and not (overdue and len(done) >= self._quorum):
+        open_ones = any(self._count[state] for state in OPEN)
+        if open_ones and not enough and not (overdue and count >= self._quorum):
             return self._release(late) if overdue else []
+        waiting, done = [device for device, state in self.states.items() if state in OPEN], self.done()
         effects: list[Effect] = []
         for device in waiting:
-            effects += self._leave(device, "late", f"{len(done)} others were enough" if enough else late)
+            effects += self._leave(device, "late", f"{count} others were enough" if enough else late)
         self.finished = True
-        if len(done) < self._quorum:
+        if count < self._quorum:
             return [*effects, Finish((), "void")]
         why = "deadline" if self._cut else "all done" if not waiting else "enough" if enough else "deadline"
         return [*effects, Finish(done, why)]

@@ -1,7 +1,9 @@
 """Seconds until many devices on one host stand, are limited, calibrated and through a first round.
 
-Environment: SCALE_DEVICES (200), SCALE_STARTS (10), SCALE_CPUS (0.0075), SCALE_MBIT (2, each way),
-SCALE_BACKEND (local). One line per start, printed as soon as it has ended.
+The end of the fleet is not counted. One line per start, printed as soon as it has ended. Every start is kept in a file,
+and a later call goes on: `SCALE_FILE` (default: scale_start.jsonl in the current folder), `SCALE_STARTS` (10, all calls
+together), `SCALE_NOW` (10, starts of this call), `SCALE_DEVICES` (200), `SCALE_CPUS` (0.0075), `SCALE_MBIT` (2, each
+way), `SCALE_BACKEND` (local).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -32,27 +35,47 @@ PHASES = {
 """First words of a line of the run -> the phase that begins there, or ends with "limits are on"."""
 
 
-class Clock:
-    """Seconds of the phases of one start, from the lines that the run tells its user."""
+class Start(msgspec.Struct):
+    """One start: seconds of its phases in order, and how it ended."""
+
+    devices: int
+    seconds: dict[str, float]
+    dilation: str
+    passed: bool
+    said: str
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{phase} {took:.1f}" for phase, took in self.seconds.items())
+        return f"{self.total_s:5.1f} s ({parts}); {self.dilation} {self.said}".rstrip()
+
+
+class Clock(session.Watch):
+    """Seconds of the phases of one start, from the lines that the run tells its user, up to the end of its round."""
 
     def __init__(self) -> None:
+        super().__init__(self._notify)
         self.seconds: dict[str, float] = {}
         self.dilation = ""
         self._phase, self._begun = "data", time.monotonic()
 
-    def notify(self, line: str) -> None:
+    def _notify(self, line: str) -> None:
         for words, phase in PHASES.items():
             if line.startswith(words):
                 self._enter(phase)
         if line.startswith("limits are on"):
             self.dilation = line.partition("; ")[2]
 
-    def end(self) -> None:
+    def round(self, *_: Any) -> None:
         self._enter("")
 
     def _enter(self, phase: str) -> None:
         now = time.monotonic()
-        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._begun
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._begun
         self._phase, self._begun = phase, now
 
 
@@ -76,34 +99,41 @@ def request(folder: Path, devices: int) -> session.Request:
     return session.Request(experiment, folder / "experiment.yaml", folder / "runs")
 
 
-def one_start(devices: int) -> tuple[Clock, bool, str]:
-    """The times of one start; whether it passed; why it failed, or which rows were measured again."""
+def one_start(devices: int) -> Start:
+    """A start that failed says why, another which rows were measured again."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            (run,) = asyncio.run(session.run_experiment(request(Path(folder), devices), session.Watch(clock.notify)))
+            (run,) = asyncio.run(session.run_experiment(request(Path(folder), devices), clock))
         except EdgebedError as error:
-            return clock, False, str(error)
-        finally:
-            clock.end()
+            clock.round()
+            return Start(devices, clock.seconds, clock.dilation, False, str(error))
         rows = msgspec.json.decode((run / "calibration.json").read_bytes())
     again = Counter(row["quantity"] for row in rows if ", try " in row["condition"])
-    return clock, True, ", ".join(f"{count} rows of {quantity} measured again" for quantity, count in again.items())
+    said = ", ".join(f"{count} rows of {quantity} measured again" for quantity, count in again.items())
+    return Start(devices, clock.seconds, clock.dilation, True, said)
 
 
 def main() -> None:
     if os.geteuid() != 0:
         skip("needs root: network namespaces and cgroups")
         return
-    devices, starts = int(os.environ.get("SCALE_DEVICES", "200")), int(os.environ.get("SCALE_STARTS", "10"))
-    totals, passed = [], 0
-    for number in range(1, starts + 1):
-        clock, good, said = one_start(devices)
-        passed += good
-        seconds = sum(clock.seconds.values())
-        totals.append(seconds)
-        parts = ", ".join(f"{phase} {took:.1f}" for phase, took in clock.seconds.items())
-        print(f"  start {number}: {seconds:5.1f} s ({parts}); {clock.dilation} {said}".rstrip(), flush=True)
+    devices, wanted, now = (
+        int(os.environ.get(f"SCALE_{name}", value))
+        for name, value in (("DEVICES", "200"), ("STARTS", "10"), ("NOW", "10"))
+    )
+    kept = Path(os.environ.get("SCALE_FILE", "scale_start.jsonl"))
+    starts = [msgspec.json.decode(line, type=Start) for line in kept.read_bytes().splitlines()] if kept.exists() else []
+    starts = [start for start in starts if start.devices == devices]
+    for number, start in enumerate(starts, 1):
+        print(f"  start {number}: {start} (kept)", flush=True)
+    for number in range(len(starts) + 1, min(wanted, len(starts) + now) + 1):
+        starts.append(one_start(devices))
+        with kept.open("ab") as file:
+            file.write(msgspec.json.encode(starts[-1]) + b"\n")
+        print(f"  start {number}: {starts[-1]}", flush=True)
+    totals = [start.total_s for start in starts]
     figure(f"{devices} devices: seconds of a start and one round, median", median(totals), most=MOST_S)
     figure(f"{devices} devices: the longest", max(totals), most=MOST_S)
-    figure(f"{devices} devices: starts that passed", passed, least=starts)
+    passed = sum(start.passed and start.total_s <= MOST_S for start in starts)
+    figure(f"{devices} devices: starts that passed in time, of {len(starts)}", passed, least=len(starts))

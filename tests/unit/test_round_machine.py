@@ -206,3 +206,13 @@ def test_where_all_wait_for_the_server_the_ceiling_ends_the_round() -> None:
     m = machine("a", "b", ceiling_s=50, liveness_s=1000)
     play(m, (1, Delivered("a")), (1, Delivered("b")), (2, Held("a", True)), (2, Held("b", True)))
     assert play(m, (50, Tick()))[-1] == Finish((), "void")
+
+
+def test_the_next_tick_is_due_for_the_device_that_has_been_silent_longest() -> None:
+    m = machine("a", "b", "c", liveness_s=10)
+    play(m, (1, Delivered("a")), (2, Delivered("b")), (3, Progressed("c")), (4, Progressed("a")))
+    assert m.wakeup(4) == 12
+    play(m, (5, Updated("b")))
+    assert m.wakeup(5) == 13
+    play(m, (6, Dropped("c", "failed", "")), (7, Updated("a")))
+    assert m.wakeup(7) is None, "nobody is at work"
