@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 
 LATE_S = 0.1
-"""Seconds by which a hold may end late (the quota stopped the process, or the host was busy) and the next unit still
-counts from when it should have ended. Otherwise such delays would add up."""
+"""Seconds by which a hold may at least end late (the quota stopped the process, or the host was busy) and the next unit
+still counts from when it should have ended. Otherwise such delays would add up. A period of the quota, where that is
+longer."""
 
 
 class Pacer:
@@ -37,13 +38,13 @@ class Pacer:
     ) -> None:
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
-        self._cpus = 0.0
+        self._cpus, self._late_s = 0.0, LATE_S
         self._start, self._used = clock(), cpu()
 
-    def set(self, cpus: float) -> None:
-        """From now on; 0 for no pacing."""
+    def set(self, cpus: float, period_s: float = LATE_S) -> None:
+        """From now on; 0 CPUs for no pacing. `period_s`: of the quota."""
         with self._lock:
-            self._cpus = cpus
+            self._cpus, self._late_s = cpus, max(LATE_S, period_s)
 
     def begin(self) -> None:
         """A unit begins now; what was before it has no event."""
@@ -70,7 +71,7 @@ class Pacer:
             held = True
         with self._lock:
             now = self._clock()
-            self._start = max(due, now - LATE_S) if held else now
+            self._start = max(due, now - self._late_s) if held else now
             self._used = cpu
 
     def _due(self, cpu: float) -> float:

@@ -9,11 +9,12 @@ from typing import Literal
 import msgspec
 
 Grain = Literal["quota", "period", "pacing"]
-"""How a CPU quota is divided into pieces of time (docs/throttling.md): in periods of 100 ms; in periods as short as a
-quota of one tick allows; or in periods of 100 ms with visible events held by the agent."""
+"""How a CPU quota is divided into pieces of time (docs/throttling.md): in periods of 100 ms × dilation; in periods as
+short as a quota of one tick allows; or in periods of 100 ms × dilation with visible events held by the agent."""
 
 PERIOD_US = 100_000
-"""The usual CFS period. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times with 20 ms."""
+"""The usual CFS period, before dilation. Measured: torch steps take 1.06 times their ideal time with it, and 1.33 times
+with 20 ms."""
 
 LONGEST_PERIOD_US = 1_000_000
 LEAST_QUOTA_US = 1_000
@@ -31,15 +32,15 @@ TICK_US = 4_000
 so a shorter quota makes longer gaps, and no shorter runs."""
 
 
-def period_for(cpus: float, grain: Grain = "quota", tick_us: int = TICK_US) -> int:
-    """Microseconds of the period for a quota of `cpus`.
+def period_for(cpus: float, grain: Grain = "quota", tick_us: int = TICK_US, dilation: float = 1.0) -> int:
+    """Microseconds of the period for a quota of `cpus` after dilation.
 
-    100 ms, or longer if the quota in it would be below 1 ms. With the grain `period`: as short as a quota of one tick
-    allows.
+    100 ms × the dilation, so that the same work is stopped equally often at any dilation, or longer if the quota in it
+    would be below 1 ms; 1 s at most. With the grain `period`: as short as a quota of one tick allows.
     """
     if grain == "period":
         return min(LONGEST_PERIOD_US, max(tick_us, math.ceil(tick_us / cpus)))
-    return min(LONGEST_PERIOD_US, max(PERIOD_US, math.ceil(LEAST_QUOTA_US / cpus)))
+    return min(LONGEST_PERIOD_US, max(round(PERIOD_US * dilation), math.ceil(LEAST_QUOTA_US / cpus)))
 
 
 class CpuQuota(msgspec.Struct, frozen=True):

@@ -24,15 +24,15 @@ class Limits(msgspec.Struct, frozen=True):
     unlimited: bool = False
 
     def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
-        """The same device with every quota and rate divided by `dilation`, the period for that quota, and the latency
-        multiplied by `dilation`; memory stays. A real board stays as it is."""
+        """The same device with every quota and rate divided by `dilation`, the quota's period and the latency
+        multiplied by it (`period_for`); memory stays. A real board stays as it is."""
         if self.unlimited:
             return self
         cpus = self.cpus / dilation
         return msgspec.structs.replace(
             self,
             cpus=cpus,
-            period_us=period_for(cpus, grain, tick_us),
+            period_us=period_for(cpus, grain, tick_us, dilation),
             uplink_bit_s=round(self.uplink_bit_s / dilation),
             downlink_bit_s=round(self.downlink_bit_s / dilation),
             latency_ms=self.latency_ms * dilation,

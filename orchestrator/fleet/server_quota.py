@@ -23,11 +23,23 @@ class ServerQuota:
         place: number of the cgroup among those of the fleet; devices have the first ones.
         cpus: after dilation.
         grain: how the quota is divided into pieces of time; `tick_us`: of the kernel's accounting.
+
+    Attributes:
+        period_s: of the quota.
     """
 
-    def __init__(self, fleet_id: str, place: int, cpus: float, grain: Grain = "quota", tick_us: int = TICK_US) -> None:
+    def __init__(
+        self,
+        fleet_id: str,
+        place: int,
+        cpus: float,
+        grain: Grain = "quota",
+        tick_us: int = TICK_US,
+        dilation: float = 1.0,
+    ) -> None:
         memory_mib = psutil.virtual_memory().total // 2**20
-        self._limits = Limits(cpus, 0, 0, memory_mib, period_us=period_for(cpus, grain, tick_us))
+        self._limits = Limits(cpus, 0, 0, memory_mib, period_us=period_for(cpus, grain, tick_us, dilation))
+        self.period_s = self._limits.period_us / 1e6
         self._folder, self._name = leftovers.STATE / fleet_id, f"{fleet_id}-{place}"
         self._owned: ownership.Lock | None = None
         self._cgroup: Cgroup | None = None

@@ -270,11 +270,12 @@ async def _limit_server(
     if controller.spec.server_cpus is None:
         return None
     cpus = controller.spec.server_cpus / controller.dilation
-    quota = ServerQuota(controller.fleet_id, len(controller.names), cpus, controller.grain, controller.tick_us)
+    place = len(controller.names)
+    quota = ServerQuota(controller.fleet_id, place, cpus, controller.grain, controller.tick_us, controller.dilation)
     stack.callback(quota.close)
     stack.push_async_callback(trainer.close)
     held = await asyncio.to_thread(quota.open, trainer.pid)
-    await trainer.limit(quota, cpus, controller.grain == "pacing")
+    await trainer.limit(quota, cpus, controller.grain == "pacing", quota.period_s)
     return held
 
 

@@ -128,7 +128,7 @@ class Server:
         thread uses no more than that."""
         self._training = ThreadPoolExecutor(order.slots, initializer=self._settle_thread)
         self._paced = order.slots == 1 and order.paced_cpus > 0
-        self._pacer.set(order.paced_cpus)
+        self._pacer.set(order.paced_cpus, order.period_s)
 
     def _settle_thread(self) -> None:
         settle_worker(1)

@@ -10,6 +10,7 @@ from edgebed import errors
 from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import CutCost
 from edgebed.methods.parts.evaluation import Score
+from edgebed.pacing import LATE_S
 from edgebed.wire.messages import Codec, Optimizer
 
 COPY = "copy"
@@ -35,10 +36,12 @@ class Settle(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         paced_cpus: answers of halves come no earlier than a server of so many CPUs could give them; 0: at once.
+        period_s: of the quota.
     """
 
     slots: int
     paced_cpus: float = 0.0
+    period_s: float = LATE_S
 
 
 class MakeHalves(msgspec.Struct, frozen=True, tag=True):

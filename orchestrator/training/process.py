@@ -25,6 +25,7 @@ from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.pacing import LATE_S
 from edgebed.wire.messages import Assignment, Codec, Optimizer
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
@@ -98,16 +99,17 @@ class TrainerProcess:
         assert isinstance(answer.head.result, o.Ready)
         self.hardware = answer.head.result.accelerator
 
-    async def limit(self, quota: Quota, cpus: float, paced: bool = False) -> None:
+    async def limit(self, quota: Quota, cpus: float, paced: bool = False, period_s: float = LATE_S) -> None:
         """The process has a quota of `cpus` from now on: halves get one slot per whole CPU. Tests of weights and the
         profiling of cuts are no work of the server's, and run without it.
 
         Args:
             paced: halves answer no earlier than a server of so many CPUs could (`edgebed.pacing`).
+            period_s: of the quota.
         """
         self._quota, self._cpus, self.slots = quota, cpus, max(1, int(cpus))
         self._room = asyncio.Semaphore(self.slots + 1)
-        await self.call(o.Settle(self.slots, cpus if paced else 0.0))
+        await self.call(o.Settle(self.slots, cpus if paced else 0.0, period_s))
 
     @contextlib.asynccontextmanager
     async def _unlimited(self) -> AsyncIterator[None]:

@@ -70,6 +70,15 @@ def test_only_a_short_delay_is_made_up_for() -> None:
     assert world.event() == pytest.approx(5.1 - LATE_S + 0.2)
 
 
+def test_a_delay_of_one_period_of_the_quota_is_made_up_for() -> None:
+    world = World(0.1)
+    world.pacer.set(0.1, period_s=0.5)
+    world.work(0.010)
+    world.pacer.hold(lambda seconds: world.sleep(seconds + 0.4))
+    world.work(0.050)
+    assert world.event() == pytest.approx(0.1 + 0.5)
+
+
 def test_cpu_time_used_during_the_hold_counts_in_the_next_unit() -> None:
     world = World(0.1)
     world.work(0.010)

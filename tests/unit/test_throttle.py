@@ -111,10 +111,16 @@ def test_a_quota_the_kernel_cannot_hold_is_refused() -> None:
 
 
 @given(st.floats(0.001, 1024))
-def test_the_period_is_100_ms_or_as_long_as_the_least_quota_needs(cpus: float) -> None:
+def test_the_period_is_100_ms_by_the_dilation_or_as_long_as_the_least_quota_needs(cpus: float) -> None:
     limits = Limits(cpus=2 * cpus, uplink_bit_s=8, downlink_bit_s=8, memory_mib=64).dilated(2)
-    assert limits.period_us == 100_000 or (cpus < 0.01 and 100_000 < limits.period_us <= 1_000_000)
+    assert limits.period_us == 200_000 or (cpus < 0.005 and 200_000 < limits.period_us <= 1_000_000)
     assert throttle.quota_us(limits) / limits.period_us == pytest.approx(cpus, rel=throttle.TOLERANCE)
+
+
+@given(st.floats(0.05, 1), st.floats(1, 10))
+def test_the_quota_of_a_period_is_the_same_at_any_dilation(cpus: float, dilation: float) -> None:
+    limits = Limits(cpus=cpus, uplink_bit_s=8, downlink_bit_s=8, memory_mib=64).dilated(dilation)
+    assert throttle.quota_us(limits) == pytest.approx(cpus * 100_000, abs=2)
 
 
 @given(st.floats(0.001, 64), st.sampled_from([1_000, 4_000, 10_000]))
