@@ -1,4 +1,4 @@
-"""`edgebed boards serve|invite|ls|show|rename|revoke`: real devices that join this host."""
+"""`edgebed boards serve|invite|ls|show|rename|revoke|measure`: real devices that join this host."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.cli import boards_measure
 from orchestrator.cli.console import log, print_json, print_whole
 from orchestrator.records.formatting import NONE
 from orchestrator.runs.signals import run_to_end
@@ -39,6 +40,7 @@ def register(app: typer.Typer) -> None:
     group.command("show")(show)
     group.command("rename")(rename)
     group.command("revoke")(revoke)
+    group.command("measure")(boards_measure.command)
     app.add_typer(group, name="boards")
 
 

@@ -13,6 +13,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Codec, Optimizer
+from orchestrator.cli.arguments import numbers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
@@ -39,8 +40,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure the device-side time of every tier at several CPU quotas, beside the paper's figures."""
-    size = tuple(int(side) for side in _numbers(shape, "x", "--shape"))
-    shares = _numbers(quotas, ",", "--quotas")
+    size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
+    shares = numbers(quotas, ",", "--quotas")
     net = seeded(lambda: MODELS.create({"name": model}, "--model").build(size, classes), 0)
     cuts = list(range(len(net) - count, len(net)))
     if count < 1 or cuts[0] < 1:
@@ -55,17 +56,6 @@ def command(
         )
     else:
         _print(table, server, paper=model == "resnet56" and count == 6)
-
-
-def _numbers(text: str, separator: str, option: str) -> list[float]:
-    """Parse positive numbers in an option's text. Raises UsageError."""
-    try:
-        values = [float(part) for part in text.split(separator)]
-    except ValueError:
-        values = []
-    if not values or not all(0 < value < 1e6 for value in values):
-        raise UsageError(f"{option} {text!r}", hint=f"give positive numbers separated by {separator!r}")
-    return values
 
 
 async def _measure(

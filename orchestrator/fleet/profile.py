@@ -29,11 +29,13 @@ Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 
 class ProfileSpec(msgspec.Struct, frozen=True):
-    """A class of devices. `source` says where its figures come from."""
+    """A class of devices. `source` says where its figures come from; `look_alike_of` names the board that it was fitted
+    to (`edgebed boards measure`)."""
 
     name: str
     limits: Limits
     source: str = ""
+    look_alike_of: str = ""
 
 
 BOARD = ProfileSpec(
@@ -93,6 +95,7 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     name: str | None = None
     source: str = ""
+    look_alike_of: str = ""
     cpus: Cpus
     uplink_mbit_s: Mbit
     downlink_mbit_s: Mbit
@@ -259,7 +262,7 @@ def _profile(file: ProfileFile, document: Document) -> ProfileSpec:
         latency_ms=file.latency_ms,
     )
     name = _named(file.name or document.path.stem, "profile", document.where("name"))
-    return ProfileSpec(name, limits, file.source)
+    return ProfileSpec(name, limits, file.source, file.look_alike_of)
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from orchestrator.records import vocabulary
 from orchestrator.records.bound_by import savings_text, waits_text
 from orchestrator.records.formatting import NONE, accuracy, factor, known, number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
+from orchestrator.records.look_alikes import look_alike_notes
 from orchestrator.records.paired import unpaired
 
 RESIDUAL_LIMIT = 0.02
@@ -35,6 +36,7 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     rows = [_row(summary, base) for summary in summaries]
     costs = [str(summary.get("costs") or "") for summary in summaries]
     notes = _notes(rows, costs) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
+    notes += look_alike_notes(summaries)
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     for text, row in zip(texts, rows, strict=True):
         if row["speed_up"] is None:

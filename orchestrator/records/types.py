@@ -50,6 +50,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     samples: int
     labels: tuple[int, ...]
     board: str = ""  # name of the real board that it is
+    look_alike_of: str = ""  # name of the real board to which its profile was fitted
     unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
 
 

@@ -145,6 +145,7 @@ class RunFleet(ABC):
             samples=sum(labels),
             labels=labels,
             board=self.boards.get(name, ""),
+            look_alike_of=profile.look_alike_of,
             unlimited=limits.unlimited,
         )
 

@@ -1,0 +1,142 @@
+"""A board that is not one: an agent of this host that has joined, with a CPU quota and a network namespace of its own
+whose link is shaped. What it is like is known, so a profile that is fitted to it can be judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from edge_agent.board.client import Service
+from edge_agent.board.join import join
+from edge_agent.board.keystore import Keystore
+from edgebed.limits.cgroups import MOUNT, Cgroup, version_of
+from edgebed.limits.shell import run, write
+from edgebed.limits.spec import Limits
+from edgebed.limits.throttle import CGROUP_FILES, priority_values
+from edgebed.wire.boards import Token
+from orchestrator.boards.authority import Authority
+from orchestrator.boards.place import Place
+from orchestrator.boards.registry import Store
+from orchestrator.broker.open_broker import free_port
+from orchestrator.fleet import netns
+
+POOL = IPv4Network("198.18.0.0/15")
+"""Addresses for benchmarks (RFC 2544): no fleet takes them."""
+
+READY_S = 60.0
+RUN = "from edge_agent.entry import main; main()"
+
+
+class ArtificialBoard:
+    """Attributes:
+    place: of the boards service.
+    wire: the board's namespace and link.
+    """
+
+    def __init__(self, place: Place, keys: Keystore, wire: netns.Wire, cgroup: Cgroup) -> None:
+        self.place, self.wire, self._keys, self._cgroup = place, wire, keys, cgroup
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """`edgebed-agent run`; returns when it is connected."""
+        inside = ["nsenter", f"--net={self.wire.path}", sys.executable, "-c", RUN, "run"]
+        folder = self._keys.folder
+        with folder.with_name(f"{folder.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(inside, env={**os.environ, "EDGEBED_BOARD": str(folder)}, stderr=log)
+        for file in self._cgroup.procs_files():
+            write(Path(file), str(self._process.pid))
+        wait_for(lambda: (live := self.place.live()) is not None and len(live.sessions) == 1)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()
+
+    def qdiscs(self) -> str:
+        """What `tc` says inside the board."""
+        return run(["nsenter", f"--net={self.wire.path}", "tc", "qdisc", "show"])
+
+
+@contextlib.contextmanager
+def artificial_board(folder: Path, name: str, limits: Limits, *, limited: bool = True) -> Iterator[ArtificialBoard]:
+    """A boards service under `folder`, which must be XDG_STATE_HOME, and a board that is connected to it.
+
+    Args:
+        limited: the board is already like `limits`; False: it is in a namespace of its own, without any limit.
+    """
+    index = os.getpid() % 2**15
+    wire = netns.Wire(f"board-{index}", f"ebb{index}", next(POOL.subnets(new_prefix=30)))
+    with contextlib.ExitStack() as stack:
+        netns.make(wire)
+        stack.callback(netns.remove, wire.netns)
+        cgroup = _cgroup(f"board-{index}")
+        stack.callback(_remove, cgroup)
+        place = stack.enter_context(_service(folder, wire.host_address))
+        board = ArtificialBoard(place, _joined(folder, place, name), wire, cgroup)
+        if limited:
+            cgroup.set(limits)
+            netns.shape(wire, limits)
+        stack.callback(board.end)
+        board.start()
+        yield board
+
+
+def _cgroup(name: str) -> Cgroup:
+    """Outside of the cgroup of the fleets, but with the same priority: a board shares its CPU with nobody."""
+    version = version_of()
+    roots = {c: MOUNT if version == 2 else MOUNT / c for c in CGROUP_FILES[version]}
+    cgroup = Cgroup({c: root / "edgebed-test-boards" / name for c, root in roots.items()}, version)
+    cgroup.make()
+    for file, value in priority_values(version).items():
+        write(cgroup.paths["cpu"].parent / file, value)
+    return cgroup
+
+
+def _remove(cgroup: Cgroup) -> None:
+    cgroup.kill()
+    wait_for(cgroup.remove)
+
+
+@contextlib.contextmanager
+def _service(folder: Path, host: str) -> Iterator[Place]:
+    place = Place(folder / "edgebed" / "boards")
+    command = [sys.executable, "-m", "orchestrator", "boards", "serve", "--host", host, "--listen", host]
+    command += ["--port", str(free_port([host])), "--mqtt-port", str(free_port([host]))]
+    process = subprocess.Popen(
+        command, env={**os.environ, "XDG_STATE_HOME": str(folder)}, stderr=(folder / "serve.log").open("wb")
+    )
+    try:
+        wait_for(lambda: process.poll() is not None or ((place.folder / "live.json").exists() and bool(place.live())))
+        yield place
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _joined(folder: Path, place: Place, name: str) -> Keystore:
+    """With one core, so that its agent has one thread: several would only spin under a quota below one CPU."""
+    where = place.where()
+    assert where is not None
+    with Store(place).change() as registry:
+        secret = registry.invite(name, "", 3600.0, False, time.time())
+    keys = Keystore(folder / name)
+    token = Token(Authority(place.folder).fingerprint(), secret, name)
+    join(Service(where.hosts[0], where.port), str(token), keys, lambda line: None)
+    with Store(place).change() as registry:
+        board = registry.find(name)
+        board.facts = {**board.facts, "cores": "1"}
+    return keys
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = READY_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the artificial board is not ready"
+        time.sleep(0.05)

@@ -1,0 +1,37 @@
+"""A profile that is fitted to an artificial board: its quota and rates are found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from edgebed.limits.spec import Limits
+from edgebed.models.staged import MODELS, seeded
+from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec
+from orchestrator.look_alike.bench import Job
+from orchestrator.look_alike.measure import measure
+from tests.artificial_board import artificial_board
+
+pytestmark = [pytest.mark.root, pytest.mark.mosquitto, pytest.mark.alone]
+
+LIMITS = Limits(0.4, 12_000_000, 25_000_000, 2048)
+
+
+async def test_the_limits_of_an_artificial_board_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "test").build((1, 8, 8), 10), 0)
+    job = Job(net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=1)
+    with artificial_board(tmp_path, "pi", LIMITS):
+        spec = FleetSpec("measure-pi", "local", 0.0, (DeviceSpec("pi", BOARD, "pi"),), tmp_path / "fleet.yaml")
+        outcome = await measure(spec, "pi", job, "local", lambda line: None)
+    found = outcome.profile.limits
+    assert found.cpus == pytest.approx(LIMITS.cpus, rel=0.2)
+    assert found.uplink_bit_s == pytest.approx(LIMITS.uplink_bit_s, rel=0.05)
+    assert found.downlink_bit_s == pytest.approx(LIMITS.downlink_bit_s, rel=0.05)
+    assert outcome.profile.look_alike_of == "pi"
+    assert {row.name for row in outcome.rows if row.error is not None and abs(row.error) > 0.2} <= {"half a round trip"}
