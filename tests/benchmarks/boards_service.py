@@ -34,13 +34,15 @@ BATCH, TURNS = 26 << 20, 7
 
 
 class Running:
-    """`edgebed boards serve` as a process of its own."""
+    """`edgebed boards serve` as a process of its own, which boards reach at `host`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = HOST) -> None:
         self.folder, self.place = folder, Place(folder / "edgebed" / "boards")
         port, mqtt_port = free_port([HOST]), free_port([HOST])
+        self.mqtt_port = mqtt_port
         self.service = Service(HOST, port)
-        command = [sys.executable, "-m", "orchestrator", "boards", "serve", "--host", HOST, "--listen", HOST]
+        listen = HOST if host == HOST else "0.0.0.0"
+        command = [sys.executable, "-m", "orchestrator", "boards", "serve", "--host", host, "--listen", listen]
         command += ["--port", str(port), "--mqtt-port", str(mqtt_port)]
         self._process = subprocess.Popen(
             command, env={**os.environ, "XDG_STATE_HOME": str(folder)}, stderr=subprocess.DEVNULL
@@ -118,7 +120,7 @@ async def tls(running: Running) -> None:
 
 async def _send(device: str, orchestrator: Address, address: Address, body: bytes) -> tuple[float, float]:
     """Seconds, and CPU seconds of both ends, which are this process."""
-    sides = [await _side(ORCHESTRATOR, orchestrator), await _side(device, address)]
+    sides = [await side(ORCHESTRATOR, orchestrator), await side(device, address)]
     begin, before = time.monotonic(), time.process_time()
     await sides[1][0].send(ORCHESTRATOR, Upload(device, "t", 0, 1), body)
     took = time.monotonic() - begin, time.process_time() - before
@@ -129,11 +131,13 @@ async def _send(device: str, orchestrator: Address, address: Address, body: byte
     return took
 
 
-async def _side(name: str, address: Address) -> tuple[TransferEndpoint, MqttLink, MqttLink]:
+async def side(name: str, address: Address) -> tuple[TransferEndpoint, MqttLink, MqttLink]:
+    """Endpoint, control and data connection of a device or the orchestrator, which keeps nothing that arrives."""
+
     async def deliver(inbound: ReceivedTransfer) -> None:
         pass
 
-    control, data = MqttLink(address, f"{name}-control"), MqttLink(address, f"{name}-data", keepalive_s=0)
+    control, data = MqttLink(address, f"{name}-control"), MqttLink(address, f"{name}-data", keepalive_s=0, paced=True)
     endpoint = TransferEndpoint(name, Topics("f1"), control, data, deliver=deliver, on_control=lambda *_: None)
     endpoint.start()
     await control.open()
