@@ -16,6 +16,7 @@ from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.exits import exit_on_error
 from edge_agent.software_throttle import SoftwareThrottle
+from edge_agent.torch_check import check_torch
 from edge_agent.training import warm_up
 from edgebed.errors import UsageError
 from edgebed.link.mqtt import Address, MqttLink
@@ -132,6 +133,8 @@ def main() -> None:
     with exit_on_error():
         settings = settings_from(sys.argv[1:])
         accelerator = find_accelerator(settings.accelerator)
+        if settings.board:
+            check_torch(accelerator)
         warm_up(accelerator)
         serve(msgspec.structs.replace(settings, accelerator=accelerator.type))
 

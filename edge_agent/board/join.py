@@ -87,6 +87,7 @@ def facts() -> dict[str, str]:
         "torch": version_of("torch"),
         "edgebed": version_of("edgebed"),
         "cores": str(os.cpu_count() or ""),
+        "memory_mib": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20),
     }
 
 

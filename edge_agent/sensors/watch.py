@@ -12,6 +12,7 @@ import torch
 from edge_agent.accelerator import accelerator_facts
 from edge_agent.sensors import machine
 from edge_agent.sensors.board import Board
+from edge_agent.torch_check import torch_note
 from edgebed.wire.reading import BoardReading
 
 EVERY_S = 1.0
@@ -25,7 +26,7 @@ def board_facts(accelerator: torch.device) -> dict[str, str]:
     """Facts of the board that this process runs on, and trains on; asked once, since some of them need a command."""
     board = Board()
     try:
-        return board.facts() | machine.torch_facts() | accelerator_facts(accelerator)
+        return board.facts() | machine.torch_facts() | torch_note() | accelerator_facts(accelerator)
     finally:
         board.close()
 

@@ -65,6 +65,7 @@ class BoardsFleet:
         self._notify = notify
         self._states = dict.fromkeys(self._ids, AWAY)
         self._assigned: dict[str, Assignment] = {}
+        self._stopped: set[str] = set()
         self._changed = asyncio.Event()
         self._exit: Callable[[str, str], None] = lambda device, why: None
         self._link = MqttLink(broker.address, broker.client("desk"))
@@ -73,6 +74,7 @@ class BoardsFleet:
     async def prepare(self) -> list[str]:
         """Wait until every board is connected. Raises FleetError."""
         self._link.subscribe(WAITING.state("+"), self._heard)
+        self._link.on_connect(self._again)
         self._open = True
         await self._link.open()
         seconds = RECONNECT_S if self._broker.started else CONNECT_S
@@ -159,6 +161,7 @@ class BoardsFleet:
     # ---- agents ----
 
     async def stop(self, device: str) -> None:
+        self._stopped.add(device)
         await self._release([device])
         if self._states[device].fleet == self._fleet_id:
             raise FleetError(f"{device} has not ended its agent within {RELEASE_S:.0f} s", hint="see to the board")
@@ -169,7 +172,8 @@ class BoardsFleet:
         state = self._states[device]
         if state.final:
             raise FleetError(state.error)
-        if self._assigned[device].shard and state.fleet != self._fleet_id:
+        if device in self._stopped:
+            self._stopped.discard(device)
             again = self._assigned[device]
             self._assign(device, msgspec.structs.replace(again, start=again.start + 1))
 
@@ -204,6 +208,12 @@ class BoardsFleet:
     def _assign(self, device: str, wanted: Assignment) -> None:
         self._assigned[device] = wanted
         self._link.publish(WAITING.control_to(self._ids[device]), msgspec.json.encode(wanted), retain=True)
+
+    def _again(self) -> None:
+        """The service was away: its broker has forgotten the assignments."""
+        for device, wanted in self._assigned.items():
+            if device not in self._stopped:
+                self._assign(device, wanted)
 
     # ---- what boards say ----
 

@@ -56,6 +56,14 @@ class Live(msgspec.Struct, frozen=True):
     sessions: tuple[Session, ...] = ()
 
 
+class Local(msgspec.Struct, frozen=True):
+    """The broker's port on loopback and the orchestrator's password. They stay when the service starts again, so that a
+    run goes on."""
+
+    port: int
+    password: str
+
+
 class Place(msgspec.Struct, frozen=True):
     folder: Path
 
@@ -113,6 +121,13 @@ class Place(msgspec.Struct, frozen=True):
 
     def tell_live(self, live: Live) -> None:
         write_secret(self.folder / "live.json", msgspec.json.encode(live))
+
+    def local(self) -> Local | None:
+        """None where the service never ran."""
+        return _read(self.folder / "local.json", Local)
+
+    def tell_local(self, local: Local) -> None:
+        write_secret(self.folder / "local.json", msgspec.json.encode(local))
 
     def where(self) -> Where | None:
         """As the service told it last; None where it never ran."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,9 @@ from orchestrator.boards import https
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Live, Place, Where
+from orchestrator.boards.place import Live, Local, Place, Where
 from orchestrator.boards.registry import Registry, Store
+from orchestrator.boards.release import Releasing
 from orchestrator.boards.tls_broker import LOOPBACK, Files, TlsBroker
 from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet.ownership import OwnedFolder
@@ -75,8 +77,13 @@ class _Service:
             _all_names(self._where.hosts), dt.datetime.now(dt.UTC)
         )
         self._ours = ours
-        self._broker = TlsBroker(brokers, request.listen, request.mqtt_port, free_port([LOOPBACK]))
+        local = place.local() or Local(0, secrets.token_urlsafe(18))
+        if not is_free(local.port):
+            local = msgspec.structs.replace(local, port=free_port([LOOPBACK]))
+        place.tell_local(local)
+        self._broker = TlsBroker(brokers, request.listen, request.mqtt_port, local.port, local.password)
         self._broker.on_session = self._tell
+        self._releasing = Releasing(place, self._broker.local, f"serve-{secrets.token_hex(16)}")
         self._applied = 0
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -92,8 +99,10 @@ class _Service:
                 self._place.tell_where(self._where)
                 self._tell()
                 stack.callback((self._place.folder / "live.json").unlink, missing_ok=True)
+                await self._releasing.open()
                 await self._until_end(app, sock, ready)
             finally:
+                await self._releasing.close()
                 self._broker.on_session = lambda: None
                 await self._broker.stop()
 
@@ -116,7 +125,7 @@ class _Service:
     # ---- revocation ----
 
     async def _watch(self) -> None:
-        """Put changes of the registry in force. Raises FleetError when the broker ends."""
+        """Put changes of the registry in force, and release boards. Raises FleetError when the broker ends."""
         ended = asyncio.create_task(self._broker.ended())
         try:
             while not ended.done():
@@ -126,6 +135,7 @@ class _Service:
                     if restarted:
                         ended.cancel()
                         ended = asyncio.create_task(self._broker.ended())
+                self._releasing.look()
                 await asyncio.wait([ended], timeout=LOOK_S)
             raise FleetError(f"the broker has ended: {ended.result()}", hint="start `edgebed boards serve` again")
         finally:
@@ -160,6 +170,16 @@ class _Service:
 
 def _revoked(registry: Registry) -> list[str]:
     return [board.id for board in registry.boards if board.revoked_s is not None]
+
+
+def is_free(port: int) -> bool:
+    """Whether a program of ours may listen there, on loopback."""
+    with socket.socket() as sock:
+        try:
+            sock.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return port > 0
 
 
 def _open(listen: str, port: int) -> socket.socket:

@@ -71,11 +71,12 @@ class TlsBroker:
     """Args:
     folder: a new folder, for the broker's files; they become the user's as whom it runs.
     listen: the address for boards.
+    local_port, password: for the orchestrator, on loopback.
     """
 
-    def __init__(self, folder: Path, listen: str, port: int, local_port: int) -> None:
+    def __init__(self, folder: Path, listen: str, port: int, local_port: int, password: str) -> None:
         self._folder, self._user = folder, broker_user()
-        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR, secrets.token_urlsafe(18))
+        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR, password)
         self._settings = settings(folder, listen, port, local_port)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None

@@ -3,7 +3,7 @@ profiles, scenario and traces that an experiment names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,9 +13,9 @@ from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, within
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import FleetSpec, fleet_of, load_profile
+from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
 from orchestrator.scenario.files import listed, load_scenario
-from orchestrator.scenario.spec import misfit
+from orchestrator.scenario.spec import Event, misfit
 
 
 def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
@@ -36,6 +36,11 @@ def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
     _check_quorum(experiment, len(spec.devices), path)
     _check_scenario(experiment, spec, path)
     if experiment.environment is not None:
+        if spec.unlimited:
+            raise UsageError(
+                f"{path}: environment: the profiles of real boards cannot be changed ({', '.join(spec.unlimited)})",
+                hint="leave `environment` away, or the boards",
+            )
         for i, name in enumerate(experiment.environment.profiles):
             load_profile(name, spec.path, f"{path}: environment.profiles[{i}]")
     names = [device.name for device in spec.devices]
@@ -70,13 +75,48 @@ def _check_scenario(experiment: Experiment, spec: FleetSpec, path: Path) -> None
         return
     found = listed(experiment.scenario, path)
     profiles = {device.name: device.profile.name for device in spec.devices}
+    boards = {name: profiles[name] for name in spec.unlimited}
     for i, event in enumerate(found.events):
+        _check_boards(event, boards, found.where(f"[{i}]"))
         if (wrong := misfit(event, profiles, experiment.training.rounds)) is not None:
             key, message, hint = wrong
             raise UsageError(f"{found.where(f'[{i}].{key}')}: {message}", hint=hint)
         if isinstance(event.limits, str):
             load_profile(event.limits, spec.path, found.where(f"[{i}].limits"))
     load_scenario(experiment.scenario, path)
+
+
+def _check_boards(event: Event, boards: Mapping[str, str], place: str) -> None:
+    """What a real board (profile by name) cannot do is refused for the boards that an event names or may draw."""
+    if event.kind in ("leave", "return") or not boards:
+        return
+    what = {
+        "limits": "its limits cannot be changed",
+        "trace": "it follows no trace",
+        "compete": "nothing competes there",
+    }
+    why = what.get(event.kind, f"it cannot {event.kind}")
+    hint = "a board can `leave` and `return`; name devices of this host for the rest"
+    if named := [name for name, profile in boards.items() if name in event.named_devices or profile == event.profile]:
+        raise UsageError(f"{place}: {named[0]} is a real board: {why}", hint=hint)
+    if event.share is not None:
+        raise UsageError(f"{place}: this may fall on the real board {min(boards)}: {why}", hint=hint)
+
+
+def simulated_fleet(spec: FleetSpec) -> FleetSpec:
+    """The fleet for a simulation: each board as a device with the limits of its profile. Raises UsageError."""
+    unknown = [device.name for device in spec.boards if device.profile.name == BOARD.name]
+    if unknown:
+        raise UsageError(
+            f"{spec.path}: {unknown[0]} is a real board without a profile, so nothing is known to simulate",
+            hint="write a `profile` beside the `board`; `edgebed boards measure` makes one",
+        )
+    return msgspec.structs.replace(spec, devices=tuple(_limited(device) for device in spec.devices))
+
+
+def _limited(device: DeviceSpec) -> DeviceSpec:
+    limits = msgspec.structs.replace(device.profile.limits, unlimited=False)
+    return DeviceSpec(device.name, msgspec.structs.replace(device.profile, limits=limits))
 
 
 def check_methods(

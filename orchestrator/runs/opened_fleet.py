@@ -26,6 +26,15 @@ from orchestrator.fleet.profile import FleetSpec
 from orchestrator.runs.request import Notify
 
 
+def claim_boards(stack: AsyncExitStack, spec: FleetSpec, fleet_id: str) -> None:
+    """`stack` gives them back. Raises FleetError where another fleet has them."""
+    if spec.boards:
+        place = Place.of_user()
+        ids = board_ids(spec, Store(place).read())
+        taken = Taken(spec.name, fleet_id, os.getpid())
+        stack.enter_context(claimed(place, {each.board: ids[each.name] for each in spec.boards}, taken))
+
+
 class OpenedFleet:
     """The backends of a fleet, and the brokers of its devices.
 
@@ -50,8 +59,6 @@ class OpenedFleet:
             return cls(spec, fleet_id, open_backend(spec, backend, fleet_id, notify), None)
         place = Place.of_user()
         ids = board_ids(spec, Store(place).read())
-        taken = Taken(spec.name, fleet_id, os.getpid())
-        stack.enter_context(claimed(place, {each.board: ids[each.name] for each in spec.boards}, taken))
         boards = await stack.enter_async_context(boards_broker(place, notify))
         fleet: Fleet = BoardsFleet(spec, fleet_id, ids, place, boards, notify)
         if spec.here:

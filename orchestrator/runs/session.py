@@ -38,7 +38,7 @@ from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import RunFolder, Series
 from orchestrator.runs.interleave import groups, play
-from orchestrator.runs.opened_fleet import OpenedFleet
+from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import Platform, Run, RunRequest, start_model
@@ -75,6 +75,7 @@ async def standing_fleet(
     spec = with_facts(spec)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
+        claim_boards(stack, spec, fleet_id)
         admitted = await _admit(stack, fleet_id, backend if spec.here else "boards", (spec, *becomes), dilation)
         factor = admitted.dilation
         if admitted.others:

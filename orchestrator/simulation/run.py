@@ -21,7 +21,7 @@ from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_profile
 from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.runs.data import prepare_data
-from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
+from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, steps
 from orchestrator.runs.request import Watch
@@ -37,7 +37,7 @@ from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     experiment = request.experiment
-    spec = _sized(experiment_fleet(experiment, request.path), request.devices)
+    spec = _sized(simulated_fleet(experiment_fleet(experiment, request.path)), request.devices)
     check_fleet(experiment, spec, request.path)
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import os
@@ -29,6 +30,7 @@ from edgebed.wire.messages import Presence, Upload, decode_control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
+from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.place import Place
 from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
 
@@ -151,6 +153,8 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
     sha256 = hashlib.sha256(shard.read_bytes()).hexdigest()
     shard.rename(lab.place.shards / f"{sha256}.safetensors")
     standby = asyncio.create_task(Standby(keys, lab.said.append).run())
+    taken = contextlib.ExitStack()
+    taken.enter_context(claimed(lab.place, {"pi": board}, Taken("test", "f1", os.getpid())))
     async with Orchestrator(lab) as orchestrator:
 
         def state() -> BoardState:
@@ -172,7 +176,7 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
             orchestrator.link.publish(WAITING.control_to(board), msgspec.json.encode(order), retain=True)
             await until(done, 60)
         assert state() == msgspec.structs.replace(state(), fleet="f1", error="")
-        orchestrator.link.publish(WAITING.control_to(board), b"", retain=True)
+        taken.close()  # as if the orchestrator had been killed: the service takes the assignment away
         await until(lambda: (said := presence()) is not None and not said.online)
         await until(lambda: state().online and not state().fleet)
     standby.cancel()

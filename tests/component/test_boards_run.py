@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,10 +21,21 @@ from orchestrator.experiment import load
 from orchestrator.fleet.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.summary import summarise
-from orchestrator.records.types import DeviceJoined, DeviceOut, LimitsSet, RunStarted
+from orchestrator.records.types import (
+    DeviceJoined,
+    DeviceLeft,
+    DeviceOut,
+    LimitsSet,
+    Record,
+    RoundFinished,
+    RunStarted,
+    TaskDelivered,
+)
 from orchestrator.runs import session
 from orchestrator.runs.request import Request, Watch
 from tests.component._boards import Lab, running, until
+
+R = TypeVar("R")
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
 
@@ -103,3 +117,59 @@ async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
         assert (summary["rounds"], summary["unlimited"]) == (2, ["b1", "kitchen"])
         assert summary["timeline_residual_max"] < 0.02
     assert [path.name for path in lab.place.shards.glob("*.part")] == []
+
+
+async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
+    lab: Lab, tmp_path: Path, uncalibrated: None
+) -> None:
+    """The service does not stand: the run starts it. The agent of b2 is killed, b1 is revoked."""
+    devices = "  - {board: b1}\n  - {board: b2}\n  - {profile: here.yaml, name: cpu}\n"
+    wanted = request(tmp_path, devices, rounds=6)
+    async with boards(lab, "b1", "b2"):
+        await lab.stop()
+        work = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
+        run = Recorded(wanted.runs, work)
+        joined = await run.expect(DeviceJoined, lambda each: each.device == "b2")
+        await run.expect(TaskDelivered, lambda each: each.device == "b2")
+        os.kill(int(joined.host["pid"]), signal.SIGKILL)
+        out = await run.expect(DeviceOut, lambda each: each.device == "b2")
+        assert "ended by signal 9" in out.why
+        await run.expect(DeviceJoined, lambda each: each.device == "b2" and each.again)
+        lab.revoke("b1")
+        await run.expect(DeviceLeft, lambda each: each.device == "b1")
+        await asyncio.wait_for(work, 90)
+    assert not lab.place.running()
+    (started,) = run.of(RunStarted)
+    assert (started.backend, started.enforcement) == ("local", "software")
+    assert [(each.name, each.unlimited) for each in started.devices] == [("b1", True), ("b2", True), ("cpu", False)]
+    summary = summarise(run.records())
+    assert (summary["rounds"], summary["ended"]) == (6, "rounds done")
+    merged = [each.merged for each in run.of(RoundFinished)]
+    assert {"b2", "cpu"} <= set(merged[-1])
+    assert "b1" not in merged[-1]
+
+
+class Recorded:
+    """What a run that goes on has recorded."""
+
+    def __init__(self, runs: Path, work: asyncio.Task[list[Path]]) -> None:
+        self._runs, self._work = runs, work
+
+    def records(self) -> list[Record]:
+        return [record for path in self._runs.glob("*/records.jsonl") for record in read(path)]
+
+    def of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records() if isinstance(record, kind)]
+
+    async def expect(self, kind: type[R], true: Callable[[R], bool]) -> R:
+        """The first record for which `true` holds, when it comes."""
+        found: list[R] = []
+
+        def there() -> bool:
+            found[:] = [record for record in self.of(kind) if true(record)]
+            return bool(found) or self._work.done()
+
+        await until(there, 90)
+        if not found:
+            self._work.result()
+        return found[0]

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from edge_agent import accelerator as ac
+from edge_agent import torch_check
 from edge_agent.__main__ import settings_from
+from edge_agent.torch_check import check_torch, torch_note
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.errors import UsageError
 
@@ -88,3 +90,27 @@ def test_batches_go_to_the_accelerator_and_the_samples_stay() -> None:
     for batch in (*shard.batches(2, 1, 0, 0), *shard.singles(2, 0)):
         assert [tensor.device for tensor in batch] == [elsewhere, elsewhere]
     assert shard.x.device == shard.y.device == ac.CPU
+
+
+# ---- a board's torch ----
+
+
+def test_a_torch_that_is_too_old_or_wrong_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_torch(ac.CPU, "2.3.1")
+    check_torch(ac.CPU)
+    for version in ("1.13.0", "2.2.2+cu121", "unknown"):
+        with pytest.raises(UsageError, match=r"is older than 2\.3") as refused:
+            check_torch(ac.CPU, version)
+        assert "docs/boards.md" in refused.value.hint
+    monkeypatch.setattr(torch_check, "try_convolution", _fails)
+    with pytest.raises(UsageError, match=r"cannot do a convolution on cpu: could not create a primitive$"):
+        check_torch(ac.CPU, "2.10.0")
+
+
+def test_a_torch_that_is_newer_than_tested_goes_on_with_a_note() -> None:
+    assert torch_note("2.13.9") == {}
+    assert torch_note("2.14.0a0") == {"torch_note": "2.14.0a0 is newer than 2.13, the newest that was tested"}
+
+
+def _fails(accelerator: torch.device) -> None:
+    raise RuntimeError("could not create a primitive\nsecond line")
