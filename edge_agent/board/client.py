@@ -23,6 +23,8 @@ TIMEOUT_S = 30.0
 MOST_ANSWER = 64 << 10
 """Bytes of an answer that is no shard."""
 PIECE = 256 << 10
+MOST_SHARDS = 8
+"""A board keeps so many, those that were used last."""
 MOST_CLOCK_ERROR_S = 3600.0
 """Seconds by which a board's clock may differ from the service's: certificates are valid from two hours ago on."""
 
@@ -94,6 +96,7 @@ class Service:
         """
         path, part = folder / f"{sha256}.safetensors", folder / f"{sha256}.part"
         if path.exists():
+            path.touch()
             return path
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,6 +105,7 @@ class Service:
                 part.unlink()
                 raise WireError(f"the shard from {self} arrived damaged: its SHA-256 is not {sha256}")
             part.replace(path)
+            _forget_old(folder)
         except http.client.HTTPException as error:
             raise LinkError(f"the shard from {self} broke off: {error!r}", hint="it is continued") from None
         except OSError as error:
@@ -208,6 +212,13 @@ def _believes_all() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the shards that were used last."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[MOST_SHARDS:]:
+        path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -202,7 +202,7 @@ class BoardsFleet:
 
         for name in names:
             self._link.publish(WAITING.control_to(self._ids[name]), b"", retain=True)
-        await self._until(lambda: not left(), RELEASE_S)
+        await self._until(lambda: not left(), RELEASE_S if self._link.connected else 0.0)
         return left()
 
     def _assign(self, device: str, wanted: Assignment) -> None:

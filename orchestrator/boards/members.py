@@ -129,6 +129,11 @@ def is_claimed(place: Place, board: str) -> bool:
     return False
 
 
+def works_for(place: Place, board: str) -> str:
+    """The fleet that has this board (by id), in words; "" where none has."""
+    return _holder(_claim_path(place, board)) if is_claimed(place, board) else ""
+
+
 def _claim_path(place: Place, board: str) -> Path:
     folder = place.folder / "claims"
     folder.mkdir(exist_ok=True)

@@ -175,6 +175,7 @@ def _revoked(registry: Registry) -> list[str]:
 def is_free(port: int) -> bool:
     """Whether a program of ours may listen there, on loopback."""
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last broker may linger
         try:
             sock.bind((LOOPBACK, port))
         except OSError:

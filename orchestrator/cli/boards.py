@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -18,6 +20,7 @@ from rich.table import Table
 from edgebed.errors import FleetError, UsageError
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
+from orchestrator.boards.members import works_for
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.cli import boards_measure
@@ -94,7 +97,9 @@ def invite(
 def ls(as_json: Json = False) -> None:
     """List the boards that have joined, and the invitations that are open."""
     place = Place.of_user()
-    rows = board_rows(Store(place).read(), _connected(place), time.time())
+    registry = Store(place).read()
+    working = {board.id: fleet for board in registry.active() if (fleet := works_for(place, board.id))}
+    rows = board_rows(registry, _connected(place), time.time(), working)
     if as_json:
         print_json(rows)
         return
@@ -164,9 +169,11 @@ def duration_s(text: str) -> float:
     return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
 
-def board_rows(registry: Registry, connected: set[str], now: float) -> list[dict[str, str]]:
-    """What `edgebed boards ls` shows: boards, then open invitations."""
-    rows = [_row(board, board.id in connected, now) for board in registry.boards]
+def board_rows(
+    registry: Registry, connected: set[str], now: float, working: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, str]]:
+    """What `edgebed boards ls` shows: boards, then open invitations. `working`: the fleet that has a board, by id."""
+    rows = [_row(board, board.id in connected, now, working.get(board.id, "")) for board in registry.boards]
     for each in registry.invitations:
         if not (each.used_by or each.withdrawn) and each.expires_s > now:
             state = f"invited, {(each.expires_s - now) / 60:.0f} min left"
@@ -176,8 +183,10 @@ def board_rows(registry: Registry, connected: set[str], now: float) -> list[dict
     return rows
 
 
-def _row(board: Board, connected: bool, now: float) -> dict[str, str]:
+def _row(board: Board, connected: bool, now: float, fleet: str) -> dict[str, str]:
     state = "connected" if connected else "away"
+    if fleet:
+        state = f"{state}, works for {fleet}"
     if board.revoked_s is not None:
         state = f"revoked ({board.revoked_why})"
     elif board.not_after_s < now:
