@@ -17,7 +17,7 @@ from edge_agent.board.client import Service
 from edge_agent.board.join import join
 from edge_agent.board.keystore import Keystore
 from edgebed.limits.cgroups import MOUNT, Cgroup, version_of
-from edgebed.limits.shell import run, write
+from edgebed.limits.shell import run, which, write
 from edgebed.limits.spec import Limits
 from edgebed.limits.throttle import CGROUP_FILES, priority_values
 from edgebed.wire.boards import Token
@@ -59,9 +59,12 @@ class ArtificialBoard:
             self._process.send_signal(how)
             self._process.wait()
 
+    def inside(self, *command: str) -> str:
+        """What a command says that is run in the board's namespace."""
+        return run(["nsenter", f"--net={self.wire.path}", which(command[0]) or command[0], *command[1:]])
+
     def qdiscs(self) -> str:
-        """What `tc` says inside the board."""
-        return run(["nsenter", f"--net={self.wire.path}", "tc", "qdisc", "show"])
+        return self.inside("tc", "qdisc", "show")
 
 
 @contextlib.contextmanager

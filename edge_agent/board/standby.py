@@ -24,7 +24,9 @@ from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
 from edge_agent.board.keystore import Keystore
-from edgebed.errors import EdgebedError, LinkError, UsageError, WireError
+from edge_agent.board.limiter import Limiter
+from edgebed.errors import EdgebedError, LimitError, LinkError, UsageError, WireError, in_words
+from edgebed.limits.spec import Held
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
 
@@ -57,6 +59,9 @@ class Standby:
         self._wanted: Assignment | None = None
         self._changed = asyncio.Event()
         self._error, self._final, self._failures, self._told = "", False, 0, ""
+        self._limiter = Limiter(keys.folder, self._about.host)
+        self._limit_now = asyncio.Event()
+        self._limited: tuple[int, Held | None, str] = (0, None, "")  # as in BoardState
         self._waiting = f"{self._about.name} is connected to {self.address}"
         will = (WAITING.state(self._about.board), msgspec.json.encode(BoardState(False)), True)
         self._link = MqttLink(self.address, f"b{secrets.token_hex(16)}", will=will, keepalive_s=KEEPALIVE_S)
@@ -72,6 +77,7 @@ class Standby:
         self._link.on_connect(self._publish)
         tasks: list[asyncio.Task[None]] = []
         try:
+            await asyncio.to_thread(self._limiter.undo)  # of a life that was cut off
             await self._connect()
             tasks = [asyncio.create_task(work) for work in (self._serve(), self._renew_in_time(), self._guard())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -157,14 +163,25 @@ class Standby:
         except WireError as error:
             self._tell(f"an assignment cannot be read: {error}")
             return
-        if wanted != self._wanted:
+        before = self._wanted
+        if wanted and before and wanted != before and _without_limits(wanted) == _without_limits(before):
+            self._wanted = wanted
+            self._limit_now.set()
+        elif wanted != before:
             self._wanted, self._error, self._final, self._failures = wanted, "", False, 0
             self._changed.set()
 
     def _publish(self) -> None:
         fleet = self._wanted.fleet if self._wanted else ""
         state = BoardState(
-            True, version_of("edgebed"), fleet, self._error, self._final, edgebed.PROTOCOL, self._failures
+            True,
+            version_of("edgebed"),
+            fleet,
+            self._error,
+            self._final,
+            edgebed.PROTOCOL,
+            self._failures,
+            *self._limited,
         )
         self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(state), retain=True)
 
@@ -201,17 +218,40 @@ class Standby:
         self._error = ""
         self._publish()
         process = await self._start(wanted, shard)
+        limits = asyncio.create_task(self._limit(process.pid))
         words = asyncio.create_task(_last_words(process))
         ended, changed = asyncio.create_task(process.wait()), asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
+            limits.cancel()
+            await asyncio.gather(limits, return_exceptions=True)
             await _end(process)
+            await asyncio.to_thread(self._limiter.undo)
+            self._limited = (0, None, "")
         code = process.returncode or 0
         self._error = f"{how_ended(code)}; its last words: {await words or 'none'}" if code else ""
         self._final = code in HOPELESS
         return code == 0
+
+    async def _limit(self, pid: int) -> None:
+        """Put limits on the agent whenever the orchestrator asks for it, and tell what the kernel then holds."""
+        self._limit_now.clear()
+        while True:
+            await self._limit_now.wait()
+            self._limit_now.clear()
+            wanted = self._wanted
+            if wanted is None or wanted.limits is None:
+                continue
+            try:
+                held = await asyncio.to_thread(self._limiter.hold, wanted.limits, pid)
+                self._limited = (wanted.limited, held, "")
+            except LimitError as error:
+                self._limited = (wanted.limited, None, f"{error}; {error.hint}" if error.hint else str(error))
+            except (OSError, ValueError, LookupError) as error:
+                self._limited = (wanted.limited, None, in_words(error))
+            self._publish()
 
     async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
         arguments = ["--fleet", wanted.fleet, "--device", wanted.device or self._about.board, "--shard", str(shard)]
@@ -227,6 +267,10 @@ class Standby:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "edge_agent.entry", *arguments, env=env, stderr=asyncio.subprocess.PIPE
         )
+
+
+def _without_limits(assignment: Assignment) -> Assignment:
+    return msgspec.structs.replace(assignment, limits=None, limited=0)
 
 
 async def _last_words(process: asyncio.subprocess.Process) -> str:

@@ -76,3 +76,4 @@ class Held(msgspec.Struct, frozen=True):
     read_back: bool = True
     period_us: int | None = None  # of the quota
     burst_us: int | None = None  # of the quota; None: the kernel keeps no unused quota
+    cores: int | None = None  # of the machine that holds them; None: this host

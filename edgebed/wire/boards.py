@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgebed.errors import UsageError, WireError, short
+from edgebed.limits.spec import Held, Limits
 from edgebed.wire.topics import Topics, check_name
 
 HTTPS_PORT, MQTT_PORT = 7443, 8883
@@ -107,6 +108,7 @@ class Assignment(msgspec.Struct, frozen=True):
         alone_s: as of the agent's option `--alone-s`.
         device: what the fleet calls it; "": its id.
         start: grows when the agent shall be started again.
+        limits: to be put on the agent that runs, each time that `limited` grows; None: it has none.
     """
 
     fleet: str
@@ -114,6 +116,8 @@ class Assignment(msgspec.Struct, frozen=True):
     alone_s: float = 1800.0
     device: str = ""
     start: int = 0
+    limits: Limits | None = None
+    limited: int = 0
 
 
 class BoardState(msgspec.Struct, frozen=True):
@@ -125,6 +129,8 @@ class BoardState(msgspec.Struct, frozen=True):
         final: it is not tried again.
         protocol: that its agent speaks; 0: an older version, which did not say.
         failures: of this assignment so far.
+        limited: of the assignment whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
+            not.
     """
 
     online: bool
@@ -134,6 +140,9 @@ class BoardState(msgspec.Struct, frozen=True):
     final: bool = False
     protocol: int = 0
     failures: int = 0
+    limited: int = 0
+    held: Held | None = None
+    unheld: str = ""
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:

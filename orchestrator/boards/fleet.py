@@ -19,7 +19,8 @@ import msgspec
 
 import edgebed
 from edgebed.datasets.shard import sha256_of
-from edgebed.errors import FleetError, WireError
+from edgebed.errors import FleetError, LimitError, WireError
+from edgebed.limits.throttle import confirm
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import WAITING, Assignment, BoardState, decode_json
 from edgebed.wire.topics import Topics
@@ -35,6 +36,9 @@ which boards that wait find within 30 s."""
 RELEASE_S = 15.0
 """A board has ended its agent after so long; it kills one that does not end within 10 s."""
 
+LIMIT_S = 30.0
+"""A board has put limits on itself after so long."""
+
 SHARD_KEPT_S = 7 * 86400.0
 """A shard that no fleet has used for so long is removed."""
 
@@ -47,7 +51,6 @@ class BoardsFleet:
     ids: the boards' ids, by device.
     """
 
-    enforcement = Enforcement.UNLIMITED
     backend = "boards"
 
     def __init__(
@@ -60,6 +63,8 @@ class BoardsFleet:
         notify: Callable[[str], None],
     ) -> None:
         self._boards = {device.name: device.board for device in spec.boards}
+        self._limited = {device.name for device in spec.boards if not device.profile.limits.unlimited}
+        self.enforcement = Enforcement.KERNEL if self._limited else Enforcement.UNLIMITED
         self._fleet_id, self._ids, self._place, self._broker = fleet_id, dict(ids), place, broker
         self._devices = {board: name for name, board in self._ids.items()}
         self._notify = notify
@@ -126,22 +131,40 @@ class BoardsFleet:
         part.replace(there)
         return sha256
 
-    # ---- limits: a board has none ----
+    # ---- limits: a board has none, or those with which it limits itself ----
 
     async def limit(self, device: str, limits: Limits) -> Held:
-        if not limits.unlimited:
+        if limits.unlimited:
+            return await self.held(device)
+        if device not in self._limited:
             raise FleetError(
-                f"{device} is a real board, and boards cannot be limited", hint="remove what changes its limits"
+                f"{device} is a real board without limits",
+                hint="write `limit: true` beside its `board`, or remove what changes its limits",
             )
-        return await self.held(device)
+        before = self._assigned[device]
+        wanted = msgspec.structs.replace(before, limits=limits, limited=before.limited + 1)
+        self._assign(device, wanted)
+        if not await self._until(lambda: self._states[device].limited == wanted.limited, LIMIT_S):
+            raise LimitError(
+                f"the board {self._boards[device]} has not put its limits on within {LIMIT_S:.0f} s",
+                hint="see what `edgebed-agent run` says on it",
+            )
+        if why := self._states[device].unheld:
+            raise LimitError(f"the board {self._boards[device]} cannot be limited: {why}")
+        return confirm(limits, await self.held(device))
 
     async def held(self, device: str) -> Held:
         state = self._states[device]
         alive = state.online and state.fleet == self._fleet_id
+        if state.held is not None:
+            return msgspec.structs.replace(state.held, device=device, alive=alive)
         return Held(device, UNHELD, None, None, None, None, 0.0, 0.0, 0, 0.0, 0, 0, alive, read_back=False)
 
     async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
-        raise self._refused(device, "its rates cannot be set")
+        if device not in self._limited:
+            raise self._refused(device, "its rates cannot be set")
+        held = await self.limit(device, limits)
+        return held.uplink_bit_s or 0, held.downlink_bit_s or 0
 
     async def set_link(self, device: str, up: bool) -> str:
         raise self._refused(device, "its link cannot be cut from here")
@@ -175,7 +198,7 @@ class BoardsFleet:
         if device in self._stopped:
             self._stopped.discard(device)
             again = self._assigned[device]
-            self._assign(device, msgspec.structs.replace(again, start=again.start + 1))
+            self._assign(device, msgspec.structs.replace(again, start=again.start + 1, limits=None))
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None:
         self._exit = callback

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import FleetError, UsageError
+from edgebed.errors import CapacityError, FleetError, UsageError
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
@@ -53,6 +53,8 @@ def _why_not(name: str, registry: Registry) -> str:
 
 def _with_facts(device: DeviceSpec, board: Board, spec: FleetSpec) -> DeviceSpec:
     profile, limits = device.profile, device.profile.limits
+    if not limits.unlimited:
+        return _that_fits(device, board)
     if profile.name == BOARD.name and board.profile:
         try:
             profile = unlimited(load_profile(board.profile, spec.path))
@@ -65,6 +67,22 @@ def _with_facts(device: DeviceSpec, board: Board, spec: FleetSpec) -> DeviceSpec
     cores, memory = _number(board, "cores") or limits.cpus, _number(board, "memory_mib") or limits.memory_mib
     limits = msgspec.structs.replace(limits, cpus=float(cores), memory_mib=int(memory))
     return msgspec.structs.replace(device, profile=msgspec.structs.replace(profile, limits=limits))
+
+
+def _that_fits(device: DeviceSpec, board: Board) -> DeviceSpec:
+    """A board that limits itself. Raises CapacityError where it has less than its limits."""
+    limits = device.profile.limits
+    for what, wanted, there in (
+        ("cores", limits.cpus, _number(board, "cores")),
+        ("MiB of memory", limits.memory_mib, _number(board, "memory_mib")),
+    ):
+        if there and wanted > there:
+            raise CapacityError(
+                f"{device.name}: its profile {device.profile.name} has {wanted:g} {what}, the board {board.name} "
+                f"{there}",
+                hint="a limit cannot make a board larger: take a smaller profile, or leave `limit: true` away",
+            )
+    return device
 
 
 def _number(board: Board, fact: str) -> int:

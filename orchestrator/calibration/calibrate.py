@@ -142,12 +142,12 @@ class Bench:
 
     async def _cpu(self, item: Item, device: str) -> list[Calibrated]:
         limits = self._limits[device]
-        seconds = verdicts.window_s(item, limits, self._tick_s)
+        seconds, context = verdicts.window_s(item, limits, self._tick_s), await self._context(device)
         probe = Probe(
             id=uuid.uuid4().hex,
             kind=item.kind,
             seconds=seconds,
-            threads=verdicts.threads_for(limits, self._cores),
+            threads=verdicts.threads_for(limits, context.cores),
             period_s=limits.period_us / 1e6,
         )
         alone = not item.together
@@ -198,4 +198,5 @@ class Bench:
 
     async def _context(self, device: str) -> Context:
         held: Held = await self._fleet.held(device)
-        return Context(device, self._limits[device], held, self._cores, time.monotonic_ns(), self._tick_s)
+        cores = held.cores or self._cores
+        return Context(device, self._limits[device], held, cores, time.monotonic_ns(), self._tick_s)

@@ -105,16 +105,19 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`count` devices with one profile, as a fleet file lists them; or one real board, whose profile only says what it
-    is like."""
+    is like, unless `limit` is set: then the board limits itself to it."""
 
     profile: str | None = None
     board: str | None = None
+    limit: bool = False
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] = 1
     name: str | None = None
 
     def __post_init__(self) -> None:
         if self.profile is None and self.board is None:
             raise ValueError("a device has a `profile`, or is a real `board`")
+        if self.limit and (self.board is None or self.profile is None):
+            raise ValueError("`limit` is for a real `board`, which is held to its `profile`")
         if self.board is not None and self.count > 1:
             raise ValueError("a board is one device; give each its own entry, without `count`")
 
@@ -203,7 +206,8 @@ def _devices(entries: list[FleetEntry], path: Path, where: Callable[[str], str])
             profile = load_profile(entry.profile, path, where(f"devices[{number}].profile"))
         if entry.board is not None:
             board = _named(entry.board, "board", place)
-            devices.append(DeviceSpec(_named(entry.name or board, "device", place), unlimited(profile), board))
+            profile = profile if entry.limit else unlimited(profile)
+            devices.append(DeviceSpec(_named(entry.name or board, "device", place), profile, board))
             continue
         for _ in range(entry.count):
             stem = entry.name or profile.name
