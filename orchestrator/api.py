@@ -22,6 +22,7 @@ import torch
 from edgebed.errors import EdgebedError, UsageError
 from orchestrator.analysis.compared import comparison_table
 from orchestrator.analysis.loaded_run import Run
+from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import UNNAMED, Experiment, from_dict, load, only_methods
 from orchestrator.files.output import try_folder
 from orchestrator.records.summary import load_summary
@@ -72,6 +73,8 @@ def run(
     runs: AnyPath | None = None,
     backend: str | None = None,
     broker: str | None = None,
+    broker_ca: str | Path | None = None,
+    broker_users: str | Path | None = None,
     resume: AnyRun | None = None,
     plan: AnyRun | None = None,
     allow_uncalibrated: bool = False,
@@ -92,7 +95,8 @@ def run(
             (`dtfl-5`), in place of the experiment's.
         runs: the folder for the runs' folders; EDGEBED_RUNS or ./runs if not given.
         backend: docker, local or software; that of the fleet file if not given.
-        broker: `mqtt://user:password@host:port` of a broker of your own.
+        broker, broker_ca, broker_users: a broker of your own, as the options of `edgebed run` have them; here the
+            address may contain user and password.
         resume: a run whose experiment is continued: its folder, its id, or a `Run`.
         plan: a run whose recorded assignments the devices are given.
         allow_uncalibrated: run although the measured limits do not hold; every output is marked.
@@ -118,7 +122,10 @@ def run(
     else:
         request = resume_request(_folder(resume), overrides)
     request = msgspec.structs.replace(
-        request, backend=backend or request.backend, broker_url=broker, allow_uncalibrated=allow_uncalibrated
+        request,
+        backend=backend or request.backend,
+        own_broker=None if broker is None else OwnBroker(broker, str(broker_ca or ""), str(broker_users or "")),
+        allow_uncalibrated=allow_uncalibrated,
     )
     try_folder(request.runs)
     return _carry_out(lambda watch: asyncio.run(_run(request, watch)), on_event)

@@ -25,16 +25,17 @@ def may(fleet: str, user: str, topic: str, *, write: bool) -> bool:
     return user == ORCHESTRATOR or topic in (writable(fleet, user) if write else readable(fleet, user))
 
 
-def mosquitto_lines(fleet: str, without_rights: Iterable[str] = ()) -> list[str]:
+def mosquitto_lines(fleet: str, without_rights: Iterable[str] = (), ours: str = "#") -> list[str]:
     """The lines of Mosquitto's ACL file; it puts the user's name for %u.
 
     Args:
         fleet: `+` stands for every fleet.
         without_rights: users who lose every right at once, also in a session that is open.
+        ours: the topics of the orchestrator.
     """
     return [
         f"user {ORCHESTRATOR}",
-        "topic readwrite #",
+        f"topic readwrite {ours}",
         *(line for user in without_rights for line in (f"user {user}", "topic deny #")),
         *(f"pattern read {topic}" for topic in readable(fleet, "%u")),
         *(f"pattern write {topic}" for topic in writable(fleet, "%u")),

@@ -1,28 +1,30 @@
 """Finds or starts the MQTT broker of a session.
 
-In this order: the user's own (`mqtt://user:password@host:port`), an installed Mosquitto as a child process, a Mosquitto
-container, the embedded pure-Python broker. One that we start listens on one free port of loopback and of every address
-the devices need, has a user with a generated password for the orchestrator and for each device, keeps nothing on disk
-after its end, and ends with us, whatever ends us.
+In this order: the user's own (`OwnBroker`; over TLS through a relay), an installed Mosquitto as a child process, a
+Mosquitto container, the embedded pure-Python broker. One that we start listens on one free port of loopback and of
+every address the devices need, has a user with a generated password for the orchestrator and for each device, keeps
+nothing on disk after its end, and ends with us, whatever ends us.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
-import ipaddress
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from edgebed.errors import LinkError, UsageError
+from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.broker import relay
+from orchestrator.broker.child import Child
+from orchestrator.broker.own import OwnBroker, is_this_host
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
@@ -38,8 +40,15 @@ LOOPBACK = "127.0.0.1"
 class Broker:
     """A broker that is up. `kind` says which one it is, for people."""
 
-    def __init__(self, kind: str, address: Address, runner: Runner | None, listen: Listen | None, folder: Path) -> None:
-        self.kind, self._address, self._runner, self._listen, self._folder = kind, address, runner, listen, folder
+    def __init__(
+        self,
+        kind: str,
+        address: Address,
+        users: Mapping[str, str],
+        runner: Runner | None = None,
+        restart: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.kind, self._address, self._users, self._runner, self._restart = kind, address, users, runner, restart
 
     @property
     def port(self) -> int:
@@ -59,9 +68,8 @@ class Broker:
         Args:
             device: a device, which has a user of its own if the broker is ours; "": the orchestrator.
         """
-        ours = self._runner is not None or _is_loopback(self._address.host)
-        users = {} if self._listen is None else self._listen.users
-        user, password = (device, users[device]) if device in users else (self.username, self.password)
+        ours = self._runner is not None or is_this_host(self._address.host)
+        user, password = (device, self._users[device]) if device in self._users else (self.username, self.password)
         return Access(host if ours else self._address.host, self.port, user, password)
 
     def pid(self) -> int | None:
@@ -70,80 +78,74 @@ class Broker:
 
     async def restart(self) -> None:
         """Stop it and start it again on the same port; all it held is lost. For tests of faults."""
-        if self._runner is None or self._listen is None:
+        if self._restart is None:
             raise LinkError("this broker is not ours to restart", hint="leave --broker away")
-        await self._runner.stop()
-        await self._runner.start(self._listen, self._folder)
-        await _wait_ready(self._runner, self._listen)
+        await self._restart()
 
 
 @contextlib.asynccontextmanager
 async def open_broker(
     addresses: Sequence[str],
-    url: str | None = None,
+    own: OwnBroker | None = None,
     *,
     kinds: Sequence[str] = KINDS,
     fleet: str = "",
     devices: Sequence[str] = (),
 ) -> AsyncIterator[Broker]:
-    """A broker that listens on loopback and `addresses`, or the one at `url`; stopped and removed at the end.
+    """A broker that listens on loopback and `addresses`, or the user's own; stopped and removed at the end.
 
     Args:
         addresses: host addresses at which devices reach us (`Fleet.prepare`).
-        url: mqtt://user:password@host:port of the user's own broker.
+        own: the user's own broker.
         kinds: what may be started, best first.
         fleet, devices: each device gets a user of its own, who may use the topics of this device in this fleet only. A
-            broker at `url` keeps its own users.
+            broker of the user's own keeps its own users.
 
     Raises:
-        UsageError: the url cannot be used.
+        UsageError: the user's own broker cannot be used so.
         LinkError: no broker can be reached or started; says why, and what to do.
     """
     with OwnedFolder("edgebed-broker-") as folder:
-        if url is not None:
-            address = parse_url(url)
+        if own is not None and not own.secure:
+            address = own.address()
             await _try_login(address)
-            yield Broker(f"mqtt://{address}", address, None, None, folder)
+            yield Broker(f"mqtt://{address}", address, own.passwords_of(devices))
+            return
+        if own is not None:
+            async with _relayed(own, list(dict.fromkeys([LOOPBACK, *addresses])), devices, folder) as broker:
+                yield broker
             return
         users = {name: secrets.token_urlsafe(18) for name in (ORCHESTRATOR, *devices)}
         wanted = Listen(list(dict.fromkeys([LOOPBACK, *addresses])), 0, users, fleet)
         runner, listen = await _start_first(kinds, wanted, folder)
         try:
-            address = _own_address(listen, LOOPBACK)
-            yield Broker(runner.kind, address, runner, listen, folder)
+            again = functools.partial(_begin_again, runner, listen, folder)
+            yield Broker(runner.kind, _own_address(listen, LOOPBACK), users, runner, again)
         finally:
             await runner.stop()
 
 
-def parse_url(url: str) -> Address:
-    """Host, port and user of `mqtt://user:password@host:port`. Raises UsageError."""
-    hint = "write mqtt://user:password@host:port"
+@contextlib.asynccontextmanager
+async def _relayed(own: OwnBroker, addresses: list[str], devices: Sequence[str], folder: Path) -> AsyncIterator[Broker]:
+    """The user's own broker over TLS, which the devices reach at a relay on this host. Raises as `open_broker`."""
+    far = own.address()
+    users, ca = own.passwords_of(devices), own.authority()
+    await relay.try_handshake(far, ca)
+    runner = Child("relay", lambda listen, folder: relay.command(listen, far, ca))
+    listen = Listen(addresses, free_port(addresses), {})
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{_hide(url)!r} is no broker's address: {error}", hint=hint) from None
-    if parts.scheme == "mqtts":
-        raise UsageError(
-            "encrypted MQTT (mqtts://) is not supported",
-            hint="use mqtt:// to a port that only your own network reaches, or through a tunnel (ssh -L, stunnel)",
-        )
-    if parts.scheme != "mqtt" or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise UsageError(f"{_hide(url)!r} is no broker's address", hint=hint)
-    return Address(parts.hostname, port or 1883, unquote(parts.username or ""), unquote(parts.password or ""))
+        await runner.start(listen, folder)
+        near = [msgspec.structs.replace(far, host=host, port=listen.port) for host in addresses]
+        await _wait_ready(runner, near)
+        yield Broker(f"mqtts://{far}", near[0], users, runner)
+    finally:
+        await runner.stop()
 
 
-def _hide(url: str) -> str:
-    """The url without what stands before the host."""
-    scheme, mark, rest = url.rpartition("@")
-    return rest if mark else scheme or url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+async def _begin_again(runner: Runner, listen: Listen, folder: Path) -> None:
+    await runner.stop()
+    await runner.start(listen, folder)
+    await _wait_ready(runner, _own_addresses(listen))
 
 
 async def _try_login(address: Address) -> None:
@@ -166,7 +168,7 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tu
             listen = msgspec.structs.replace(wanted, port=free_port(wanted.addresses))
             try:
                 await runner.start(listen, folder)
-                await _wait_ready(runner, listen)
+                await _wait_ready(runner, _own_addresses(listen))
                 return runner, listen
             except LinkError as error:
                 await runner.stop()
@@ -184,21 +186,25 @@ def _own_address(listen: Listen, host: str) -> Address:
     return Address(host, listen.port, ORCHESTRATOR, listen.users[ORCHESTRATOR])
 
 
+def _own_addresses(listen: Listen) -> list[Address]:
+    return [_own_address(listen, host) for host in listen.addresses]
+
+
 def _find(kind: str) -> Runner | None:
     runner: Runner | None = importlib.import_module(f"orchestrator.broker.{kind}").find()
     return runner
 
 
-async def _wait_ready(runner: Runner, listen: Listen) -> None:
-    """Until we can log in on every address."""
+async def _wait_ready(runner: Runner, addresses: list[Address]) -> None:
+    """Until we can log in at every address."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
-    for host in listen.addresses:
-        while not await _lets_us_in(_own_address(listen, host)):
+    for address in addresses:
+        while not await _lets_us_in(address):
             if why := runner.failure():
                 raise LinkError(f"it ended at once: {why}")
             if loop.time() > deadline:
-                raise LinkError(f"it did not listen on {host}:{listen.port} within {START_S:.0f} s")
+                raise LinkError(f"it did not listen on {address} within {START_S:.0f} s")
             await asyncio.sleep(0.02)
     if why := runner.failure():  # then somebody else answered on our port
         raise LinkError(f"it ended at once: {why}")

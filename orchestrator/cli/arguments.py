@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgebed.errors import UsageError
+from orchestrator.broker.own import OwnBroker, parse_url
 from orchestrator.runs.find import complete_run
 
 Runs = Annotated[
@@ -31,3 +33,39 @@ def numbers(text: str, separator: str, option: str) -> list[float]:
     if not values or not all(0 < value < 1e6 for value in values):
         raise UsageError(f"{option} {text!r}", hint=f"give positive numbers separated by {separator!r}")
     return values
+
+
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        help="Your own broker: mqtts://host:port, or mqtt://host:port on this host. The password comes from "
+        "--broker-users or the environment (EDGEBED_BROKER_USER, EDGEBED_BROKER_PASSWORD).",
+    ),
+]
+
+BrokerCA = Annotated[
+    Path | None, typer.Option("--broker-ca", help="The certificate (PEM) that has signed that of your broker.")
+]
+
+BrokerUsers = Annotated[
+    Path | None,
+    typer.Option("--broker-users", help="Users of your broker, one for each device: see `edgebed broker users`."),
+]
+
+
+def own_broker(url: str | None, ca: Path | None, users: Path | None) -> OwnBroker | None:
+    """What these options name; None without --broker. Raises UsageError."""
+    if url is None:
+        if ca or users:
+            raise UsageError("--broker-ca and --broker-users need --broker", hint="--broker mqtts://host:port")
+        return None
+    if "@" in url:
+        raise UsageError(
+            "--broker has a user or password in it, which every user of this host can see in the list of processes",
+            hint="set EDGEBED_BROKER_USER and EDGEBED_BROKER_PASSWORD, or name a file with --broker-users",
+        )
+    parse_url(url)
+    if ca and not url.startswith("mqtts:"):
+        raise UsageError("--broker-ca is for a broker at mqtts://", hint="write --broker mqtts://host:port")
+    return OwnBroker(url, str(ca.resolve()) if ca else "", str(users.resolve()) if users else "")

@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
+from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
@@ -44,15 +45,18 @@ def up(
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
+    broker: Broker = None,
+    broker_ca: BrokerCA = None,
+    broker_users: BrokerUsers = None,
 ) -> None:
     """Start every device of FLEET. Return when all are running with their limits."""
+    own = own_broker(broker, broker_ca, broker_users)
     spec = load_fleet(fleet)
     place = daemon.FleetFolder.of(spec)
     if place.alive():
         raise UsageError(f"the fleet {spec.name} is already running", hint=f"edgebed fleet down {fleet}")
     with log.status("starting") as status:
-        pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, broker, grain))
+        pid = daemon.spawn(spec, place, daemon.Wanted(backend, dilation, own, grain))
         try:
             _until_ready(place, status)
         except KeyboardInterrupt:

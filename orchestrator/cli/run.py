@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import Overrides
+from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, Overrides, own_broker
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.live import LiveWatch
@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
+    broker: Broker = None,
+    broker_ca: BrokerCA = None,
+    broker_users: BrokerUsers = None,
     set_: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
     resume: Annotated[
@@ -71,9 +73,10 @@ def run(
     ] = "",
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
+    own = own_broker(broker, broker_ca, broker_users)
     request = _request(experiment, set_, method, resume, plan)
     request = msgspec.structs.replace(
-        request, backend=backend or request.backend, broker_url=broker, allow_uncalibrated=allow_uncalibrated
+        request, backend=backend or request.backend, own_broker=own, allow_uncalibrated=allow_uncalibrated
     )
     if log_file is not None:
         try_file(log_file)

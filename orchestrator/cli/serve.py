@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import UsageError
+from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.records.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
@@ -28,7 +29,9 @@ def command(
     ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
     backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt://user:password@host:port of your own broker.")] = None,
+    broker: Broker = None,
+    broker_ca: BrokerCA = None,
+    broker_users: BrokerUsers = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second at every leaf.")] = None,
     requests: Annotated[int, typer.Option(help="Total number of requests.")] = 400,
     allow_uncalibrated: Annotated[
@@ -46,7 +49,7 @@ def command(
         requests=requests,
         fleet=fleet,
         backend=backend,
-        broker_url=broker,
+        own_broker=own_broker(broker, broker_ca, broker_users),
         rate=rate,
         allow_uncalibrated=allow_uncalibrated,
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from edgebed.errors import EdgebedError, FileError, FleetError
 from edgebed.wire.reading import BoardReading
+from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.controller import FleetController
@@ -59,7 +60,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     backend: str | None
     dilation: str
-    broker: str | None
+    broker: OwnBroker | None
     grain: Grain = "pacing"
 
 
@@ -185,7 +186,7 @@ async def _stand(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> None:
         spec,
         backend=wanted.backend,
         dilation=wanted.dilation,
-        broker_url=wanted.broker,
+        own_broker=wanted.broker,
         heartbeat_s=30.0,
         grain=wanted.grain,
         notify=notify,

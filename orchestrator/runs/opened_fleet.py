@@ -19,6 +19,7 @@ from orchestrator.boards.registry import Store
 from orchestrator.boards.split_link import SplitLink
 from orchestrator.boards.standing import BoardsBroker, boards_broker
 from orchestrator.broker.open_broker import Broker, open_broker
+from orchestrator.broker.own import OwnBroker
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.mixed import MixedFleet
@@ -68,14 +69,14 @@ class OpenedFleet:
         opened._ids = ids
         return opened
 
-    async def open_broker(self, stack: AsyncExitStack, addresses: list[str], url: str | None) -> None:
+    async def open_broker(self, stack: AsyncExitStack, addresses: list[str], own: OwnBroker | None) -> None:
         """Raises UsageError, LinkError."""
         if self._spec.here:
             names = [device.name for device in self._spec.here]
-            broker = open_broker(addresses, url, fleet=self._fleet_id, devices=names)
+            broker = open_broker(addresses, own, fleet=self._fleet_id, devices=names)
             self.broker = await stack.enter_async_context(broker)
             return
-        if url is not None:
+        if own is not None:
             raise UsageError(
                 f"all devices of {self._spec.name} are boards, which use the broker of the boards service",
                 hint="leave --broker away",

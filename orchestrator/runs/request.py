@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Experiment
 from orchestrator.records.disturbance import disturbed_line
 from orchestrator.records.failures import failure_line, scenario_line
@@ -30,7 +31,7 @@ class Request(msgspec.Struct, frozen=True):
         path: of the experiment file; paths in it are relative to its folder.
         runs: the folder in which the runs' folders are made.
         backend: overrides that of the fleet file.
-        broker_url: of the user's own broker.
+        own_broker: of the user's own broker.
         allow_uncalibrated: run although the calibration fails.
         series: id that all runs of the experiment share; "": a new one is made.
         begun: folders of runs to go on with, by the method's place in the experiment's list.
@@ -42,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
     path: Path
     runs: Path
     backend: str | None = None
-    broker_url: str | None = None
+    own_broker: OwnBroker | None = None
     allow_uncalibrated: bool = False
     series: str = ""
     begun: Mapping[int, Path] = {}

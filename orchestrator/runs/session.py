@@ -17,6 +17,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.methods.base import METHODS, Method
 from orchestrator.boards.members import with_facts
+from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
@@ -54,7 +55,7 @@ async def standing_fleet(
     *,
     backend: str | None = None,
     dilation: str | float = "auto",
-    broker_url: str | None = None,
+    own_broker: OwnBroker | None = None,
     shards: Mapping[str, Path] | None = None,
     heartbeat_s: float = 5.0,
     grain: Grain = "pacing",
@@ -85,7 +86,7 @@ async def standing_fleet(
         fleet = opened.fleet
         stack.push_async_callback(fleet.close)
         notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
-        await opened.open_broker(stack, await fleet.prepare(), broker_url)
+        await opened.open_broker(stack, await fleet.prepare(), own_broker)
         broker = opened.broker
         controller = FleetController(
             fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
@@ -169,7 +170,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
                 backend=request.backend,
                 dilation=experiment.dilation,
                 becomes=_becomes(experiment, spec, request.path),
-                broker_url=request.broker_url,
+                own_broker=request.own_broker,
                 shards=prepared.shards,
                 heartbeat_s=experiment.training.heartbeat_s,
                 grain=experiment.grain,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.broker.own import OwnBroker
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
@@ -47,7 +48,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
     requests: int
     fleet: Path | None = None
     backend: str | None = None
-    broker_url: str | None = None
+    own_broker: OwnBroker | None = None
     rate: float | None = None
     allow_uncalibrated: bool = False
 
@@ -73,7 +74,7 @@ async def serve(
             spec,
             backend=request.backend,
             dilation="auto" if request.fleet else experiment.dilation,
-            broker_url=request.broker_url,
+            own_broker=request.own_broker,
             shards=deploy.write_requests(trained, folder),
             heartbeat_s=experiment.training.heartbeat_s,
             grain=experiment.grain,

@@ -20,13 +20,13 @@ import msgspec
 import psutil
 import pytest
 
-from edgebed.errors import LinkError, UsageError
+from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
 from orchestrator.broker import open_broker as module
 from orchestrator.broker.mosquitto import password_hash, settings
-from orchestrator.broker.open_broker import open_broker, parse_url
+from orchestrator.broker.open_broker import open_broker
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
@@ -116,41 +116,6 @@ asyncio.run(main())
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         child.wait(timeout=10)
-
-
-async def test_ones_own_broker_is_used_and_not_touched() -> None:
-    async with open_broker([], kinds=["embedded"]) as own:
-        url = f"mqtt://{own.username}:{own.password}@127.0.0.1:{own.port}"
-        async with open_broker(["10.1.2.3"], url) as broker:
-            assert broker.kind == f"mqtt://127.0.0.1:{own.port}"
-            assert broker.access("10.1.2.3").host == "10.1.2.3"  # on this host: devices have their own name for it
-            with pytest.raises(LinkError, match="not ours"):
-                await broker.restart()
-        with pytest.raises(LinkError, match="refused us"):
-            async with open_broker([], url.replace(own.password, "wrong")):
-                pass
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("mqtts://h:8883", "encrypted"),
-        ("http://h", "no broker's address"),
-        ("mqtt://h:port", "no broker's address"),
-        ("mqtt://u:secret@h:99999", "no broker's address"),
-        ("mqtt://", "no broker's address"),
-        ("localhost:1883", "no broker's address"),
-    ],
-)
-def test_unusable_urls_name_the_hint_and_keep_the_password(url: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        parse_url(url)
-    assert "mqtt://" in caught.value.hint
-    assert "secret" not in str(caught.value)
-
-
-def test_urls_are_taken_apart() -> None:
-    assert parse_url("mqtt://u:p%40ss@broker.lan") == Address("broker.lan", 1883, "u", "p@ss")
 
 
 async def test_nothing_to_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""A broker of the user's own: its address, its CA, and the users that devices and orchestrator have there."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import psutil
+
+from edgebed.errors import FileError, UsageError
+from edgebed.link.mqtt import Address
+from edgebed.wire.topics import ORCHESTRATOR
+
+USER, PASSWORD = "EDGEBED_BROKER_USER", "EDGEBED_BROKER_PASSWORD"
+"""Environment variables with the one user that all use where there is no file of users."""
+
+ADDRESS = "write mqtts://host:port with --broker-ca, or mqtt://host:port for a broker on this host"
+
+
+class OwnBroker(msgspec.Struct, frozen=True):
+    """What the user says of a broker of his own.
+
+    Attributes:
+        url: `mqtts://host:port`, or `mqtt://host:port` where the broker is on this host.
+        ca: path of the certificate (PEM) that has signed the broker's; "": those that this host believes.
+        users: path of a file with a line `user:password` for the orchestrator and for each device; "": the user of the
+            environment, or of the url, for all of them.
+    """
+
+    url: str
+    ca: str = ""
+    users: str = ""
+
+    @property
+    def secure(self) -> bool:
+        return self.url.startswith("mqtts:")
+
+    def address(self) -> Address:
+        """Where it is, with the user of the orchestrator. Raises FileError, UsageError."""
+        address = parse_url(self.url)
+        if not self.secure and not is_this_host(address.host):
+            raise UsageError(
+                f"{address} is not on this host, and mqtt:// would send passwords and weights unprotected",
+                hint="use mqtts:// with --broker-ca; boards of your own join with `edgebed boards invite`",
+            )
+        user, password = os.environ.get(USER, ""), os.environ.get(PASSWORD, "")
+        if self.users:
+            users = self.passwords()
+            if ORCHESTRATOR not in users:
+                raise UsageError(f"{self.users} has no line for {ORCHESTRATOR}", hint="edgebed broker users writes one")
+            user, password = ORCHESTRATOR, users[ORCHESTRATOR]
+        return msgspec.structs.replace(address, username=user, password=password) if user else address
+
+    def passwords(self) -> dict[str, str]:
+        """By user, from the file of users. Raises FileError, UsageError."""
+        path = Path(self.users)
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise UsageError(f"{path} holds passwords that others can read", hint=f"chmod 600 {path}")
+            lines = path.read_text().splitlines()
+        except OSError as error:
+            raise FileError.of(error, path) from None
+        pairs = [line.partition(":") for line in lines if line.strip()]
+        if not all(user and colon and password for user, colon, password in pairs):
+            raise UsageError(
+                f"{path} has a line that is not user:password", hint="edgebed broker users writes such a file"
+            )
+        return {user: password for user, _, password in pairs}
+
+    def passwords_of(self, devices: Sequence[str]) -> dict[str, str]:
+        """The users that these devices have; {} where all use that of the orchestrator. Raises FileError,
+        UsageError."""
+        users = self.passwords() if self.users else {}
+        missing = [name for name in devices if users and name not in users]
+        if missing:
+            hint = "edgebed broker users FLEET writes a line for each device"
+            raise UsageError(f"{self.users} has no line for {', '.join(missing)}", hint=hint)
+        return users
+
+    def authority(self) -> str:
+        """The CA's certificate (PEM); "": those that this host believes. Raises FileError."""
+        try:
+            return Path(self.ca).read_text() if self.ca else ""
+        except OSError as error:
+            raise FileError.of(error, Path(self.ca)) from None
+
+
+def parse_url(url: str) -> Address:
+    """Host, port and user of a broker's address. Raises UsageError, without the password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{_hide(url)!r} is no broker's address: {error}", hint=ADDRESS) from None
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise UsageError(f"{_hide(url)!r} is no broker's address", hint=ADDRESS)
+    port = port or (8883 if parts.scheme == "mqtts" else 1883)
+    return Address(parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def _hide(url: str) -> str:
+    """The url without what stands before the host."""
+    scheme, mark, rest = url.rpartition("@")
+    return rest if mark else scheme or url
+
+
+def is_this_host(host: str) -> bool:
+    """Whether this is loopback, or an address of this host."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    rows = [row.address.split("%")[0] for rows in psutil.net_if_addrs().values() for row in rows]
+    return address.is_loopback or str(address) in rows
