@@ -227,10 +227,11 @@ class Standby:
             changed.cancel()
             limits.cancel()
             await asyncio.gather(limits, return_exceptions=True)
+            by_itself = process.returncode is not None
             await _end(process)
             await asyncio.to_thread(self._limiter.undo)
             self._limited = (0, None, "")
-        code = process.returncode or 0
+        code = (process.returncode or 0) if by_itself else 0
         self._error = f"{how_ended(code)}; its last words: {await words or 'none'}" if code else ""
         self._final = code in HOPELESS
         return code == 0

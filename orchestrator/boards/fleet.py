@@ -250,7 +250,8 @@ class BoardsFleet:
             return
         before, self._states[device] = self._states[device], state
         self._changed.set()
-        ours = self._open and device in self._assigned and state.fleet == self._fleet_id
+        gone = state.final and not state.online  # revoked: it can say nothing itself
+        ours = self._open and device in self._assigned and (gone or state.fleet == self._fleet_id)
         if ours and state.error and state != before:
             self._exit(device, state.error)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from edgebed.errors import WireError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import WAITING, BoardState, decode_json
@@ -31,6 +35,12 @@ class Releasing:
         for board in [each for each in self._working if not is_claimed(self._place, each)]:
             self._link.publish(WAITING.control_to(board), b"", retain=True)
             self._working.discard(board)
+
+    def tell_revoked(self, boards: Iterable[str]) -> None:
+        """Say for these boards that they are gone: the broker refuses their last wills, for they have no rights."""
+        gone = msgspec.json.encode(BoardState(False, error="the board is revoked", final=True))
+        for board in boards:
+            self._link.publish(WAITING.state(board), gone, retain=True)
 
     def _heard(self, topic: str, payload: bytes) -> None:
         board = WAITING.device_of(topic)

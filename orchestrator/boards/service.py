@@ -143,8 +143,9 @@ class _Service:
 
     async def _apply(self, registry: Registry) -> bool:
         """Returns whether the broker was restarted."""
-        before = self._broker.pid()
-        await self._broker.revoke(self._files(registry), _revoked(registry))
+        before, revoked = self._broker.pid(), _revoked(registry)
+        await self._broker.revoke(self._files(registry), revoked)
+        self._releasing.tell_revoked(revoked)
         self._applied = registry.version
         self._tell()
         return self._broker.pid() != before

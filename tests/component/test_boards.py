@@ -179,6 +179,8 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
         taken.close()  # as if the orchestrator had been killed: the service takes the assignment away
         await until(lambda: (said := presence()) is not None and not said.online)
         await until(lambda: state().online and not state().fleet)
+        assert state().error == ""
+    assert not [line for line in lab.said if "ended by" in line]  # its fleet was over: that is no failure
     standby.cancel()
     await asyncio.gather(standby, return_exceptions=True)
 

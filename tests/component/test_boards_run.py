@@ -140,6 +140,7 @@ async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
         await run.expect(DeviceJoined, lambda each: each.device == "b2" and each.again)
         lab.revoke("b1")
         left = await run.expect(DeviceLeft, lambda each: each.device == "b1")
+        assert "revoked" in left.why
         await run.expect(
             RoundFinished,
             lambda each: each.at_ns > left.at_ns and {"b2", "cpu"} == set(each.merged),
