@@ -106,11 +106,11 @@ class CalibratedCosts:
     def orchestrator_s(self, work: OwnWork, size: int) -> float:
         if work == "decode":
             return self._calibration.receive.seconds(size)
-        if work == "encode":  # of a reply: without one that was seen, as long as to decode an upload
+        if work == "encode":  # of a reply: without one and without uploads, as long as to take in an update
             return self._calibration.orchestrator.get(work, self._calibration.receive.fixed_s)
         seconds = self._calibration.orchestrator.get(work, 0.0)
         return seconds * self._size if work in OF_WEIGHTS else seconds
 
 
 def _link(fit: LinkFit, rate_bit_s: int) -> LinkCost:
-    return LinkCost(fit.latency_s, fit.stretch * 8 / rate_bit_s)
+    return LinkCost(fit.latency_s, fit.stretch * 8 / rate_bit_s, least_s=fit.least_s)

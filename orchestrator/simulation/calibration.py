@@ -25,10 +25,12 @@ T = TypeVar("T")
 
 
 class LinkFit(msgspec.Struct, frozen=True):
-    """Seconds of a transfer: `latency_s` + `stretch` × bits ÷ declared rate."""
+    """Seconds of a transfer: `latency_s` + `stretch` × bits ÷ declared rate. `least_s`: the latency of uploads and
+    replies, where the host is not busy with all devices at once as at the ends of tasks; None: `latency_s`."""
 
     latency_s: float
     stretch: float
+    least_s: float | None = None
 
 
 class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +121,8 @@ def _middle(values: list[float | None]) -> float | None:
 
 
 def _typical_link(known: list[LinkFit]) -> LinkFit:
-    return LinkFit(median(each.latency_s for each in known), median(each.stretch for each in known))
+    least_s = _middle([each.least_s for each in known])
+    return LinkFit(median(each.latency_s for each in known), median(each.stretch for each in known), least_s)
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -101,7 +101,7 @@ class SimulatedDevice:
     async def receive(self, header: Header, body: bytes | bytearray) -> Arrival:
         """A transfer to this device. Returns when it is acknowledged."""
         size = self._size(header.assignment if isinstance(header, Task) else self._doing, header, body)
-        arrival = await self._down.carry(size)
+        arrival = await self._down.carry(size, within=isinstance(header, Reply))
         view = memoryview(body)
         if isinstance(header, Task):
             self._take(header, view, arrival)
@@ -226,7 +226,7 @@ class SimulatedDevice:
         send_s, hear_s = (cost.cpu_s / 2, cost.cpu_s / 2) if isinstance(header, Upload) else (cost.update_cpu_s, 0.0)
         await self._cpu.use(send_s + size * cost.byte_cpu_s, urgent=True)
         self._receiver.admit(self.name, header, len(body))
-        arrival = await self._up.carry(size)
+        arrival = await self._up.carry(size, within=isinstance(header, Upload))
         async with self._delivering:  # one at a time, in the order of sending
             view = memoryview(body)
             await self._receiver.deliver(

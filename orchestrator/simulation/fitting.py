@@ -17,7 +17,7 @@ from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, Updat
 from orchestrator.simulation.calibration import Calibration, ProfileCosts
 from orchestrator.simulation.laws import line_through, link_fit, parts, relative_parts
 from orchestrator.simulation.reference import Reference, SizeLaw, codec_key, work_key
-from orchestrator.simulation.server_fit import orchestrator_work, server_factors, server_turns
+from orchestrator.simulation.server_fit import found_idle, orchestrator_work, server_factors, server_turns
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -167,19 +167,10 @@ def _clock(session: Session, device: str) -> Clock | None:
 
 def _received(facts: RoundFacts, device: str, update: UpdateReceived) -> list[tuple[int, float]]:
     """(bytes, seconds) of the update, if it did not wait for a server half, and of the uploads that found the server
-    idle. The first upload is left out, because it may have waited for its server half to be created."""
-    uploads = facts.uploads.get(device)
-    if not uploads:
+    idle."""
+    if not facts.uploads.get(device):
         return [(update.bytes, (facts.done[device].at_ns - update.at_ns) / 1e9)]
-    starts = {step.batch: step.start_ns for step in facts.steps if step.devices == (device,)}
-    busy = [(step.start_ns, step.end_ns) for step in facts.steps]
-    return [
-        (u.bytes, (starts[u.batch] - u.at_ns) / 1e9)
-        for u in uploads
-        if u.batch > 0
-        and u.batch in starts
-        and not any(start < starts[u.batch] and end > u.at_ns for start, end in busy)
-    ]
+    return [(upload.bytes, (step.start_ns - upload.at_ns) / 1e9) for upload, step in found_idle(facts, device)]
 
 
 def _up_s(
@@ -262,6 +253,10 @@ def _expected_s(work: Seen, reference: Reference) -> float:
     return sum(law.seconds(samples) for samples in work.batches)
 
 
+FITS = 20
+"""Times that law and paces are fitted in turn."""
+
+
 class UnseenLaw(msgspec.Struct, frozen=True):
     """CPU seconds of work that was not seen: of each batch, of each one that uploads its features, and of each second
     of the reference."""
@@ -282,10 +277,17 @@ def _counts(work: Seen, reference: Reference) -> tuple[float, float, float]:
 
 
 def unseen_law(seen: Sequence[Seen], reference: Reference) -> UnseenLaw:
-    """The law that fits all work best."""
+    """The law that fits all work best, each profile's multiplied by its pace. Law and paces are fitted in turn: slow
+    devices have small cuts, so without the paces their slowness would look like seconds that each batch costs."""
     settled = [work for work in seen if not work.first] or seen
     rows = [_counts(work, reference) for work in settled]
-    return UnseenLaw(*relative_parts(rows, [work.compute_cpu_s for work in settled]))
+    profiles = {work.profile: [each for each in settled if each.profile == work.profile] for work in settled}
+    paces = dict.fromkeys(profiles, 1.0)
+    for _ in range(FITS):
+        law = UnseenLaw(*relative_parts(rows, [work.compute_cpu_s / paces[work.profile] for work in settled]))
+        found = {profile: _pace(own, reference, law) for profile, own in profiles.items()}
+        paces = {profile: pace / median(found.values()) for profile, pace in found.items()}
+    return law
 
 
 def _pace(own: Sequence[Seen], reference: Reference, law: UnseenLaw) -> float:

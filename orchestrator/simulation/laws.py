@@ -25,13 +25,16 @@ def parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[f
 
 
 def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
-    """A line through (bytes, seconds, rate). If all sizes are equal, all time beyond the wire's own is latency."""
+    """A line through (bytes, seconds, rate) of what opens and ends tasks. If all sizes are equal, all time beyond the
+    wire's own is latency. The least of it is the link's own; the rest is what a busy host adds at the ends of tasks,
+    when server halves are made and other devices send too."""
     scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
     if not scaled:
         return LinkFit(0.0, STRETCH)
     line = line_through(scaled)
     stretch = min(max(line.byte_s, STRETCH), 3.0)
-    return LinkFit(max(0.0, median(seconds - stretch * x for x, seconds in scaled)), stretch)
+    beyond = [seconds - stretch * x for x, seconds in scaled]
+    return LinkFit(max(0.0, median(beyond)), stretch, max(0.0, min(beyond)))
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:

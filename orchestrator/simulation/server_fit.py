@@ -7,7 +7,8 @@ from itertools import pairwise
 from statistics import mean, median
 
 from edgebed.wire.messages import Assignment
-from orchestrator.records.run_index import RunFacts
+from orchestrator.records.run_index import RoundFacts, RunFacts
+from orchestrator.records.types import ServerStep, UploadReceived
 from orchestrator.simulation.costs import ServerTurns
 from orchestrator.simulation.laws import ratio, relative_law
 from orchestrator.simulation.layer_costs import WidthLaw
@@ -65,9 +66,24 @@ def server_turns(runs: Sequence[RunFacts]) -> ServerTurns:
     return ServerTurns(median(making) if making else 0.0, mean(gaps) if gaps else 0.0)
 
 
+def found_idle(facts: RoundFacts, device: str) -> list[tuple[UploadReceived, ServerStep]]:
+    """A device's uploads that found the server idle, each with its step. The first upload is left out, because it may
+    have waited for its server half to be created."""
+    steps = {step.batch: step for step in facts.steps if step.devices == (device,)}
+    pairs = [(upload, steps[upload.batch]) for upload in facts.uploads.get(device, ()) if upload.batch in steps]
+    return [
+        (upload, step)
+        for upload, step in pairs
+        if upload.batch > 0
+        and not any(other.start_ns < step.start_ns and other.end_ns > upload.at_ns for other in facts.steps)
+    ]
+
+
 def orchestrator_work(runs: Sequence[RunFacts]) -> dict[str, float]:
-    """Median seconds by kind. `encode`: from the end of a step to the start of its reply's transfer."""
+    """Median seconds by kind. `encode`: from the end of a step to the start of its reply's transfer; where there was no
+    reply, from the arrival of an upload to its tensors, since both are one small job in a worker thread."""
     seconds: dict[str, list[float]] = {}
+    decoded: list[float] = []
     for run in runs:
         for _, facts in run.rounds():
             for phase in facts.own:
@@ -79,4 +95,8 @@ def orchestrator_work(runs: Sequence[RunFacts]) -> dict[str, float]:
             for reply in (reply for replies in facts.replies.values() for reply in replies):
                 if (reply.device, reply.batch) in ends:
                     seconds.setdefault("encode", []).append((reply.first_ns - ends[reply.device, reply.batch]) / 1e9)
+            pairs = [pair for device in facts.uploads for pair in found_idle(facts, device)]
+            decoded += [(step.ready_ns - upload.at_ns) / 1e9 for upload, step in pairs if step.ready_ns]
+    if decoded:
+        seconds.setdefault("encode", decoded)
     return {name: median(values) for name, values in seconds.items()}

@@ -91,6 +91,17 @@ def test_nothing_moves_over_a_link_that_is_cut() -> None:
     assert run_virtual(main) == pytest.approx(10.25)
 
 
+def test_a_transfer_within_a_task_has_the_least_latency() -> None:
+    async def main(loop: VirtualLoop) -> tuple[float, float]:
+        pipe = Pipe(lambda: LinkCost(0.5, 1e-6, least_s=0.1), loop.virtual_ns, lambda: None, 1000.0)
+        await pipe.carry(1_000_000)
+        outer_s = loop.time() - START_S
+        await pipe.carry(1_000_000, within=True)
+        return outer_s, loop.time() - START_S - outer_s
+
+    assert run_virtual(main) == pytest.approx((1.5, 1.1))
+
+
 def test_cpus_that_change_in_mid_task_count_from_then_on() -> None:
     async def main(loop: VirtualLoop) -> float:
         cpus = [1.0]

@@ -36,7 +36,7 @@ from orchestrator.records.types import (
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart
-from tests.component._fleet import buggy, fleet, model, training
+from tests.component._fleet import buggy, fleet, model, training, warm_up_once
 from tests.component._simulated import PlainCosts, play
 
 THREE = {"a": 24, "b": 17, "c": 30}
@@ -59,6 +59,7 @@ Steps = dict[tuple[str, int], list[object]]
 def recorded(module: str, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """What the device core does from now on, driven by this module."""
     seen: Steps = {}
+    warm_up_once()  # its tasks are no part of the run
 
     def recording(task: Task, *rest: Any) -> core.Steps:
         steps, answer = core.run_task(task, *rest), None

@@ -215,6 +215,22 @@ def test_batches_of_unseen_work_cost_what_all_seen_work_has_in_common() -> None:
     assert relative_law([]) == WidthLaw(1.0, 0.0, 1.0)
 
 
+def test_a_slow_device_that_does_small_work_does_not_make_batches_look_dear() -> None:
+    """No seconds a batch, three times the reference; the slow profile does small batches only, and is twice as slow."""
+    fast = [work(batches=(n,) * 4, compute_cpu_s=4 * 0.003 * n) for n in (2, 4, 8)]
+    slow = [msgspec.structs.replace(work(batches=(n,) * 4, compute_cpu_s=8 * 0.003 * n), profile="z") for n in (1, 2)]
+    law = unseen_law([*fast, *slow], Linear())
+    assert law.batch_s == pytest.approx(0.0, abs=1e-4)
+    assert profile_costs(slow, Linear(), law).other / profile_costs(fast, Linear(), law).other == pytest.approx(
+        2, rel=0.02
+    )
+
+
+def test_the_least_latency_of_tasks_is_that_of_the_link() -> None:
+    fit = link_fit([(1000, STRETCH * 0.008 + beyond, RATE) for beyond in (0.002, 0.010, 0.030)])
+    assert (fit.latency_s, fit.least_s) == (pytest.approx(0.010), pytest.approx(0.002))
+
+
 def test_a_device_needs_more_to_encode_than_the_reference() -> None:
     tasks = [work(assignment=assignment(batch_size=8), uploads=2, encode_cpu_s=0.004)]
     assert encode_laws(tasks, Linear()) == {"float32": SizeLaw(pytest.approx(0.002), 0.0)}
