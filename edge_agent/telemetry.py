@@ -50,7 +50,7 @@ class Throttling:
 
     def recent(self) -> tuple[int, int]:
         """The same, at most RECENT_NS old. Reading is the slowest part of a change of phase, and with small batches
-        phases change every few milliseconds. The kernel looks at a quota every 100 ms."""
+        phases change every few milliseconds. A period of a quota usually has 100 ms or more."""
         now = time.monotonic_ns()
         if now - self._at > RECENT_NS:
             self._at, self._last = now, self.read()
