@@ -17,7 +17,7 @@ from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host_facts import gather
 from orchestrator.fleet.profile import load_fleet
-from orchestrator.records.formatting import number
+from orchestrator.records.formatting import NONE, number
 from orchestrator.records.vocabulary import UNLIMITED
 from orchestrator.runs.find import runs_folder
 
@@ -90,7 +90,7 @@ def _fleet_table(name: str, fitting: FleetFit) -> Table:
         rates = (number(rate / 1e6, 4) for rate in (limits.uplink_bit_s, limits.downlink_bit_s))
         verdict = f"[bold red]{escape(device.lack)}[/]" if device.lack else "[green]fits[/]"
         cells = (number(limits.cpus, 4), *rates, str(limits.memory_mib), number(limits.latency_ms))
-        table.add_row(device.name, *([UNLIMITED, *[""] * 4, ""] if limits.unlimited else [*cells, verdict]))
+        table.add_row(device.name, *([*[NONE] * 5, UNLIMITED] if limits.unlimited else [*cells, verdict]))
     return table
 
 

@@ -155,7 +155,7 @@ def fleet_table(state: FleetState) -> Table:
         table.add_column(name, justify="right")
     for device in state.devices:
         for label, *cells in _rows(device):
-            table.add_row(device.name if label == "requested" else "", label, *cells)
+            table.add_row(device.name if label in ("requested", UNLIMITED) else "", label, *cells)
         table.add_section()
     return table
 
@@ -177,7 +177,7 @@ def _rows(device: DeviceInFleet) -> list[list[str]]:
         return [["requested", *_limits(wanted)], ["away", device.error, "", "", "", ""]]
     if wanted.unlimited:
         here = "connected" if held.alive else "away"
-        return [["requested", UNLIMITED, "", "", "", ""], [f"{device.profile}, {here}", *[NONE] * 5]]
+        return [[UNLIMITED, *[NONE] * 5], [f"profile {device.profile}, {here}", *[""] * 5]]
     return [
         ["requested", *_limits(wanted)],
         ["set", *_set(held)],

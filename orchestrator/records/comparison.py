@@ -36,7 +36,7 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     rows = [_row(summary, base) for summary in summaries]
     costs = [str(summary.get("costs") or "") for summary in summaries]
     notes = _notes(rows, costs) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
-    notes += look_alike_notes(summaries)
+    notes += look_alike_notes(summaries) + [note for each in summaries for note in _boards(each)]
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     for text, row in zip(texts, rows, strict=True):
         if row["speed_up"] is None:
@@ -97,8 +97,6 @@ def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
 def _doubts(row: Summary, costs: str) -> Iterable[str]:
     if row["enforcement"] == "software":
         yield "limits were held by the agents themselves, not by the kernel"
-    if boards := row.get("unlimited"):
-        yield f"{', '.join(boards)}: unlimited, {'real boards' if len(boards) > 1 else 'a real board'}"
     if row["enforcement"] == "simulated":
         yield f"simulated; no device ran, times come from a cost model{f' ({costs})' if costs else ''}"
     if not row["calibrated"]:
@@ -120,6 +118,11 @@ def _disturbed(summary: Summary) -> Iterable[str]:
             f"{summary['run']}: the host disturbed {count} of {summary['rounds']} rounds ({by}): end what disturbs it "
             "and repeat the run, or leave these rounds out"
         )
+
+
+def _boards(summary: Summary) -> Iterable[str]:
+    if boards := summary.get("unlimited"):
+        yield f"{summary['run']}: unlimited, real boards: {', '.join(boards)}"
 
 
 def _named(runs: Sequence[str], of: int) -> str:

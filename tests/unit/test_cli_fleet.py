@@ -24,9 +24,9 @@ NOTHING = msgspec.structs.replace(
 )
 
 
-def shown(held: Held | None, enforcement: str) -> dict[str, list[str]]:
+def shown(held: Held | None, enforcement: str, wanted: Limits = WANTED) -> dict[str, list[str]]:
     """Cells by label, and the caption."""
-    device = DeviceInFleet("d0", "p", WANTED, held, "" if held else "gone")
+    device = DeviceInFleet("d0", "p", wanted, held, "" if held else "gone")
     out = io.StringIO()
     console = Console(width=160, file=out)
     console.print(fleet_table(FleetState("f", "f1", "local", enforcement, 1.0, "", (device,), "pacing")))
@@ -54,6 +54,15 @@ def test_what_agents_hold_themselves_is_neither_set_nor_none() -> None:
 
 def test_a_device_that_is_away_says_why() -> None:
     assert shown(None, "kernel")["away"][0] == "gone"
+
+
+def test_a_real_board_is_unlimited_and_says_whether_it_is_there() -> None:
+    board, held = msgspec.structs.replace(WANTED, unlimited=True), msgspec.structs.replace(NOTHING, read_back=False)
+    rows = shown(held, "unlimited", board)
+    assert rows["unlimited: a real board"] == ["–"] * 5
+    assert "profile p, connected" in rows
+    assert "f (local, unlimited: real boards, grain pacing)" in rows["text"][0]
+    assert "profile p, away" in shown(msgspec.structs.replace(held, alive=False), "kernel", board)
 
 
 def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

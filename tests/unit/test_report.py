@@ -14,15 +14,19 @@ import numpy as np
 import pytest
 
 from orchestrator import report
+from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
+from orchestrator.records.comparison import compare
 from orchestrator.records.palette import PHASES
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
+from orchestrator.records.vocabulary import UNLIMITED
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
 from tests.synthetic import Speed, Synthetic
+from tests.unit.test_dashboard_state import folded
 from tests.unit.test_summary import keep, resumed, throttle
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
@@ -80,6 +84,41 @@ def test_limits_that_agents_hold_themselves_are_shown_as_not_read_back(tmp_path:
         text = body((folder / "report.html").read_text(encoding="utf-8"))
         assert shown in text
         assert ('<tr class="bad">' in text) is (enforcement == "kernel")
+
+
+def test_real_boards_are_called_unlimited_on_every_output(tmp_path: Path) -> None:
+    board = Synthetic().records
+    names = [device.name for device in sort(board).started.devices]
+    for enforcement, unlimited, said in (
+        ("unlimited", names, "unlimited: real boards"),
+        ("kernel", names[:1], f"unlimited: the real board {names[0]}"),
+    ):
+        records = [_as_boards(record, enforcement, unlimited) for record in board]
+        folder = keep(tmp_path / enforcement, records)
+        write_report(folder)
+        text = body((folder / "report.html").read_text(encoding="utf-8"))
+        assert said in text
+        assert text.count(f"profile-{names[0]}, {UNLIMITED}") == 1
+        assert "0.5 cores" in text
+        summary = summarise(records)
+        assert f"unlimited, real boards: {', '.join(unlimited)}" in " ".join(compare([summary]).notes)
+        state = folded(records)
+        assert (head(state)["unlimited"], head(state)["enforcement"]) == (unlimited, enforcement)
+
+
+def _as_boards(record: t.Record, enforcement: str, names: list[str]) -> t.Record:
+    if isinstance(record, t.RunStarted):
+        devices = [
+            msgspec.structs.replace(each, board=each.name, unlimited=True, uplink_bit_s=0, downlink_bit_s=0)
+            if each.name in names
+            else each
+            for each in record.devices
+        ]
+        return msgspec.structs.replace(record, enforcement=enforcement, devices=tuple(devices))
+    if isinstance(record, t.LimitsSet) and record.device in names:
+        held = {"held_cpus": None, "held_uplink_bit_s": None, "held_downlink_bit_s": None}
+        return msgspec.structs.replace(record, unlimited=True, uplink_bit_s=0, downlink_bit_s=0, **held)
+    return record
 
 
 def test_every_round_can_be_chosen_and_its_gantt_holds_the_timeline(page: str) -> None:

@@ -104,6 +104,19 @@ def test_work_is_reported_and_not_judged() -> None:
     assert (row.judged, row.measured, row.error) == (False, 500.0, -0.5)
 
 
+def test_what_a_real_board_does_is_reported_and_not_judged() -> None:
+    board = msgspec.structs.replace(context(**SOFTWARE), limits=msgspec.structs.replace(LIMITS, unlimited=True))
+    item = j.Item("download", True, seconds=1.2)
+    rows = [
+        j.judge_cpu(board, j.Item("busy", True, seconds=2.0), ProbeResult("d", "1", 2.0, 7.0)),
+        j.judge_link(board, item, 1.0, 10_000_000),
+        j.judge_link(board, item, 0.0, 0, "no route to host"),
+    ]
+    assert [(row.judged, row.passed, row.requested, row.error) for row in rows] == [(False, True, 0.0, 0.0)] * 3
+    assert [row.measured for row in rows[:2]] == pytest.approx([3.5, 80 / WIRE_SHARE])
+    assert [row.cause for row in rows] == ["unlimited: a real board", "unlimited: a real board", "no route to host"]
+
+
 def test_the_full_plan_has_every_combination() -> None:
     links = [i for i in j.full_plan() if i.kind in ("upload", "download")]
     assert {(i.kind, i.together, i.connections, i.size) for i in links} == {
