@@ -124,6 +124,8 @@ def _cells(row: Calibrated) -> list[str]:
 def _verdict(calibration: Calibration) -> str:
     judged = [row for row in calibration.rows if row.judged]
     failed = [row for row in judged if not row.passed]
+    if not judged:
+        return "No row is judged: a real board has no limits. The rows say what was measured."
     if not failed:
         worst = max((abs(r.error) for r in judged if "64 KB" not in r.condition), default=0.0)
         return f"All {len(judged)} judged rows hold; the largest error is {percent(worst)} (without 64 KB transfers)."

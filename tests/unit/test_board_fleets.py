@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -12,13 +13,17 @@ from edgebed.errors import CapacityError, FleetError, UsageError
 from edgebed.link.base import Handler
 from edgebed.wire.topics import Topics
 from orchestrator.boards.members import Taken, board_ids, claimed, is_claimed, with_facts
-from orchestrator.boards.place import Place
+from orchestrator.boards.place import Live, Place, Where
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.split_link import SplitLink
+from orchestrator.boards.standing import BoardsBroker
 from orchestrator.experiment import load
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.profile import FleetSpec, dilation_of, load_fleet
 from orchestrator.records.vocabulary import held_by
 from orchestrator.runs.feasibility import check_fleet, experiment_fleet, simulated_fleet
+from orchestrator.runs.opened_fleet import OpenedFleet
+from tests.component._fleet import NoBackend
 
 HERE = "cpus: 0.5\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 512\n"
 PI = "cpus: 0.2\nuplink_mbit_s: 90\ndownlink_mbit_s: 80\nmemory_mib: 4096\n"
@@ -235,3 +240,14 @@ def test_a_board_is_simulated_by_its_profile(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="b1 is a real board without a profile, so nothing is known to simulate"):
         simulated_fleet(fleet(tmp_path, "  - {board: b1}\n"))
     assert msgspec.structs.replace(spec) == simulated_fleet(spec)
+
+
+async def test_a_broker_of_ones_own_is_of_no_use_to_boards_only(tmp_path: Path) -> None:
+    spec = fleet(tmp_path, "  - {board: b1}\n")
+    address = BoardsBroker(Live(1, 1883, "o", "p", 0), Where(("h",), 1, 2), started=False)
+    opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address)
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(UsageError, match="all devices of f are boards"):
+            await opened.open_broker(stack, [], "mqtt://elsewhere")
+        await opened.open_broker(stack, [], None)
+    assert opened.broker is address
