@@ -71,11 +71,13 @@ async def boards(lab: Lab, *names: str) -> AsyncIterator[None]:
         await asyncio.gather(*standing, return_exceptions=True)
 
 
-def request(folder: Path, devices: str, methods: str = "{name: fedavg}", rounds: int = 2) -> Request:
+def request(
+    folder: Path, devices: str, methods: str = "{name: fedavg}", rounds: int = 2, scenario: str = ""
+) -> Request:
     (folder / "here.yaml").write_text(HERE)
     (folder / "fleet.yaml").write_text(f"name: lab\nbackend: software\nreserve_cpus: 0\ndevices:\n{devices}")
     path = folder / "experiment.yaml"
-    path.write_text(EXPERIMENT.format(methods=methods, rounds=rounds))
+    path.write_text(EXPERIMENT.format(methods=methods, rounds=rounds) + scenario)
     return Request(load(path), path, folder / "runs", allow_uncalibrated=True)
 
 
@@ -125,9 +127,11 @@ async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
 async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
     lab: Lab, tmp_path: Path, uncalibrated: None
 ) -> None:
-    """The service does not stand: the run starts it. The agent of b2 is killed, b1 is revoked."""
+    """The service does not stand: the run starts it. The agent of b2 is killed; b1 leaves and returns, as the scenario
+    says, and is revoked."""
     devices = "  - {board: b1}\n  - {board: b2}\n  - {profile: here.yaml, name: cpu}\n"
-    wanted = request(tmp_path, devices, rounds=500)
+    leave = "scenario: [{round: 2, device: b1, do: leave, for_s: 1}]\n"
+    wanted = request(tmp_path, devices, rounds=500, scenario=leave)
     async with boards(lab, "b1", "b2"):
         await lab.stop()
         work = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
@@ -138,8 +142,10 @@ async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
         out = await run.expect(DeviceOut, lambda each: each.device == "b2")
         assert "ended by signal 9" in out.why
         await run.expect(DeviceJoined, lambda each: each.device == "b2" and each.again)
+        await run.expect(DeviceLeft, lambda each: (each.device, each.why) == ("b1", "the scenario took it away"))
+        again = await run.expect(DeviceJoined, lambda each: each.device == "b1" and each.again)
         lab.revoke("b1")
-        left = await run.expect(DeviceLeft, lambda each: each.device == "b1")
+        left = await run.expect(DeviceLeft, lambda each: each.device == "b1" and each.at_ns > again.at_ns)
         assert "revoked" in left.why
         await run.expect(
             RoundFinished,
