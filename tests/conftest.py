@@ -33,7 +33,7 @@ ORCHESTRATORS = re.compile(
 """What a test imports that cannot run where only the agent is installed (`make test-agent`)."""
 AGENT_ONLY = importlib.util.find_spec("typer") is None
 
-NEEDS = ("guest", "root", "docker", "mosquitto", "data", "browser")
+NEEDS = ("guest", "root", "docker", "swarm", "mosquitto", "data", "browser")
 
 
 @functools.cache
@@ -46,6 +46,9 @@ def missing(need: str) -> str:
         return f"no {', '.join(tools)}: install iproute2" if tools else ""
     if need == "docker":
         return _missing_docker()
+    if need == "swarm":
+        program = os.environ.get("EDGEBED_SWARM_UP", "")
+        return "" if os.access(program, os.X_OK) else "EDGEBED_SWARM_UP names no program that joins engines to a Swarm"
     if need == "mosquitto":
         return "" if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") else "no mosquitto"
     if need == "browser":

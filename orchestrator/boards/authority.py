@@ -68,6 +68,11 @@ class Authority:
         builder = _certificate(board, key, now, now + self._board_life)
         return self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
 
+    def client_pair(self, name: str, now: dt.datetime) -> tuple[bytes, bytes]:
+        """A new key and certificate (PEM) of a client with this common name."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        return _private_bytes(key), self.board_certificate(key.public_key(), name, now).public_bytes(PEM)
+
     def server_pair(self, hosts: Iterable[str], now: dt.datetime) -> tuple[bytes, bytes]:
         """A new key and certificate (PEM) of the server under these names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())

@@ -13,7 +13,9 @@ from pathlib import Path
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
+from orchestrator.fleet.base import TlsListener
 
+TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 LARGEST_MESSAGE = 8 << 20
 """Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
 
@@ -63,7 +65,8 @@ def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as:
     for path in (passwords, rights):
         path.chmod(0o600)
     config.write_text("\n".join(settings(listen, seen_as or str(folder))))
-    for path in (folder, passwords, rights, config) if owner else ():
+    files = [passwords, rights, config, *_tls_files(listen.tls, folder)]
+    for path in (folder, *files) if owner else ():
         shutil.chown(path, owner)
     return config
 
@@ -78,8 +81,29 @@ def settings(listen: Listen, folder: str) -> list[str]:
             for address in listen.addresses
             for line in (f"listener {listen.port} {address}", f"max_connections {listen.most_connections}")
         ],
+        *([] if listen.tls is None else _tls_settings(listen, listen.tls, folder)),
         "",
     ]
+
+
+def _tls_settings(listen: Listen, tls: TlsListener, folder: str) -> list[str]:
+    return [
+        f"listener {listen.port} {tls.address}",
+        f"max_connections {listen.most_connections}",
+        "tls_version tlsv1.2",  # the least one
+        *(f"{key} {folder}/{name}" for key, name in TLS_FILES.items()),
+        "require_certificate true",
+    ]
+
+
+def _tls_files(tls: TlsListener | None, folder: Path) -> list[Path]:
+    paths = []
+    for name, data in zip(TLS_FILES.values(), () if tls is None else (tls.ca, tls.certificate, tls.key), strict=False):
+        path = folder / name
+        path.touch(0o600)
+        path.write_bytes(data)
+        paths.append(path)
+    return paths
 
 
 def common_settings(folder: str) -> list[str]:

@@ -19,20 +19,21 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import LinkError
+from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker import relay
 from orchestrator.broker.child import Child
 from orchestrator.broker.own import OwnBroker, is_this_host
 from orchestrator.broker.seams import Listen, Runner
-from orchestrator.fleet.base import Access
+from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
 
 KINDS = ("mosquitto", "container", "embedded")
 """Ways to run a broker of our own, best first. Each is a file of this package with a function `find`, which returns a
 runner, or None where this machine has not what it needs."""
 
+TLS_KINDS = {"mosquitto", "container"}
 START_S = 20.0
 LOOPBACK = "127.0.0.1"
 
@@ -91,6 +92,7 @@ async def open_broker(
     kinds: Sequence[str] = KINDS,
     fleet: str = "",
     devices: Sequence[str] = (),
+    tls: TlsListener | None = None,
 ) -> AsyncIterator[Broker]:
     """A broker that listens on loopback and `addresses`, or the user's own; stopped and removed at the end.
 
@@ -100,12 +102,15 @@ async def open_broker(
         kinds: what may be started, best first.
         fleet, devices: each device gets a user of its own, who may use the topics of this device in this fleet only. A
             broker of the user's own keeps its own users.
+        tls: where it also listens for agents on other hosts; only a Mosquitto does.
 
     Raises:
         UsageError: the user's own broker cannot be used so.
         LinkError: no broker can be reached or started; says why, and what to do.
     """
     with OwnedFolder("edgebed-broker-") as folder:
+        if own is not None and tls is not None:
+            raise UsageError("a fleet on other hosts has a broker of its own", hint="leave --broker away")
         if own is not None and not own.secure:
             address = own.address()
             await _try_login(address)
@@ -116,8 +121,10 @@ async def open_broker(
                 yield broker
             return
         users = {name: secrets.token_urlsafe(18) for name in (ORCHESTRATOR, *devices)}
-        wanted = Listen(list(dict.fromkeys([LOOPBACK, *addresses])), 0, users, fleet)
-        runner, listen = await _start_first(kinds, wanted, folder)
+        wanted = Listen(list(dict.fromkeys([LOOPBACK, *addresses])), 0, users, fleet, tls)
+        runner, listen = await _start_first(
+            [kind for kind in kinds if tls is None or kind in TLS_KINDS], wanted, folder
+        )
         try:
             again = functools.partial(_begin_again, runner, listen, folder)
             yield Broker(runner.kind, _own_address(listen, LOOPBACK), users, runner, again)
@@ -165,7 +172,7 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tu
         if runner is None:
             continue
         for _ in range(3):  # another program may take the free port before the broker does
-            listen = msgspec.structs.replace(wanted, port=free_port(wanted.addresses))
+            listen = msgspec.structs.replace(wanted, port=free_port(_all_addresses(wanted)))
             try:
                 await runner.start(listen, folder)
                 await _wait_ready(runner, _own_addresses(listen))
@@ -180,6 +187,10 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tu
         "no MQTT broker can be started: " + ("; ".join(dict.fromkeys(failures)) or "none is installed"),
         hint="install mosquitto (apt install mosquitto), or pip install amqtt, or name your own with --broker mqtt://…",
     )
+
+
+def _all_addresses(listen: Listen) -> list[str]:
+    return [*listen.addresses, *([] if listen.tls is None else [listen.tls.address])]
 
 
 def _own_address(listen: Listen, host: str) -> Address:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from orchestrator.fleet.base import TlsListener
+
 
 class Listen(msgspec.Struct, frozen=True):
     """Where a broker of ours listens and whom it lets in.
@@ -14,12 +16,14 @@ class Listen(msgspec.Struct, frozen=True):
     Attributes:
         users: passwords by user: the orchestrator's, and one for each device, whose name it is.
         fleet: id of the fleet whose topics the devices use.
+        tls: where it also listens, on the same port, for those who show a certificate; they log in all the same.
     """
 
     addresses: list[str]
     port: int
     users: dict[str, str]
     fleet: str = ""
+    tls: TlsListener | None = None
 
     @property
     def most_connections(self) -> int:

@@ -15,10 +15,10 @@ from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.calibration import verdicts
-from orchestrator.calibration.probe_server import ProbeServer
+from orchestrator.calibration.far_end import far_end
 from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
-from orchestrator.fleet.base import Fleet, Held
+from orchestrator.fleet.base import FarEnd, Fleet, Held
 from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
 from orchestrator.fleet.profile import Limits
 from orchestrator.records.types import Calibrated
@@ -77,7 +77,7 @@ async def calibrate(
     plan = verdicts.short_plan(len(limits)) if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
-    async with ProbeServer(fleet.host_of(device) for device in limits) as peer:
+    async with far_end(fleet, limits) as peer:
         bench = Bench(fleet, limits, prober, peer)
         for item in plan:
             for row in await bench.item(item):
@@ -91,7 +91,7 @@ async def calibrate(
 class Bench:
     """Measures the items of a plan on a fleet's devices, failed rows again."""
 
-    def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: ProbeServer) -> None:
+    def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd) -> None:
         self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer
         self._cores, self._tick_s = usable_cores(), tick_s() or verdicts.TICK_S
 
@@ -193,7 +193,9 @@ class Bench:
         limits = self._limits[device]
         rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
         size, host = item.bytes_for(rate), self._fleet.host_of(device)
-        moved = await move(self._prober, self._peer, device, host, item.kind, size, item.connections, size * 8 / rate)
+        moved = await move(
+            self._prober, self._peer.of(device), device, host, item.kind, size, item.connections, size * 8 / rate
+        )
         return verdicts.judge_link(await self._context(device), item, moved.seconds, moved.payload, moved.error)
 
     async def _context(self, device: str) -> Context:

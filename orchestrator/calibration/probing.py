@@ -10,7 +10,7 @@ import msgspec
 
 from edgebed.errors import EdgebedError
 from edgebed.wire.messages import Probe, ProbeResult
-from orchestrator.calibration.probe_server import ProbeServer
+from orchestrator.fleet.base import ProbePeer
 
 PATIENCE_S = 60.0
 """Extra seconds that a probe may take beyond its own length: a device with 0.02 CPU answers slowly."""
@@ -43,7 +43,7 @@ async def ask(prober: Prober, device: str, probe: Probe, seconds: float) -> Prob
 
 async def move(
     prober: Prober,
-    peer: ProbeServer,
+    peer: ProbePeer,
     device: str,
     host: str,
     kind: str,
@@ -59,7 +59,7 @@ async def move(
         seconds: how long it will take, about.
     """
     probe = Probe(id=uuid.uuid4().hex, kind=kind, host=host, port=peer.port(host), size=size, connections=connections)
-    received = peer.expect(probe.id)
+    received = await peer.expect(probe.id)
     try:
         result = await ask(prober, device, probe, seconds)
         if kind == "download" or result.error:
@@ -70,5 +70,5 @@ async def move(
     except (EdgebedError, TimeoutError) as problem:
         return Moved(0.0, 0, str(problem) or "the orchestrator received nothing")
     finally:
-        peer.forget(probe.id)
+        await peer.forget(probe.id)
         received.cancel()

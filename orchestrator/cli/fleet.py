@@ -1,5 +1,5 @@
-"""`edgebed fleet up|ps|down|ls`: a throttled fleet without a run, kept by a process in the background; all fleets of
-this host."""
+"""`edgebed fleet up|ps|down|ls|push-image`: a throttled fleet without a run, kept by a process in the background; all
+fleets of this host; the agent's image on the nodes of a Swarm."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     group.command("ps")(ps)
     group.command("down")(down)
     group.command("ls")(ls)
+    group.command("push-image")(push_image)
     app.add_typer(group, name="fleet")
 
 
@@ -127,6 +128,24 @@ def ls(as_json: Json = False) -> None:
         boards = ", ".join(fleet.boards) or "–"
         table.add_row(fleet.name or "–", fleet.fleet_id, fleet.backend, process, *shares, boards)
     console.print(table)
+
+
+def push_image(
+    fleet: Fleet,
+    to: Annotated[
+        list[str] | None, typer.Option(help="A node's engine: ssh://user@host or unix:///path; may be repeated.")
+    ] = None,
+) -> None:
+    """Bring the agent's image to the nodes of a Swarm: into the registry that FLEET names, and into the engines given
+    with --to. It is built if this host's engine has none."""
+    from orchestrator.fleet.swarm import push
+
+    spec = load_fleet(fleet)
+    registry = spec.swarm.registry if spec.swarm else ""
+    if not registry and not to:
+        raise UsageError("the fleet file names no registry", hint="give each node's engine: --to ssh://user@host")
+    tag = push.push_image(registry, to or (), log.print)
+    log.print(f"{tag} is there")
 
 
 def _place(spec: FleetSpec) -> daemon.FleetFolder:

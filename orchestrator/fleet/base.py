@@ -7,15 +7,18 @@ calls of `limit` at any time, `close`.
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits
+from edgebed.link.probe_server import Received
 
 ALONE = "EDGEBED_ALONE_S"
 """The environment variable with the number of seconds after which an agent without an orchestrator ends. A fleet passes
@@ -50,6 +53,68 @@ class BrokerAccess(Protocol):
 
     def access(self, host: str, device: str = "") -> Access:
         """Address and user for a device that reaches this machine as `host`."""
+        ...
+
+
+class TlsListener(msgspec.Struct, frozen=True):
+    """An address at which the broker listens with TLS for agents on other hosts, and what it shows and believes there
+    (PEM). Agents still have their own users and passwords."""
+
+    address: str
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+class Certifier(Protocol):
+    """A certificate authority of one run. All is PEM; the clock's time is `now`."""
+
+    @property
+    def pem(self) -> bytes:
+        """Its own certificate."""
+        ...
+
+    def client_pair(self, name: str, now: datetime) -> tuple[bytes, bytes]:
+        """Key and certificate of a client with this common name."""
+        ...
+
+    def server_pair(self, hosts: Iterable[str], now: datetime) -> tuple[bytes, bytes]:
+        """Key and certificate of a server under these names and addresses."""
+        ...
+
+
+class ProbePeer(Protocol):
+    """The other end of a device's link probes."""
+
+    def port(self, address: str) -> int:
+        """To which a device connects that reaches it at `address`."""
+        ...
+
+    async def expect(self, probe_id: str) -> asyncio.Future[Received]:
+        """Announce a probe. The future holds what was received, or the error."""
+        ...
+
+    async def forget(self, probe_id: str) -> None: ...
+
+
+class FarEnd(Protocol):
+    """The other ends of a fleet's link probes. They listen while the `async with` block runs."""
+
+    async def __aenter__(self) -> FarEnd: ...
+    async def __aexit__(self, *_: object) -> None: ...
+    def of(self, device: str) -> ProbePeer: ...
+
+
+@runtime_checkable
+class ManyHosts(Protocol):
+    """What a fleet on other hosts has beside what `Fleet` says."""
+
+    def tls_listener(self) -> TlsListener:
+        """Where the broker must listen for it. Call it after `prepare`."""
+        ...
+
+    def far_end(self) -> FarEnd:
+        """Link probes end on the host of their device, not here."""
         ...
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import docker.errors
 import docker.types
@@ -20,31 +17,28 @@ from edgebed.errors import FleetError, LimitError
 from edgebed.limits.cgroups import PARENT, SLICE, Cgroup
 from edgebed.limits.cpu_quota import CpuQuota, parse_quota
 from edgebed.limits.shell import missing_tools
-from edgebed.limits.throttle import Group, confirm, held_by_kernel, parse_docker_stats, quota_us
+from edgebed.limits.throttle import Group, parse_docker_stats
 from orchestrator.fleet import leftovers, links, ownership
-from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
+from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.container_devices import (
+    MOST_PROCESSES,
+    NOWHERE,
+    SHARD,
+    ContainerDevices,
+    ExitWatch,
+    Seen,
+    agent_arguments,
+    agent_environment,
+    hostname,
+)
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
 from orchestrator.fleet.image import ensure_image
-from orchestrator.fleet.making import CleanUp, Making
+from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.profile import FleetSpec, Limits
-from orchestrator.fleet.rival import LOOP, shares
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
 
-SHARD = "/shard.safetensors"
-MOST_PROCESSES = 1024
-"""Limit of processes and threads of one device: many times what an agent uses."""
 
-NOWHERE = "203.0.113.1"
-"""The DNS server of a container: an address reserved for documentation, so no name resolves. Otherwise the engine might
-ask the host's resolver for the container, which would bypass the shaped link."""
-
-RIVALS = "/tmp/rivals"
-"""The file in a container with the process numbers of its rivals."""
-
-UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
-
-
-class DockerFleet:
+class DockerFleet(ContainerDevices):
     """One fleet of containers.
 
     Args:
@@ -65,6 +59,7 @@ class DockerFleet:
         notify: Callable[[str], None] = lambda line: None,
         shaper: links.Shaper | None = None,
     ) -> None:
+        super().__init__()
         self._client = connect()
         self._fleet_id, self._notify, self._shaper = fleet_id, notify, shaper
         self._names = [device.name for device in spec.devices]
@@ -74,12 +69,11 @@ class DockerFleet:
         self._containers: dict[str, Any] = {}
         self._access: dict[str, Access] = {}
         self._shards: dict[str, Path] = {}
-        self._limits: dict[str, Limits] = {}
         self._image, self._systemd = "", False
         self._taken_in: set[str] = set()  # containers whose processes Edgebed moved into a cgroup of its own
-        self._making, self._clean_up = Making(), CleanUp(self._close)
+        self._clean_up = CleanUp(self._close)
         self._ending: set[str] = set()
-        self._watch: _ExitWatch | None = None
+        self._watch: ExitWatch | None = None
         self._exit: Callable[[str, str], None] = lambda device, why: None
 
     # ---- life ----
@@ -134,7 +128,7 @@ class DockerFleet:
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
-        self._watch = _ExitWatch(self._fleet_id, asyncio.get_running_loop(), self._died)
+        self._watch = ExitWatch(connect(), self._fleet_id, asyncio.get_running_loop(), self._died)
         await asyncio.gather(*(self._making.run(self._start_one, name) for name in self._names))
 
     def _start_one(self, name: str) -> None:
@@ -167,13 +161,11 @@ class DockerFleet:
         return self._client.containers.run(self._image, **{k: v for k, v in settings.items() if k != "sysctls"})
 
     def _settings(self, name: str) -> dict[str, Any]:
-        access = self._access[name]
-        who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
         return {
             "name": f"edgebed-{self._fleet_id}-{name}",
-            "hostname": name.replace("_", "-").replace(".", "-"),
-            "command": ["--fleet", self._fleet_id, "--device", name, "--shard", SHARD],
-            "environment": {"EDGEBED_BROKER": f"mqtt://{who}@{access.host}:{access.port}", **_alone()},
+            "hostname": hostname(name),
+            "command": agent_arguments(self._fleet_id, name),
+            "environment": agent_environment(self._access[name]),
             "volumes": {str(self._shards[name]): {"bind": SHARD, "mode": "ro"}},
             "network": self._networks[name].name,
             "labels": self._labels | {DEVICE: name},
@@ -228,92 +220,24 @@ class DockerFleet:
 
     # ---- limits ----
 
-    async def limit(self, device: str, limits: Limits) -> Held:
-        await self._making.run(self._set, device, limits)
-        self._limits[device] = limits
-        return confirm(limits, await self.held(device))
-
-    def _set(self, device: str, limits: Limits) -> None:
-        container = self._container(device)
+    def _set_quota(self, device: str, container: Any, limits: Limits) -> None:
         if container.id in self._taken_in:
             Cgroup.of_process(_pid(container)).set(limits)
         else:
-            self._update(container, device, limits)
-        self._links.shape(container, limits)
+            super()._set_quota(device, container, limits)
 
-    def _update(self, container: Any, device: str, limits: Limits) -> None:
-        memory = limits.memory_mib * 2**20
-        try:
-            container.update(
-                cpu_period=limits.period_us, cpu_quota=quota_us(limits), mem_limit=memory, memswap_limit=memory
-            )
-        except docker.errors.APIError as error:
-            raise LimitError(
-                f"{device}: the engine refuses its limits: {error.explanation or error}",
-                hint="more memory in the profile, or a kernel with CFS quotas (CONFIG_CFS_BANDWIDTH)",
-            ) from None
-
-    async def set_rates(self, device: str, limits: Limits) -> tuple[int, int]:
-        rates = await self._making.run(lambda: self._links.set_rates(self._container(device), limits))
-        self._limits[device] = limits
-        return rates
-
-    async def held(self, device: str) -> Held:
-        return await asyncio.to_thread(self._read, device)
-
-    def _read(self, device: str) -> Held:
-        assert self._shaper is not None
-        container = self._container(device)
+    def _look(self, device: str, container: Any) -> Seen:
+        shaper = self._shaper_of(device)
+        group, source = _group_of(container, shaper)
         alive = container.status == "running"
-        group, source = _group_of(container, self._shaper)
-        shaped = self._shaper.read(container) if alive else (links.NOTHING, links.NOTHING)
-        return held_by_kernel(
-            device,
-            self._limits.get(device, UNLIMITED),
+        return Seen(
             group,
-            shaped,
-            self._shaper.counters(container) if alive else (0, 0),
-            alive=alive,
-            details={"shaped from": self._shaper.route, "read from": source, "cgroup": group.dump},
+            shaper.read(container) if alive else (links.NOTHING, links.NOTHING),
+            shaper.counters(container) if alive else (0, 0),
+            {"shaped from": shaper.route, "read from": source},
         )
 
-    # ---- disturbances ----
-
-    async def set_link(self, device: str, up: bool) -> str:
-        return await self._making.run(lambda: self._links.set_link(self._container(device), up))
-
-    async def set_frozen(self, device: str, frozen: bool) -> str:
-        return await asyncio.to_thread(self._freeze, device, frozen)
-
-    def _freeze(self, device: str, frozen: bool) -> str:
-        container = self._container(device)
-        if (container.status == "paused") != frozen:
-            with engine_errors(f"{device} could not be {'frozen' if frozen else 'thawed'}"):
-                (container.pause if frozen else container.unpause)()
-        return f"container {self._container(device).status}"
-
-    async def set_rival(self, device: str, cpus: float) -> str:
-        return await self._making.run(self._compete, device, cpus)
-
-    def _compete(self, device: str, cpus: float) -> str:
-        """Each rival writes its number into a file, by which it is ended."""
-        container = self._container(device)
-        with engine_errors(f"no process could compete in {device}"):
-            container.exec_run(["sh", "-c", f"[ ! -e {RIVALS} ] || kill -9 $(cat {RIVALS}); rm -f {RIVALS}"])
-            for share in shares(cpus):
-                begin = f'echo $$ >> {RIVALS}; exec python3 -I -S -c "$1" "$2"'
-                container.exec_run(["sh", "-c", begin, "rival", LOOP, str(share)], detach=True)
-        return f"busy processes in its container: {len(shares(cpus))}"
-
-    async def stop(self, device: str) -> None:
-        await asyncio.to_thread(self._kill, device)
-
-    def _kill(self, device: str) -> None:
-        with engine_errors(f"the container of {device} could not be ended"):
-            self._container(device).kill()
-
-    @property
-    def _links(self) -> links.Shaper:
+    def _shaper_of(self, device: str) -> links.Shaper:
         if self._shaper is None:
             raise FleetError("the fleet was not prepared", hint="call prepare first")
         return self._shaper
@@ -325,11 +249,6 @@ class DockerFleet:
         with engine_errors(f"the container of {device} is gone"):
             container.reload()
         return container
-
-
-def _alone() -> dict[str, str]:
-    """The environment variable ALONE for the agents, if it is set for this process."""
-    return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
 
 
 def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:
@@ -354,47 +273,3 @@ def _quota_in(files: Mapping[str, str]) -> CpuQuota | None:
 
 def _pid(container: Any) -> int:
     return int(container.attrs["State"]["Pid"])
-
-
-class _ExitWatch:
-    """Listens in its own thread for containers that end, and reports them in the event loop."""
-
-    def __init__(self, fleet_id: str, loop: asyncio.AbstractEventLoop, died: Callable[[str, str, str], None]) -> None:
-        self._client, self._loop, self._died = connect(), loop, died
-        self._closed = False
-        self._starved: set[str] = set()  # containers in which the kernel killed a process because memory ran out
-        self._events = self._client.events(
-            decode=True, filters={"label": f"{FLEET}={fleet_id}", "event": ["die", "oom"], "type": "container"}
-        )
-        threading.Thread(target=self._listen, name="edgebed-exits", daemon=True).start()
-
-    def _listen(self) -> None:
-        with contextlib.suppress(Exception):  # the stream ends when the engine ends, or when close() closes it
-            for event in self._events:
-                attributes = event["Actor"]["Attributes"]
-                if event["Action"] == "oom":
-                    self._starved.add(event["Actor"]["ID"])
-                elif DEVICE in attributes and not self._closed:
-                    late_s = 0.3 if attributes.get("exitCode") == "137" else 0.0  # killed: "oom" may come after "die"
-                    threading.Timer(late_s, self._report, (event["Actor"]["ID"], attributes)).start()
-
-    def _report(self, container_id: str, attributes: Mapping[str, str]) -> None:
-        why = self._why(container_id, attributes)
-        if not self._closed:
-            self._loop.call_soon_threadsafe(self._died, container_id, attributes[DEVICE], why)
-
-    def _why(self, container_id: str, attributes: Mapping[str, str]) -> str:
-        why, said = f"its container ended with exit code {attributes.get('exitCode', '?')}", ""
-        with contextlib.suppress(docker.errors.APIError):
-            container = self._client.containers.get(container_id)
-            if container.attrs["State"].get("OOMKilled") or container_id in self._starved:
-                why = "its container was killed: out of memory"
-            lines = container.logs(tail=3).decode(errors="replace").split("\n")
-            said = " ".join(line.strip() for line in lines if line.strip())[:300]
-        return f"{why}; its last words: {said}" if said else why
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(Exception):
-            self._events.close()
-        self._client.close()

@@ -28,6 +28,17 @@ def connect(timeout_s: int = 1800) -> Any:
     return client
 
 
+def make_network(client: Any, body: dict[str, Any]) -> None:
+    """Make a network of a kind for which the SDK has no call. Raises FleetError with the engine's words."""
+    api = client.api
+    answer = api.post(f"{api.base_url}/v{api.api_version}/networks/create", json=body, timeout=60)
+    if answer.status_code >= 400:
+        raise FleetError(
+            f"the network {body['Name']} could not be made: {answer.json().get('message', answer.status_code)}",
+            hint="docker network ls; docker network prune",
+        )
+
+
 def remove_fleet(client: Any, fleet_id: str) -> None:
     """Remove every container and network of a fleet. Does not raise for things that are already gone."""
     chosen = {"label": f"{FLEET}={fleet_id}"}
@@ -75,3 +86,5 @@ def engine_errors(what: str) -> Iterator[None]:
         yield
     except docker.errors.APIError as error:
         raise FleetError(f"{what}: {error.explanation or error}", hint="see the engine's log") from None
+    except OSError as error:  # as are those of the SDK's connections
+        raise FleetError(f"{what}: the engine cannot be reached: {error}", hint="is it still running?") from None

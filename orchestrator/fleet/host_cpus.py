@@ -125,7 +125,7 @@ def admit(fleet_id: str, backend: str, fleets: Sequence[FleetSpec], setting: str
     by_cpus = dilation_over(fleets, setting, cores)
     carried = None if backend == "software" else carried_for(fleets, by_cpus)
     alone = dilation_over(fleets, setting, cores, carried)
-    with _lock():
+    with lock():
         others = standing()
         factor = _dilation_beside(others, fleets, setting, cores, carried)
         cpus = max(fleet.cpus for fleet in fleets) / factor
@@ -218,7 +218,7 @@ def _is_held(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
     """One process of this host at a time, of any user."""
     path, deadline = TEMPORARY / "edgebed-cpus.lock", time.monotonic() + LOCK_S
     file = _open_shared(path)

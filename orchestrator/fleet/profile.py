@@ -19,10 +19,11 @@ from edgebed.wire.topics import check_name
 from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, load_yaml
+from orchestrator.fleet.file_words import MOST_DEVICES, WORDS
+from orchestrator.fleet.swarm_spec import SwarmFile
 
 SHIPPED = shipped("profiles") / "devices"
 SHIPPED_FLEETS = shipped("profiles") / "fleets"
-MOST_DEVICES = 1000
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
@@ -62,6 +63,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     devices: tuple[DeviceSpec, ...]
     path: Path
     server_cpus: float | None = None
+    swarm: SwarmFile | None = None
 
     @property
     def boards(self) -> tuple[DeviceSpec, ...]:
@@ -126,8 +128,9 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A fleet file as it is written."""
 
     name: str
-    backend: Literal["docker", "local", "software"] = "local"
+    backend: Literal["docker", "local", "software", "swarm"] = "local"
     reserve_cpus: Annotated[float, msgspec.Meta(ge=0, le=1024)] = 0.5
+    swarm: SwarmFile | None = None
     devices: Annotated[list[FleetEntry], msgspec.Meta(min_length=1)]
 
 
@@ -158,7 +161,7 @@ def load_fleet(path: Path) -> FleetSpec:
     if shared:
         raise UsageError(f"{path}: two devices are the board {shared[0]!r}", hint="a board is one device")
     name = _named(file.name, "fleet", document.where("name"))
-    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path)
+    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path, swarm=file.swarm)
 
 
 def fleet_path(experiment: Path, named: str) -> Path:
@@ -320,8 +323,7 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
     """
     path, by_cpus = path_dilation(spec, carried), needed_dilation(spec, cores)
     needed = max(by_cpus, path)
-    factor = needed if setting == "auto" else 1.0 if setting == "off" else _number(setting)
-    total = spec.cpus
+    factor = factor_of(setting, needed)
     if spec.unlimited and factor > 1:
         raise CapacityError(
             f"{spec.name} has real boards without limits ({', '.join(spec.unlimited)}), so its dilation must be 1: a "
@@ -337,7 +339,7 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
         )
     if factor < needed * (1 - 1e-9):
         raise CapacityError(
-            f"the fleet {spec.name} wants {total:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
+            f"the fleet {spec.name} wants {spec.cpus:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
             f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
@@ -372,7 +374,10 @@ def _why_dilated(
     )
 
 
-def _number(setting: str | float) -> float:
+def factor_of(setting: str | float, needed: float) -> float:
+    """What a setting of the dilation means where at least `needed` is. Raises UsageError: there is no such setting."""
+    if setting in ("auto", "off"):
+        return needed if setting == "auto" else 1.0
     try:
         factor = float(setting)
     except ValueError:
@@ -380,20 +385,3 @@ def _number(setting: str | float) -> float:
     if not 1 <= factor < 1e6:
         raise UsageError(f"dilation {setting!r}", hint="give auto, off, or a factor of at least 1")
     return factor
-
-
-# ---- messages --------------------------------------------------------------------------------------------------------
-
-WORDS = {
-    "cpus": "a number of CPUs above 0 and at most 1024, such as 0.5",
-    "uplink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
-    "downlink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
-    "memory_mib": "a whole number of MiB of at least 64, such as 2048",
-    "latency_ms": "a number of milliseconds one way from 0 to 10000, such as 20",
-    "profile": "the name of a device profile, such as cpu1, or the path of its file",
-    "board": "the name of a board that has joined (edgebed boards ls)",
-    "name": "a name of letters, digits, '_', '.' and '-'",
-    "count": f"a whole number from 1 to {MOST_DEVICES}",
-    "backend": "docker, local, or software (local with the software throttle)",
-}
-"""What the value of a key must be, with its unit."""

@@ -11,6 +11,7 @@ from edgebed.limits.shell import run
 
 DOCKER_POOL = IPv4Network("10.83.0.0/16")
 LOCAL_POOL = IPv4Network("10.84.0.0/16")
+SWARM_POOL = IPv4Network("10.85.0.0/16")
 
 
 def free_subnets(pool: IPv4Network, prefix: int, taken: Iterable[IPv4Network]) -> Iterator[IPv4Network]:

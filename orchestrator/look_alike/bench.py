@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from edgebed.errors import CalibrationError
+from edgebed.link.probe_server import ProbeServer
 from edgebed.models.staged import StagedModel
 from edgebed.wire.frames import WIRE_SHARE
-from orchestrator.calibration.probe_server import ProbeServer
 from orchestrator.calibration.probing import move
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.look_alike.figures import Link, Step

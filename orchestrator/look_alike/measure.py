@@ -18,7 +18,7 @@ import torch
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
 from edgebed.limits.spec import Limits
-from orchestrator.calibration.probe_server import ProbeServer
+from edgebed.link.probe_server import ProbeServer
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.ownership import OwnedFolder

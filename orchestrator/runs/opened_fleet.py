@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -20,8 +21,7 @@ from orchestrator.boards.split_link import SplitLink
 from orchestrator.boards.standing import BoardsBroker, boards_broker
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import OwnBroker
-from orchestrator.fleet.backends import open_backend
-from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.base import Fleet, ManyHosts
 from orchestrator.fleet.mixed import MixedFleet
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.runs.request import Notify
@@ -53,18 +53,23 @@ class OpenedFleet:
 
     @classmethod
     async def open(
-        cls, stack: AsyncExitStack, spec: FleetSpec, backend: str, fleet_id: str, notify: Notify
+        cls,
+        stack: AsyncExitStack,
+        spec: FleetSpec,
+        fleet_id: str,
+        notify: Notify,
+        open_here: Callable[[FleetSpec], Fleet],
     ) -> OpenedFleet:
-        """Nothing is prepared yet; `stack` closes it. Raises FleetError."""
+        """Nothing is prepared yet; `stack` closes it. `open_here` opens the fleet of the devices that are no boards.
+        Raises FleetError."""
         if not spec.boards:
-            return cls(spec, fleet_id, open_backend(spec, backend, fleet_id, notify), None)
+            return cls(spec, fleet_id, open_here(spec), None)
         place = Place.of_user()
         ids = board_ids(spec, Store(place).read())
         boards = await stack.enter_async_context(boards_broker(place, notify))
         fleet: Fleet = BoardsFleet(spec, fleet_id, ids, place, boards, notify)
         if spec.here:
-            here = open_backend(msgspec.structs.replace(spec, devices=spec.here), backend, fleet_id, notify)
-            fleet = MixedFleet(here, fleet, ids)
+            fleet = MixedFleet(open_here(msgspec.structs.replace(spec, devices=spec.here)), fleet, ids)
         opened = cls(spec, fleet_id, fleet, boards)
         opened._ids = ids
         return opened
@@ -73,7 +78,8 @@ class OpenedFleet:
         """Raises UsageError, LinkError."""
         if self._spec.here:
             names = [device.name for device in self._spec.here]
-            broker = open_broker(addresses, own, fleet=self._fleet_id, devices=names)
+            tls = self.fleet.tls_listener() if isinstance(self.fleet, ManyHosts) else None
+            broker = open_broker(addresses, own, fleet=self._fleet_id, devices=names, tls=tls)
             self.broker = await stack.enter_async_context(broker)
             return
         if own is not None:

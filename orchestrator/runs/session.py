@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import platform
 import shutil
@@ -16,23 +17,26 @@ import torch
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.methods.base import METHODS, Method
+from orchestrator.boards.authority import Authority
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
-from orchestrator.fleet.backends import check_backend
+from orchestrator.fleet.backends import admit_to, check_backend, open_backend, open_swarm
+from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
-from orchestrator.fleet.host_cpus import Admitted, admit
+from orchestrator.fleet.host_cpus import Admitted
 from orchestrator.fleet.host_load import HostLoad
 from orchestrator.fleet.host_speed import watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, load_profile
 from orchestrator.fleet.server_quota import ServerQuota
+from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.records.vocabulary import held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
@@ -82,7 +86,10 @@ async def standing_fleet(
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
-        opened = await OpenedFleet.open(stack, spec, backend, fleet_id, notify)
+        open_here = functools.partial(
+            _open_here, backend=backend, fleet_id=fleet_id, admitted=admitted, folder=folder, notify=notify
+        )
+        opened = await OpenedFleet.open(stack, spec, fleet_id, notify, open_here)
         fleet = opened.fleet
         stack.push_async_callback(fleet.close)
         notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
@@ -107,11 +114,20 @@ async def standing_fleet(
         yield controller
 
 
+def _open_here(
+    spec: FleetSpec, *, backend: str, fleet_id: str, admitted: Admitted, folder: Path, notify: Notify
+) -> Fleet:
+    """The fleet of all devices that are no boards."""
+    if isinstance(admitted, AdmittedToSwarm):
+        return open_swarm(spec, fleet_id, admitted, Authority(folder), folder, notify)
+    return open_backend(spec, backend, fleet_id, notify)
+
+
 async def _admit(
     stack: contextlib.AsyncExitStack, fleet_id: str, backend: str, fleets: Sequence[FleetSpec], dilation: str | float
 ) -> Admitted:
     """As `admit`; `stack` gives the claim back at its end, also if the caller is cancelled meanwhile."""
-    asking = asyncio.create_task(asyncio.to_thread(admit, fleet_id, backend, fleets, dilation))
+    asking = asyncio.create_task(asyncio.to_thread(admit_to, backend, fleet_id, fleets, dilation))
 
     async def give_back() -> None:
         await asyncio.wait([asking])

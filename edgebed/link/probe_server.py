@@ -1,5 +1,6 @@
-"""The orchestrator's end of link probes. It listens on the addresses that devices reach, sends or receives, and
-measures the time. Each probe has its own thread, so that measurements do not wait for the event loop."""
+"""The far end of link probes, in the orchestrator or on a node of a Swarm. It listens on the addresses that devices
+reach, sends or receives, and measures the time. Each probe has its own thread, so that measurements do not wait for the
+event loop."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class ProbeServer:
     def port(self, address: str) -> int:
         return int(self._listeners[address].getsockname()[1])
 
-    def expect(self, probe_id: str) -> asyncio.Future[Received]:
+    async def expect(self, probe_id: str) -> asyncio.Future[Received]:
         """Announce a probe. The future holds what was received, or the error. Connections of unannounced probes are
         refused."""
         entry = Expected(asyncio.get_running_loop())
@@ -75,7 +76,7 @@ class ProbeServer:
             self._expected[link_probe.token_of(probe_id)] = entry
         return entry.outcome
 
-    def forget(self, probe_id: str) -> None:
+    async def forget(self, probe_id: str) -> None:
         with self._lock:
             entry = self._expected.pop(link_probe.token_of(probe_id), None)
         for connection in entry.sockets if entry else ():

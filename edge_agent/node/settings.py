@@ -1,0 +1,59 @@
+"""What a node helper reads from its secret when it starts, and its TLS contexts."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+ORCHESTRATOR = "orchestrator"
+"""Common name of the only certificate that may command a helper: a node's own certificate may not command another."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Of one helper. All certificates and keys are PEM.
+
+    Attributes:
+        certificate, key: shown by it as a server.
+        client_certificate, client_key: shown by it to the broker.
+        port: of its commands; the next one is that of the engine.
+        alone_s: it ends after so long without a command.
+    """
+
+    ca: str
+    certificate: str
+    key: str
+    client_certificate: str
+    client_key: str
+    port: int
+    alone_s: float
+    socket: str = "/engine.sock"
+
+
+def read_settings(path: Path) -> Settings:
+    return msgspec.json.decode(path.read_bytes(), type=Settings)
+
+
+def server_context(settings: Settings) -> ssl.SSLContext:
+    """Asks every client for a certificate of the CA."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return _with(context, settings.ca, settings.certificate, settings.key)
+
+
+def broker_context(settings: Settings) -> ssl.SSLContext:
+    """Believes the CA only, and the broker's address must be in its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return _with(context, settings.ca, settings.client_certificate, settings.client_key)
+
+
+def _with(context: ssl.SSLContext, ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=ca)
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # 0600; ssl takes certificates from files only
+        file.write(key + certificate)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context

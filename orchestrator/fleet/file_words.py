@@ -1,0 +1,21 @@
+"""What messages about fleet and profile files say of a key's value. Pure."""
+
+from __future__ import annotations
+
+MOST_DEVICES = 1000
+
+WORDS = {
+    "cpus": "a number of CPUs above 0 and at most 1024, such as 0.5",
+    "uplink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
+    "downlink_mbit_s": "a number of megabits per second from 0.01 to 100000, such as 10",
+    "memory_mib": "a whole number of MiB of at least 64, such as 2048",
+    "latency_ms": "a number of milliseconds one way from 0 to 10000, such as 20",
+    "profile": "the name of a device profile, such as cpu1, or the path of its file",
+    "board": "the name of a board that has joined (edgebed boards ls)",
+    "name": "a name of letters, digits, '_', '.' and '-'",
+    "count": f"a whole number from 1 to {MOST_DEVICES}",
+    "backend": "docker, local, software (local with the software throttle), or swarm",
+    "node": "a node's host name, address or id (docker node ls)",
+    "cores": "a number of CPUs above 0 and at most 1024, such as 3.5",
+}
+"""What the value of a key must be, with its unit."""

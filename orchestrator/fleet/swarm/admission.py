@@ -1,0 +1,70 @@
+"""Whether a fleet fits a Swarm, where its devices go, and its one dilation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from edgebed.errors import CapacityError, UsageError
+from orchestrator.fleet.engine import connect
+from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.host_cpus import Claim, Standing, lock, standing, taken_cpus
+from orchestrator.fleet.links import beside_us
+from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
+from orchestrator.fleet.swarm.manager import Manager
+from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, dilation_of_nodes, place, quotas
+from orchestrator.fleet.swarm_spec import SwarmFile
+
+ENGINE_S = 20
+
+
+def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> AdmittedToSwarm:
+    """Place a fleet on the Swarm's nodes, beside the fleets that stand on this host, and claim its CPUs here.
+
+    Args:
+        fleets: what the fleet will be in the course of the run.
+        setting: as in `dilation_of`.
+
+    Raises:
+        CapacityError: the fleet fits no placement, with the arithmetic.
+        FleetError, UsageError: no Swarm, or `nodes` of the fleet file do not fit it.
+    """
+    if fleets[0].boards:
+        raise UsageError("a fleet on a Swarm has no boards", hint="give the boards a fleet file of their own")
+    with contextlib.closing(connect(ENGINE_S)) as client:
+        manager = Manager(client, {})
+        found, own = manager.nodes(), manager.node_id if beside_us(client) else ""
+    with lock():
+        others = standing()
+        placement = _place(found, own, fleets[0], _beyond(found, own, fleets[0], taken_cpus(others)))
+        factor = dilation_of_nodes(placement, fleets, setting)
+        here = max(_cpus_on(placement, own, fleet) for fleet in fleets) / factor
+        spec = fleets[0]
+        claim = Claim(Standing(fleet_id, spec.name, "swarm", here, spec.reserve_cpus if own else 0.0, os.getpid()))
+    alone = _alone(found, own, fleets, setting, factor)
+    set_by = "" if factor <= 1 else "CPUs" if setting == "auto" else "the experiment"
+    return AdmittedToSwarm(factor, alone, others, claim, set_by, placement=placement)
+
+
+def _place(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> Placement:
+    nodes = choose_nodes(found, spec.swarm or SwarmFile(), own, spec.reserve_cpus + taken)
+    return place(spec, nodes, own)
+
+
+def _beyond(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> float:
+    """CPUs that other fleets take of those that this fleet may use on the orchestrator's node."""
+    stated = [node.cores for node in choose_nodes(found, spec.swarm or SwarmFile(), "", 0.0) if node.id == own]
+    return max(0.0, taken - (usable_cores() - stated[0])) if stated else 0.0
+
+
+def _cpus_on(placement: Placement, own: str, spec: FleetSpec) -> float:
+    return sum(cpus for name, cpus in quotas(spec).items() if placement.node_of.get(name) == own)
+
+
+def _alone(found: Sequence[Found], own: str, fleets: Sequence[FleetSpec], setting: str | float, factor: float) -> float:
+    try:
+        return dilation_of_nodes(_place(found, own, fleets[0], 0.0), fleets, setting)
+    except CapacityError:  # it fits with fewer CPUs, but not by this placement
+        return factor

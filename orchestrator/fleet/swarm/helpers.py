@@ -1,0 +1,119 @@
+"""Starts the node helpers of a fleet: a service for each node, with a certificate of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import docker.types
+import msgspec
+
+from edgebed.errors import FleetError
+from orchestrator.fleet.base import ALONE, Certifier
+from orchestrator.fleet.ownership import OWNER, this_process
+from orchestrator.fleet.swarm.manager import Manager
+from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
+from orchestrator.fleet.swarm.placement import Node
+
+SOCKET = "/engine.sock"
+HELPER = "edgebed.node-helper"
+"""Label of a helper's container; its value is the node's id."""
+
+ORCHESTRATOR = "orchestrator"
+"""Common name of the certificate that may command helpers."""
+
+PORTS = range(20_000, 30_000, 2)
+"""Below the ports that Linux gives to connections that go out."""
+
+START_S = 60.0
+MOST_PROCESSES = 1024
+
+
+def write_credentials(folder: Path, ca: Certifier) -> Credentials:
+    """Of the orchestrator, in files."""
+    key, certificate = ca.client_pair(ORCHESTRATOR, dt.datetime.now(dt.UTC))
+    for name, data in (("ca.pem", ca.pem), ("certificate.pem", certificate), ("key.pem", key)):
+        path = folder / name
+        path.touch(0o600)
+        path.write_bytes(data)
+    return Credentials(folder)
+
+
+def choose_port(wanted: int) -> int:
+    return wanted or random.choice(PORTS)
+
+
+async def start_helpers(
+    manager: Manager,
+    nodes: Sequence[Node],
+    image: str,
+    fleet_id: str,
+    ca: Certifier,
+    credentials: Credentials,
+    port: int,
+) -> dict[str, NodeLink]:
+    """A link to the helper of every node, by the node's id.
+
+    Raises:
+        FleetError: one did not start, because the node has not the image, say.
+    """
+    services = await asyncio.to_thread(_make, manager, nodes, image, fleet_id, ca, port)
+    try:
+        await asyncio.to_thread(manager.wait_running, services, START_S)
+    except FleetError as error:
+        if "address already in use" in str(error).lower():
+            raise FleetError(str(error), hint="name another helper_port in the fleet file") from None
+        raise
+    links = {node.id: NodeLink(node, credentials, port) for node in nodes}
+    await asyncio.gather(*(link.open() for link in links.values()))
+    return links
+
+
+def _make(
+    manager: Manager, nodes: Sequence[Node], image: str, fleet_id: str, ca: Certifier, port: int
+) -> dict[str, str]:
+    """Services by a name for messages."""
+    services, owner = {}, {OWNER: str(this_process())}
+    for number, node in enumerate(nodes):
+        name = f"edgebed-{fleet_id}-node-{number}"
+        secret = manager.make_secret(name, settings(ca, node.address, port))
+        services[f"the helper of {node.name}"] = manager.run(
+            name, node.id, _container(image, node, secret),
+            network="host", labels={**owner, HELPER: node.id}, most_processes=MOST_PROCESSES,
+        )  # fmt: skip
+    return services
+
+
+def settings(ca: Certifier, address: str, port: int) -> bytes:
+    """What a helper reads (`edge_agent.node.settings.Settings`)."""
+    now = dt.datetime.now(dt.UTC)
+    key, certificate = ca.server_pair([address], now)
+    client_key, client_certificate = ca.client_pair("node", now)
+    pems = {
+        "ca": ca.pem, "certificate": certificate, "key": key,
+        "client_certificate": client_certificate, "client_key": client_key,
+    }  # fmt: skip
+    alone_s = float(os.environ.get(ALONE, "1800"))
+    return msgspec.json.encode({**{name: pem.decode() for name, pem in pems.items()}, "port": port, "alone_s": alone_s})
+
+
+def _container(image: str, node: Node, secret: Mapping[str, str]) -> dict[str, Any]:
+    """Root without capabilities: it opens the engine's socket, which is root's, and nothing else."""
+    return {
+        "image": image,
+        "command": ["python", "-m", "edge_agent.node"],
+        "user": "root",
+        "cap_drop": ["ALL"],
+        "read_only": True,
+        "mounts": [
+            docker.types.Mount(SOCKET, node.socket, type="bind"),
+            docker.types.Mount("/tmp", None, type="tmpfs", tmpfs_size=1 << 24),
+        ],
+        "secrets": [secret],
+        "init": True,
+    }

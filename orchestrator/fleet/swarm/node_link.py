@@ -1,0 +1,115 @@
+"""The orchestrator's connections to one node helper: its commands, and the node's engine, both over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import docker.tls
+
+from edgebed.errors import FleetError
+from orchestrator.fleet.swarm.placement import Node
+
+ANY_VERSION = "1.41"
+"""For the first question, which has no version in its path."""
+
+ANSWER_S, ENGINE_S = 10.0, 120
+READY_S, LOOK_S = 20.0, 0.1
+
+
+class Credentials:
+    """The files with which the orchestrator shows itself to node helpers.
+
+    Args:
+        folder: that holds `ca.pem`, `certificate.pem` and `key.pem`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._ca, self._pair = str(folder / "ca.pem"), (str(folder / "certificate.pem"), str(folder / "key.pem"))
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.load_verify_locations(self._ca)
+        self.context.load_cert_chain(*self._pair)
+
+    def engine(self, address: str, port: int) -> Any:
+        """A client that speaks the engine's version. Raises DockerException, OSError."""
+        with contextlib.closing(self._client(address, port, ANY_VERSION)) as first:
+            version = first.api.version(api_version=False)["ApiVersion"]
+        return self._client(address, port, version)
+
+    def _client(self, address: str, port: int, version: str) -> Any:
+        tls = docker.tls.TLSConfig(client_cert=self._pair, ca_cert=self._ca, verify=True)
+        url = f"https://{address}:{port}"
+        client = docker.DockerClient(url, version=version, tls=tls, timeout=ENGINE_S, max_pool_size=64)
+        client.api.trust_env = False  # REQUESTS_CA_BUNDLE would replace our CA, and a proxy has no business here
+        return client
+
+
+class NodeLink:
+    """`engine` is the client of the node's engine; `gateway` the address at which its agents reach the helper."""
+
+    def __init__(self, node: Node, credentials: Credentials, port: int) -> None:
+        self.node = node
+        self._credentials, self._port = credentials, port
+        self.engine: Any = None
+
+    async def open(self) -> dict[str, Any]:
+        """Wait until the helper answers; returns its facts. Raises FleetError."""
+        deadline = asyncio.get_running_loop().time() + READY_S
+        while True:
+            try:
+                facts: dict[str, Any] = await self.call("facts")
+                break
+            except FleetError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(LOOK_S)
+        self.engine = await asyncio.to_thread(self.new_engine)
+        return facts
+
+    def new_engine(self) -> Any:
+        """Another client of the node's engine."""
+        try:
+            return self._credentials.engine(self.node.address, self._port + 1)
+        except (docker.errors.DockerException, OSError) as error:
+            raise FleetError(f"{self.node.name}: the engine does not answer through its helper: {error}") from None
+
+    async def call(self, command: str, timeout_s: float = ANSWER_S, **arguments: Any) -> Any:
+        """The result of a command. Raises FleetError: no answer, or the helper's error."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await self._exchange(json.dumps({"call": command, **arguments}).encode() + b"\n")
+            answer = json.loads(line)
+        except TimeoutError:
+            raise self._unreached(f"no answer to {command!r} within {timeout_s:g} s") from None
+        except (OSError, ValueError) as error:
+            raise self._unreached(str(error) or type(error).__name__) from None
+        if "error" in answer:
+            raise FleetError(f"{self.node.name}: {answer['error']}")
+        return answer["result"]
+
+    async def _exchange(self, line: bytes) -> bytes:
+        address = self.node.address
+        reader, writer = await asyncio.open_connection(address, self._port, ssl=self._credentials.context)
+        try:
+            writer.write(line)
+            return await reader.readline()
+        finally:
+            writer.close()
+
+    def _unreached(self, why: str) -> FleetError:
+        where = f"{self.node.address}:{self._port}"
+        return FleetError(
+            f"{self.node.name}: its helper cannot be reached at {where}: {why}",
+            hint=f"this host must reach TCP {self._port} and {self._port + 1} of the node (helper_port names them)",
+        )
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()

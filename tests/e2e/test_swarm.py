@@ -1,0 +1,153 @@
+"""A fleet of twelve over three engines of a Docker Swarm: placement, limits, rounds, and an engine that is killed.
+
+EDGEBED_SWARM_UP names the program that joins engines to a Swarm: `PROGRAM 2` prints a line `SOCKET ADDRESS NODE_ID` for
+each of two new ones, whose folder holds the process id of the engine in `pid`; `PROGRAM --down` removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import docker
+import msgspec
+import pytest
+import pytest_asyncio
+
+from edgebed.errors import CapacityError, FleetError
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.engine import DEVICE, FLEET
+from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.swarm.push import push_image
+from orchestrator.records.types import DeviceOut, LimitsSet, RoundFinished, TaskSent
+from orchestrator.runs import session
+from orchestrator.runs.data import prepare_data
+from tests.component._faults import causes, short_calibration
+from tests.e2e.rig import FleetUp, experiment
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.swarm,
+    pytest.mark.docker,
+    pytest.mark.root,
+    pytest.mark.mosquitto,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+DEVICES = 12
+PROFILE = "cpus: 0.05\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
+FLEET_FILE = """
+name: three-engines
+backend: swarm
+reserve_cpus: 0.2
+swarm:
+  nodes:
+    - {{node: {own}, cores: 0.6}}
+    - {{node: {first[1]}, cores: 0.5, socket: {first[0]}}}
+    - {{node: {second[1]}, cores: 0.5, socket: {second[0]}}}
+devices:
+  - {{profile: small.yaml, name: dev, count: 12}}
+"""
+Worker = tuple[str, str, str]
+"""Socket, address and node id of an engine."""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    """Two engines beside this host's own, all with the agent's image; removed at the end."""
+    program = os.environ["EDGEBED_SWARM_UP"]
+    try:
+        said = subprocess.run([program, "2"], check=True, capture_output=True, text=True).stdout
+        found = [(socket, address, id) for socket, address, id in map(str.split, said.splitlines())]
+        with ThreadPoolExecutor() as both:
+            list(both.map(lambda worker: push_image("", [f"unix://{worker[0]}"], print), found))
+        yield found
+    finally:
+        subprocess.run([program, "--down"], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def spec(workers: list[Worker], tmp_path_factory: pytest.TempPathFactory) -> FleetSpec:
+    folder = tmp_path_factory.mktemp("swarm")
+    with contextlib.closing(docker.from_env()) as client:
+        own = client.info()["Swarm"]["NodeID"]
+    (folder / "small.yaml").write_text(PROFILE)
+    (folder / "fleet.yaml").write_text(FLEET_FILE.format(own=own, first=workers[0], second=workers[1]))
+    return load_fleet(folder / "fleet.yaml")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(spec: FleetSpec) -> AsyncIterator[FleetUp]:
+    folder = spec.path.parent
+    (folder / "shards").mkdir()
+    wanted = experiment()
+    prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
+    async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
+        yield FleetUp(controller, prepared, "swarm")
+
+
+def devices_on(socket: str, controller: FleetController) -> set[str]:
+    """Devices whose containers run on an engine."""
+    with contextlib.closing(docker.DockerClient(f"unix://{socket}")) as client:
+        chosen = {"label": [f"{FLEET}={controller.fleet_id}", DEVICE]}
+        return {container.labels[DEVICE] for container in client.containers.list(filters=chosen)}
+
+
+async def test_a_node_without_the_image_is_named(spec: FleetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base image is on this host's engine only."""
+    assert spec.swarm is not None
+    others = msgspec.structs.replace(spec, swarm=msgspec.structs.replace(spec.swarm, nodes=spec.swarm.nodes[1:]))
+    monkeypatch.setattr("orchestrator.fleet.swarm.fleet.ensure_image", lambda *_: "python:3.11-slim-bookworm")
+    with pytest.raises(FleetError, match="did not start: No such image") as refused:
+        async with session.standing_fleet(others):
+            pass
+    assert "push-image" in refused.value.hint
+
+
+async def test_cores_that_the_nodes_do_not_have_together_are_found(spec: FleetSpec) -> None:
+    """Each of the three engines reports all cores of this machine."""
+    assert spec.swarm is not None
+    all_cores = [msgspec.structs.replace(node, cores=None) for node in spec.swarm.nodes]
+    greedy = msgspec.structs.replace(spec, swarm=msgspec.structs.replace(spec.swarm, nodes=all_cores))
+    with pytest.raises(CapacityError, match="do not give the CPUs that they state when all are busy at once"):
+        async with session.standing_fleet(greedy):
+            pass
+
+
+async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, workers: list[Worker]) -> None:
+    controller = fleet.controller
+    on_workers = [await asyncio.to_thread(devices_on, worker[0], controller) for worker in workers]
+    assert [len(devices) for devices in on_workers] == [4, 4]
+    for name in controller.names:
+        held = await controller.fleet.held(name)
+        assert held.cpus == 0.05
+        assert (held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (20_000_000, 20_000_000, 1024)
+        assert held.details["read from"] == "the node's kernel"
+    result = await short_calibration(controller)
+    assert result.passed, causes(result)
+
+
+async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
+    fleet: FleetUp, workers: list[Worker], tmp_path: Path
+) -> None:
+    controller, (socket, *_) = fleet.controller, workers[1]
+    its = await asyncio.to_thread(devices_on, socket, controller)
+    wanted = experiment(rounds=3, max_batches=8, liveness_s=20.0)
+    async with fleet.run(wanted, tmp_path) as run:
+        await run.expect(TaskSent, lambda record: record.round == 1 and record.device in its)
+        os.kill(int((Path(socket).parent / "pid").read_text()), signal.SIGKILL)
+        first = await run.expect(DeviceOut, lambda record: record.device in its)
+        again = await run.expect(LimitsSet, lambda record: record.device in its and record.at_ns > first.at_ns)
+        await run.finish()
+        rounds = run.of(RoundFinished)
+    assert len(rounds) == 3
+    assert again.why == "rejoin"
+    assert set(rounds[0].merged) == set(controller.names)
+    for device in its:  # on a node that lives
+        assert (await controller.fleet.held(device)).details["node"] != workers[1][1]
