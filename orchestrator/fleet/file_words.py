@@ -1,4 +1,4 @@
-"""What messages about fleet and profile files say of a key's value. Pure."""
+"""What messages about fleet and profile files say of a key's value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet that may start on a Swarm. Pure."""
+"""A fleet that may start on a Swarm."""
 
 from __future__ import annotations
 
