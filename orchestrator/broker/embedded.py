@@ -7,8 +7,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
 
@@ -19,4 +17,6 @@ def find() -> Runner | None:
 
 
 def _prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
-    return [sys.executable, "-m", "orchestrator.broker.amqtt_server"], json.dumps(msgspec.to_builtins(listen)).encode()
+    """It has no TLS: `open_broker` does not take it where that is wanted."""
+    wanted = {"addresses": listen.addresses, "port": listen.port, "users": listen.users, "fleet": listen.fleet}
+    return [sys.executable, "-m", "orchestrator.broker.amqtt_server"], json.dumps(wanted).encode()
