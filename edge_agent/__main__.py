@@ -18,7 +18,7 @@ from edge_agent.exits import exit_on_error
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.torch_check import check_torch
 from edge_agent.training import warm_up
-from edgebed.errors import UsageError
+from edgebed.errors import FileError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import check_name
@@ -39,6 +39,11 @@ def settings_from(arguments: list[str]) -> Settings:
         "--broker",
         default=os.environ.get("EDGEBED_BROKER", ""),
         help="mqtt://user:password@host:port; better given as EDGEBED_BROKER, which `ps` does not show",
+    )
+    parser.add_argument(
+        "--broker-file",
+        default=os.environ.get("EDGEBED_BROKER_FILE", ""),
+        help="file with this address, where the environment is shown too (or EDGEBED_BROKER_FILE)",
     )
     parser.add_argument("--fleet", required=True, help="id of the fleet, as `edgebed fleet up` prints it")
     parser.add_argument("--device", required=True, help="name of this device in the fleet file")
@@ -69,14 +74,15 @@ def settings_from(arguments: list[str]) -> Settings:
     )
     parser.add_argument("--board-id", default="", help="id of a board that has joined: the last level of its topics")
     given = parser.parse_args(arguments)
-    url = urlsplit(given.broker)
+    broker = _text_of(Path(given.broker_file)) if given.broker_file else given.broker
+    url = urlsplit(broker)
     try:
         port = url.port or (8883 if url.scheme == "mqtts" else 1883)
     except ValueError:
         port = 0
     if url.scheme not in ("mqtt", "mqtts") or not url.hostname or not 0 < port < 65536:
         raise UsageError(
-            f"--broker {_without_password(given.broker)!r} is not a broker address",
+            f"--broker {_without_password(broker)!r} is not a broker address",
             hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
         )
     return Settings(
@@ -93,6 +99,14 @@ def settings_from(arguments: list[str]) -> Settings:
         accelerator=given.accelerator or ("auto" if given.board else "cpu"),
         board_id=given.board_id,
     )
+
+
+def _text_of(file: Path) -> str:
+    """Raises FileError."""
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise FileError.of(error, file) from None
 
 
 def _identity(folder: str) -> Identity:

@@ -37,11 +37,19 @@ RIVALS = "/tmp/rivals"
 UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
 
-def agent_environment(access: Access) -> dict[str, str]:
-    """Of a container with an agent: the broker, and ALONE if it is set for this process."""
+def broker_url(access: Access) -> str:
     who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
-    alone = {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
-    return {"EDGEBED_BROKER": f"mqtt://{who}@{access.host}:{access.port}", **alone}
+    return f"mqtt://{who}@{access.host}:{access.port}"
+
+
+def alone() -> dict[str, str]:
+    """ALONE, if it is set for this process."""
+    return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
+
+
+def agent_environment(access: Access) -> dict[str, str]:
+    """Of a container with an agent, whose engine is on another host: the broker, and ALONE."""
+    return {"EDGEBED_BROKER": broker_url(access), **alone()}
 
 
 def agent_arguments(fleet_id: str, device: str, shard: str = SHARD) -> list[str]:

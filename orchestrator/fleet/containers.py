@@ -28,7 +28,8 @@ from orchestrator.fleet.container_devices import (
     ExitWatch,
     Seen,
     agent_arguments,
-    agent_environment,
+    alone,
+    broker_url,
     hostname,
 )
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
@@ -36,6 +37,9 @@ from orchestrator.fleet.image import ensure_image
 from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.subnets import DOCKER_POOL, free_subnets, host_networks
+
+BROKER = "/broker"
+"""Where the container has the file with its broker's address and its password."""
 
 
 class DockerFleet(ContainerDevices):
@@ -71,6 +75,7 @@ class DockerFleet(ContainerDevices):
         self._shards: dict[str, Path] = {}
         self._image, self._systemd = "", False
         self._taken_in: set[str] = set()  # containers whose processes Edgebed moved into a cgroup of its own
+        self._files: ownership.OwnedFolder | None = None
         self._clean_up = CleanUp(self._close)
         self._ending: set[str] = set()
         self._watch: ExitWatch | None = None
@@ -128,6 +133,7 @@ class DockerFleet(ContainerDevices):
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
+        self._files = ownership.OwnedFolder("edgebed-agents-")
         self._watch = ExitWatch(connect(), self._fleet_id, asyncio.get_running_loop(), self._died)
         await asyncio.gather(*(self._making.run(self._start_one, name) for name in self._names))
 
@@ -165,8 +171,11 @@ class DockerFleet(ContainerDevices):
             "name": f"edgebed-{self._fleet_id}-{name}",
             "hostname": hostname(name),
             "command": agent_arguments(self._fleet_id, name),
-            "environment": agent_environment(self._access[name]),
-            "volumes": {str(self._shards[name]): {"bind": SHARD, "mode": "ro"}},
+            "environment": {"EDGEBED_BROKER_FILE": BROKER, **alone()},
+            "volumes": {
+                str(self._shards[name]): {"bind": SHARD, "mode": "ro"},
+                str(self._broker_file(name)): {"bind": BROKER, "mode": "ro"},
+            },
             "network": self._networks[name].name,
             "labels": self._labels | {DEVICE: name},
             "dns": [NOWHERE],
@@ -181,6 +190,16 @@ class DockerFleet(ContainerDevices):
             "restart_policy": {"Name": "no"},  # an agent that ended because it had no orchestrator must stay ended
             "detach": True,
         }
+
+    def _broker_file(self, name: str) -> Path:
+        """The file that tells the device's broker and password: `docker inspect` shows the environment. In the
+        container its user may read it; on this host the folder keeps others out."""
+        assert self._files is not None
+        path = self._files.path / name
+        path.unlink(missing_ok=True)
+        path.write_text(broker_url(self._access[name]))
+        path.chmod(0o444)
+        return path
 
     async def restart(self, device: str) -> None:
         """Make a new container. Restarting the old one would keep its limits, and they would slow the agent's start."""
@@ -216,6 +235,8 @@ class DockerFleet(ContainerDevices):
             self._watch.close()
         await self._making.end()
         await asyncio.to_thread(remove_fleet, self._client, self._fleet_id)
+        if self._files is not None:
+            self._files.close()
         self._client.close()
 
     # ---- limits ----

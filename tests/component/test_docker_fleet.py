@@ -215,6 +215,9 @@ async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: P
         told: asyncio.Queue[str] = asyncio.Queue()
         fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
         first = await asyncio.to_thread(container_of, controller, "d0")
+        password = controller.broker.access("host", "d0").password
+        assert password not in json.dumps(first.attrs)  # what `docker inspect` shows
+        assert password.encode() in (await asyncio.to_thread(first.exec_run, ["cat", "/broker"])).output
         await asyncio.to_thread(first.kill)
         async with asyncio.timeout(60):
             assert "d0: its container ended with exit code 137" in await told.get()

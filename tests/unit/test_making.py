@@ -136,6 +136,8 @@ class Engine:
     def events(self, **filters: Any) -> Iterator[Any]:
         return iter(())
 
+    def close(self) -> None: ...
+
     def run(self, image: str, **settings: Any) -> Any:
         if "sysctls" in settings and self.said:
             raise docker.errors.APIError(self.said)
@@ -151,6 +153,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine("")
     monkeypatch.setattr(containers, "connect", lambda: made)
     monkeypatch.setattr(containers, "ensure_image", lambda *options: "image")
+    monkeypatch.setattr(containers, "remove_fleet", lambda *options: None)
     monkeypatch.setattr(leftovers, "collect", list)
     return made
 
@@ -158,12 +161,25 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 async def start() -> None:
     fleet = containers.DockerFleet(SPEC, "f1", shaper=links.HostShaper())
     await fleet.prepare()
-    await fleet.start({"d": Access("10.0.0.1", 1883, "u", "p")}, {"d": Path("/s")})
+    try:
+        await fleet.start({"d": Access("10.0.0.1", 1883, "u", "secret")}, {"d": Path("/s")})
+    finally:
+        await fleet.close()
 
 
 async def test_ipv6_is_switched_off_where_there_is_one(engine: Engine) -> None:
     await start()
     assert engine.started[0]["sysctls"] == {"net.ipv6.conf.all.disable_ipv6": "1"}
+
+
+async def test_a_container_gets_its_password_by_a_file(engine: Engine) -> None:
+    """`docker inspect` shows all that a container is started with."""
+    await start()
+    (settings,) = engine.started
+    assert "secret" not in repr(settings)
+    (source,) = [source for source, at in settings["volumes"].items() if at["bind"] == "/broker"]
+    assert settings["environment"]["EDGEBED_BROKER_FILE"] == "/broker"
+    assert not Path(source).parent.exists()  # removed with the fleet
 
 
 async def test_a_kernel_without_ipv6_starts_containers_too(engine: Engine) -> None:
