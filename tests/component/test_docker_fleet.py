@@ -19,7 +19,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
 from edgebed.limits.shell import run
 from edgebed.limits.throttle import Shaped, unshape_command
-from orchestrator.fleet import containers, engine, leftovers, links, ownership
+from orchestrator.fleet import container_devices, engine, leftovers, links, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.containers import DockerFleet
@@ -126,7 +126,7 @@ async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(tm
         assert {name for name in links if not name.startswith(("ifb", "sit", "tunl"))} == {"lo", "eth0"}
         assert json.loads(device.exec_run(["ip", "-j", "-6", "addr", "show", "dev", "eth0"]).output) in ([], [{}])
         # The engine's resolver sits in the device itself and would ask on behalf of it: it is given nobody to ask.
-        assert device.attrs["HostConfig"]["Dns"] == [containers.NOWHERE]
+        assert device.attrs["HostConfig"]["Dns"] == [container_devices.NOWHERE]
 
 
 async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None
         assert fields["Uid"].split() == ["10001"] * 4
         assert [int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
         assert fields["NoNewPrivs"] == "1"
-        assert container.attrs["HostConfig"]["PidsLimit"] == containers.MOST_PROCESSES
+        assert container.attrs["HostConfig"]["PidsLimit"] == container_devices.MOST_PROCESSES
         for command in (
             ["touch", "/app/x"],
             ["touch", "/shard.safetensors"],
@@ -167,7 +167,7 @@ def test_the_command_names_each_fault_with_its_exit_code(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(links.HostShaper, "shape", shape_wrongly)
     monkeypatch.setattr(Container, "update", update_without_quota)
-    monkeypatch.setattr(containers, "confirm", lambda limits, held: held)  # the read-back looks away
+    monkeypatch.setattr(container_devices, "confirm", lambda limits, held: held)  # the read-back looks away
     code, faults = calibrate_by_command(path, "docker")
     assert code == 1
     assert_each_fault_is_named(faults)

@@ -20,7 +20,7 @@ from docker.models.containers import ContainerCollection
 from edgebed.errors import LimitError
 from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.throttle import confirm
-from orchestrator.fleet import containers, links
+from orchestrator.fleet import container_devices, links
 from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.containers import DockerFleet
 from orchestrator.fleet.engine import DEVICE, connect
@@ -157,7 +157,7 @@ async def test_without_a_cgroup_of_ours_a_rounded_quota_is_refused(
         raise LimitError("not root")
 
     monkeypatch.setattr(Cgroup, "take_in", refuse)
-    monkeypatch.setattr(containers, "confirm", lambda limits, held: held)
+    monkeypatch.setattr(container_devices, "confirm", lambda limits, held: held)
     rounds = connect().info()["CgroupDriver"] == "systemd"
     fleet = DockerFleet(fleet_file(tmp_path, d0=(0.3, 0)), "fguest0003")
     try:
