@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
@@ -47,7 +48,7 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def connected(self, user: str) -> AsyncIterator[MqttLink]:
-        link = MqttLink(self.address(user), f"{user}-{id(object())}")
+        link = MqttLink(self.address(user), f"{user}-{uuid.uuid4().hex}")
         await link.open()
         yield link
         await link.close()
