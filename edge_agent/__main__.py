@@ -30,6 +30,35 @@ will is only faster. The data connection has no keepalive: its pings would wait 
 
 def settings_from(arguments: list[str]) -> Settings:
     """Settings from argv and the environment. Raises UsageError with cause and hint."""
+    given = _parser().parse_args(arguments)
+    broker = _text_of(Path(given.broker_file)) if given.broker_file else given.broker
+    url = urlsplit(broker)
+    try:
+        port = url.port or (8883 if url.scheme == "mqtts" else 1883)
+    except ValueError:
+        port = 0
+    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or not 0 < port < 65536:
+        raise UsageError(
+            f"--broker {_without_password(broker)!r} is not a broker address",
+            hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
+        )
+    return Settings(
+        host=url.hostname,
+        port=port,
+        username=unquote(url.username or ""),
+        password=unquote(url.password or ""),
+        fleet=check_name(given.fleet, "fleet"),
+        device=check_name(given.device),
+        shard=given.shard,
+        alone_s=given.alone_s,
+        identity=_identity(given.identity) if url.scheme == "mqtts" else None,
+        board=given.board,
+        accelerator=given.accelerator or ("auto" if given.board else "cpu"),
+        board_id=given.board_id,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edgebed-agent",
         description="The agent of one Edgebed device.",
@@ -73,32 +102,7 @@ def settings_from(arguments: list[str]) -> Settings:
         "default: auto with --board, else cpu",
     )
     parser.add_argument("--board-id", default="", help="id of a board that has joined: the last level of its topics")
-    given = parser.parse_args(arguments)
-    broker = _text_of(Path(given.broker_file)) if given.broker_file else given.broker
-    url = urlsplit(broker)
-    try:
-        port = url.port or (8883 if url.scheme == "mqtts" else 1883)
-    except ValueError:
-        port = 0
-    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or not 0 < port < 65536:
-        raise UsageError(
-            f"--broker {_without_password(broker)!r} is not a broker address",
-            hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
-        )
-    return Settings(
-        host=url.hostname,
-        port=port,
-        username=unquote(url.username or ""),
-        password=unquote(url.password or ""),
-        fleet=check_name(given.fleet, "fleet"),
-        device=check_name(given.device),
-        shard=given.shard,
-        alone_s=given.alone_s,
-        identity=_identity(given.identity) if url.scheme == "mqtts" else None,
-        board=given.board,
-        accelerator=given.accelerator or ("auto" if given.board else "cpu"),
-        board_id=given.board_id,
-    )
+    return parser
 
 
 def _text_of(file: Path) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from edgebed.errors import CapacityError, FleetError, UsageError
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.fleet.ownership import is_held
 from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
 
 
@@ -135,16 +136,9 @@ def claimed(place: Place, ids: Mapping[str, str], taken: Taken) -> Iterator[None
 def is_claimed(place: Place, board: str) -> bool:
     """Whether a living process has this board (by id)."""
     try:
-        file = os.open(_claim_path(place, board), os.O_RDONLY | os.O_CLOEXEC)
+        return is_held(_claim_path(place, board))
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
 
 
 def works_for(place: Place, board: str) -> str:

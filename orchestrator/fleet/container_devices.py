@@ -14,7 +14,7 @@ from urllib.parse import quote
 import docker.errors
 import msgspec
 
-from edgebed.errors import LimitError
+from edgebed.errors import FleetError, LimitError
 from edgebed.limits.spec import Held, Limits
 from edgebed.limits.throttle import Group, Shaped, confirm, held_by_kernel, quota_us
 from orchestrator.fleet import links
@@ -74,11 +74,17 @@ class ContainerDevices(abc.ABC):
 
     def __init__(self) -> None:
         self._limits: dict[str, Limits] = {}
+        self._containers: dict[str, Any] = {}  # as they were when they were started
         self._making = Making()
 
-    @abc.abstractmethod
     def _container(self, device: str) -> Any:
         """The device's container as it is now. Raises FleetError where it has none."""
+        container = self._containers.get(device)
+        if container is None:
+            raise FleetError(f"{device} has no container", hint="start or restart it first")
+        with engine_errors(f"the container of {device} is gone"):
+            container.reload()
+        return container
 
     @abc.abstractmethod
     def _shaper_of(self, device: str) -> links.Shaper: ...

@@ -70,7 +70,6 @@ class DockerFleet(ContainerDevices):
         self._labels = {FLEET: fleet_id, ownership.OWNER: str(ownership.this_process())}
         self._networks: dict[str, Any] = {}
         self._subnets: dict[str, IPv4Network] = {}
-        self._containers: dict[str, Any] = {}
         self._access: dict[str, Access] = {}
         self._shards: dict[str, Path] = {}
         self._image, self._systemd = "", False
@@ -262,14 +261,6 @@ class DockerFleet(ContainerDevices):
         if self._shaper is None:
             raise FleetError("the fleet was not prepared", hint="call prepare first")
         return self._shaper
-
-    def _container(self, device: str) -> Any:
-        container = self._containers.get(device)
-        if container is None:
-            raise FleetError(f"{device} has no container", hint="start or restart it first")
-        with engine_errors(f"the container of {device} is gone"):
-            container.reload()
-        return container
 
 
 def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:

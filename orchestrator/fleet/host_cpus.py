@@ -200,21 +200,10 @@ def _claims() -> Iterator[Standing]:
     """Claims of living processes. Those of dead ones are removed."""
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.json"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            if _is_held(path):
+            if ownership.is_held(path):
                 yield msgspec.json.decode(path.read_bytes(), type=Standing)
             else:
                 path.unlink()
-
-
-def _is_held(path: Path) -> bool:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
 
 
 @contextlib.contextmanager

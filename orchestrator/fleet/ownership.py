@@ -200,3 +200,15 @@ def abandoned() -> Iterator[Path]:
     for path in sorted(Path(tempfile.gettempdir()).glob("edgebed-*")):
         if path.name.startswith(PREFIXES) and is_abandoned(path):
             yield path
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds this file's lock. Raises OSError where the file cannot be opened."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

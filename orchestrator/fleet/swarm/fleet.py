@@ -81,7 +81,6 @@ class SwarmFleet(ContainerDevices):
         self._links: dict[str, NodeLink] = {}
         self._shapers: dict[str, NodeShaper] = {}
         self._services: dict[str, str] = {}
-        self._containers: dict[str, Any] = {}
         self._access: dict[str, Access] = {}
         self._shards: dict[str, Path] = {}
         self._lost: dict[str, str] = {}  # nodes, and why
@@ -307,14 +306,6 @@ class SwarmFleet(ContainerDevices):
 
     def _shaper_of(self, device: str) -> NodeShaper:
         return self._shapers[self._placement.node_of[device]]
-
-    def _container(self, device: str) -> Any:
-        container = self._containers.get(device)
-        if container is None:
-            raise FleetError(f"{device} has no container", hint="start or restart it first")
-        with engine_errors(f"the container of {device} is gone"):
-            container.reload()
-        return container
 
     def _look(self, device: str, container: Any) -> Seen:
         if container.status != "running":
