@@ -33,6 +33,7 @@ from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import OWN_WORK, PhaseLog
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
+from edgebed.guarded import Guarded
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.tls import Identity
@@ -61,7 +62,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 """The orchestrator listens for probes on all its addresses; that of the broker is one that this device reaches."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(Guarded, frozen=True):
     """What an agent is started with.
 
     Attributes:

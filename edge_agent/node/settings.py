@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgebed.guarded import Guarded
+
 ORCHESTRATOR = "orchestrator"
 """Common name of the only certificate that may command a helper: a node's own certificate may not command another."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(Guarded, frozen=True):
     """Of one helper. All certificates and keys are PEM.
 
     Attributes:

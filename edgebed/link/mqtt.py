@@ -24,6 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edgebed.errors import LinkError
+from edgebed.guarded import Guarded
 from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
 from edgebed.link.sockets import idle_s, readable_bytes, tune, unacknowledged_bytes
@@ -37,7 +38,7 @@ FLUSH_S = 2.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(Guarded, frozen=True):
     """Where a broker listens, and our user name and password, or our certificate where it speaks TLS."""
 
     host: str

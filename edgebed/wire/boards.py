@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgebed.errors import UsageError, WireError, short
+from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held, Limits
 from edgebed.wire.topics import Topics, check_name
 
@@ -34,7 +35,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(Guarded, frozen=True):
     """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`.
 
     Attributes:
@@ -70,7 +71,7 @@ def _text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-class Join(msgspec.Struct, frozen=True):
+class Join(Guarded, frozen=True):
     """POST /join. `csr` is PEM; only its public key counts. `facts`: what the board says about itself, for people."""
 
     secret: str

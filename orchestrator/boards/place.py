@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from edgebed.errors import FileError, FleetError
+from edgebed.guarded import Guarded
 from orchestrator.files.output import keep
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Session(msgspec.Struct, frozen=True):
     since: float
 
 
-class Live(msgspec.Struct, frozen=True):
+class Live(Guarded, frozen=True):
     """What the running service tells others on this host.
 
     Attributes:
@@ -56,7 +57,7 @@ class Live(msgspec.Struct, frozen=True):
     sessions: tuple[Session, ...] = ()
 
 
-class Local(msgspec.Struct, frozen=True):
+class Local(Guarded, frozen=True):
     """The broker's port on loopback and the orchestrator's password. They stay when the service starts again, so that a
     run goes on."""
 

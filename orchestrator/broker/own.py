@@ -36,6 +36,9 @@ class OwnBroker(msgspec.Struct, frozen=True):
     ca: str = ""
     users: str = ""
 
+    def __repr__(self) -> str:
+        return f"OwnBroker({_hide(self.url)!r}, {self.ca!r}, {self.users!r})"
+
     @property
     def secure(self) -> bool:
         return self.url.startswith("mqtts:")
@@ -96,7 +99,8 @@ def parse_url(url: str) -> Address:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{_hide(url)!r} is no broker's address: {error}", hint=ADDRESS) from None
+        why = "" if "@" in url else f": {error}"  # it repeats a part of the address, which may be of the password
+        raise UsageError(f"{_hide(url)!r} is no broker's address{why}", hint=ADDRESS) from None
     if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise UsageError(f"{_hide(url)!r} is no broker's address", hint=ADDRESS)
     port = port or (8883 if parts.scheme == "mqtts" else 1883)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
+from edgebed.guarded import Guarded
 
 from orchestrator.fleet.base import TlsListener
 
 
-class Listen(msgspec.Struct, frozen=True):
+class Listen(Guarded, frozen=True):
     """Where a broker of ours listens and whom it lets in.
 
     Attributes:

@@ -71,7 +71,7 @@ def up(
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
     if note := threads_note(state.dilation, {each.profile.name: each.profile.limits.cpus for each in spec.here}):
         log.print(note)
-    log.print(f"fleet id {state.fleet_id}; `edgebed fleet ps --json` has the broker's address, with its password")
+    log.print(f"fleet id {state.fleet_id}, broker {state.broker}")
 
 
 def _until_ready(place: daemon.FleetFolder, status: Status) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits
 from edgebed.link.probe_server import Received
@@ -35,7 +36,7 @@ class Enforcement(enum.StrEnum):
     """Nothing: all devices are real boards."""
 
 
-class Access(msgspec.Struct, frozen=True):
+class Access(Guarded, frozen=True):
     """How an agent reaches the broker."""
 
     host: str
@@ -56,7 +57,7 @@ class BrokerAccess(Protocol):
         ...
 
 
-class TlsListener(msgspec.Struct, frozen=True):
+class TlsListener(Guarded, frozen=True):
     """An address at which the broker listens with TLS for agents on other hosts, and what it shows and believes there
     (PEM). Agents still have their own users and passwords."""
 

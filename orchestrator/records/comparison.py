@@ -34,8 +34,7 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     """The last run is the baseline of `speed_up`: its time to target ÷ the run's."""
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
-    costs = [str(summary.get("costs") or "") for summary in summaries]
-    notes = _notes(rows, costs) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
+    notes = _notes(summaries, rows) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
     notes += look_alike_notes(summaries) + [note for each in summaries for note in _boards(each)]
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     for text, row in zip(texts, rows, strict=True):
@@ -80,7 +79,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
+def _notes(summaries: Sequence[Summary], rows: list[Summary]) -> list[str]:
     """What makes these figures doubtful or not comparable. What holds for several runs is listed once."""
     notes = []
     for key in ("enforcement", "dilation", "grain", "target_accuracy"):
@@ -88,24 +87,24 @@ def _notes(rows: list[Summary], costs: Sequence[str]) -> list[str]:
         if len(values) > 1:
             notes.append(f"the runs differ in {COLUMNS[key][0]} ({', '.join(values)}): compare their times with care")
     runs: dict[str, list[str]] = {}
-    for row, model in zip(rows, costs, strict=True):
-        for doubt in _doubts(row, model):
+    for summary, row in zip(summaries, rows, strict=True):
+        for doubt in _doubts(summary | row):
             runs.setdefault(doubt, []).append(row["run"])
     return notes + [f"{_named(who, len(rows))}: {doubt}" for doubt, who in runs.items()]
 
 
-def _doubts(row: Summary, costs: str) -> Iterable[str]:
-    if row["enforcement"] == "software":
+def _doubts(summary: Summary) -> Iterable[str]:
+    if summary["enforcement"] == "software":
         yield "limits were held by the agents themselves, not by the kernel"
-    if row["enforcement"] == "simulated":
-        yield f"simulated; no device ran, times come from a cost model{f' ({costs})' if costs else ''}"
-    if not row["calibrated"]:
+    if summary["enforcement"] == "simulated":
+        costs = f" ({model})" if (model := summary.get("costs")) else ""
+        yield f"simulated; no device ran, times come from a cost model{costs}"
+    if not summary["calibrated"]:
         yield "the limits were not shown to hold (uncalibrated)"
-    if row["grain"] != "pacing" and (row["batches_in_quota_share"] or 0.0) >= UNSLOWED:
-        yield sentence(row)
-    if row.get("server_note"):
-        yield row["server_note"]
-    residual = row["timeline_residual_max"]
+    if summary["grain"] != "pacing" and (summary["batches_in_quota_share"] or 0.0) >= UNSLOWED:
+        yield sentence(summary)
+    yield from filter(None, (summary.get("server_note"), summary.get("threads_note")))
+    residual = summary["timeline_residual_max"]
     if residual is not None and residual > RESIDUAL_LIMIT:
         yield f"up to {percent(residual)} of a round has no name in the timeline"
 

@@ -123,7 +123,6 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
         title=" · ".join(dict.fromkeys(summary["method"] for summary in summaries)),
         compared=compared(summaries),
         summaries=summaries,
-        not_dilated=" ".join(dict.fromkeys(summary["server_note"] for summary in summaries if summary["server_note"])),
         badges=_common_badges(summaries),
     )
 

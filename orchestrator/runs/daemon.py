@@ -43,7 +43,7 @@ class DeviceInFleet(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """What `edgebed fleet ps` shows."""
+    """What `edgebed fleet ps` shows. `broker`: its address, without a user or a password."""
 
     fleet: str
     fleet_id: str
@@ -221,7 +221,7 @@ async def state_of(controller: FleetController) -> FleetState:
         backend=controller.fleet.backend,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
-        broker=f"mqtt://{access.username}:{access.password}@{access.host}:{access.port}",
+        broker=f"mqtt://{access.host}:{access.port}",
         devices=tuple([await _device_state(controller, name) for name in controller.names]),
         grain=controller.grain,
     )

@@ -111,6 +111,14 @@ def test_an_accuracy_is_never_rounded_up(value: float, text: str) -> None:
     assert comparison.accuracy(value) == text
 
 
+def test_what_a_dilation_does_to_the_server_and_to_threads_is_told() -> None:
+    dilated = summarise(Synthetic(dilation=2.5).records) | {"threads_note": "cpu4 runs one thread"}
+    notes = comparison.compare([dilated, dilated | {"run": "second"}]).notes
+    assert [note for note in notes if note.startswith("2 runs: The server is not dilated")]
+    assert "2 runs: cpu4 runs one thread" in notes
+    assert not [note for note in comparison.compare([summarise(Synthetic().records)]).notes if "dilated" in note]
+
+
 def test_a_run_that_just_missed_its_target_does_not_seem_to_have_reached_it() -> None:
     figures = summarise(Synthetic().records) | {"target_accuracy": 0.9, "best_accuracy": 0.8997}
     (texts,) = comparison.compare([figures]).texts
