@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 import torch
 from torch.nn import functional
 
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
+from edgebed.wire.boards import Accelerator
 
 CPU = torch.device("cpu")
-NAMES = ("auto", "cpu", "cuda")
-"""What may be asked for. `auto`: CUDA where the machine has it and torch can use it, else the CPU."""
+NAMES = get_args(Accelerator)
 
 
 def find_accelerator(wanted: str) -> torch.device:
@@ -34,7 +35,7 @@ def find_accelerator(wanted: str) -> torch.device:
         return CPU
     raise UsageError(
         f"this board cannot train on cuda: {why}",
-        hint="install the torch that the maker of the board offers (docs/boards.md), or take --accelerator cpu",
+        hint="install the torch that the maker of the board offers (docs/boards.md), or ask for cpu or auto",
     )
 
 

@@ -8,7 +8,7 @@ SECRET = frozenset({"password", "secret", "users", "key", "client_key"})
 """Fields that nobody may read in a log."""
 
 
-class Guarded(msgspec.Struct):
+class Guarded(msgspec.Struct, frozen=True):
     """Its repr does not show the fields of SECRET: tracebacks and error messages show reprs."""
 
     def __repr__(self) -> str:

@@ -257,6 +257,7 @@ class Standby:
     async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
         arguments = ["--fleet", wanted.fleet, "--device", wanted.device or self._about.board, "--shard", str(shard)]
         arguments += ["--board", "--board-id", self._about.board]
+        arguments += ["--accelerator", wanted.accelerator] if wanted.accelerator else []
         host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
         env = {
             **os.environ,

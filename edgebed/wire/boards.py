@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ ID = re.compile(r"b[0-9a-f]{31}")
 """The id of a board: the common name of its certificate and its user name at the broker. It is random."""
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Accelerator = Literal["auto", "cpu", "cuda"]
+"""Where a board trains. `auto`: CUDA where the board has it and its torch can use it, else the CPU."""
 
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ class Join(Guarded, frozen=True):
 
     secret: str
     csr: str
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Renew(msgspec.Struct, frozen=True):
@@ -109,6 +112,7 @@ class Assignment(msgspec.Struct, frozen=True):
         alone_s: as of the agent's option `--alone-s`.
         device: what the fleet calls it; "": its id.
         start: grows when the agent shall be started again.
+        accelerator: where it shall train; None: the board chooses.
         limits: to be put on the agent that runs, each time that `limited` grows; None: it has none.
     """
 
@@ -117,6 +121,7 @@ class Assignment(msgspec.Struct, frozen=True):
     alone_s: float = 1800.0
     device: str = ""
     start: int = 0
+    accelerator: Accelerator | None = None
     limits: Limits | None = None
     limited: int = 0
 

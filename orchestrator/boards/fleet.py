@@ -63,6 +63,7 @@ class BoardsFleet:
         notify: Callable[[str], None],
     ) -> None:
         self._boards = {device.name: device.board for device in spec.boards}
+        self._accelerators = {device.name: device.accelerator for device in spec.boards}
         self._limited = {device.name for device in spec.boards if not device.profile.limits.unlimited}
         self.enforcement = Enforcement.KERNEL if self._limited else Enforcement.UNLIMITED
         self._fleet_id, self._ids, self._place, self._broker = fleet_id, dict(ids), place, broker
@@ -110,7 +111,8 @@ class BoardsFleet:
         alone_s = float(os.environ.get(ALONE, "1800"))
         sums = await asyncio.to_thread(self._offer, {name: shards[name] for name in self._ids})
         for name, sha256 in sums.items():
-            self._assign(name, Assignment(self._fleet_id, sha256, alone_s, name))
+            where = self._accelerators[name]
+            self._assign(name, Assignment(self._fleet_id, sha256, alone_s, name, accelerator=where))
 
     def _offer(self, shards: Mapping[str, Path]) -> dict[str, str]:
         """Put the shards where boards can fetch them; remove old ones. Returns their SHA-256, by device."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Protocol
 
 from edgebed.guarded import Guarded
-
 from orchestrator.fleet.base import TlsListener
 
 

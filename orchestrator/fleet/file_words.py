@@ -12,6 +12,8 @@ WORDS = {
     "latency_ms": "a number of milliseconds one way from 0 to 10000, such as 20",
     "profile": "the name of a device profile, such as cpu1, or the path of its file",
     "board": "the name of a board that has joined (edgebed boards ls)",
+    "accelerator": "cpu, cuda or auto (cuda where the board's torch can use it)",
+    "limit": "true or false: whether the board limits itself to its `profile`",
     "name": "a name of letters, digits, '_', '.' and '-'",
     "count": f"a whole number from 1 to {MOST_DEVICES}",
     "backend": "docker, local, software (local with the software throttle), or swarm",

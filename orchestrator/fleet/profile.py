@@ -15,6 +15,7 @@ from edgebed.limits.cpu_quota import LEAST_CPUS
 from edgebed.limits.spec import Limits as Limits
 from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
+from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
 from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
@@ -46,11 +47,13 @@ BOARD = ProfileSpec(
 
 
 class DeviceSpec(msgspec.Struct, frozen=True):
-    """`board`: name of the real board that the device is; "": a device of this host."""
+    """`board`: name of the real board that the device is; "": a device of this host. `accelerator`: where the board
+    trains; None: it chooses."""
 
     name: str
     profile: ProfileSpec
     board: str = ""
+    accelerator: Accelerator | None = None
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
@@ -107,11 +110,12 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`count` devices with one profile, as a fleet file lists them; or one real board, whose profile only says what it
-    is like, unless `limit` is set: then the board limits itself to it."""
+    is like, unless `limit` is set: then the board limits itself to it. `accelerator`: where a board trains."""
 
     profile: str | None = None
     board: str | None = None
     limit: bool = False
+    accelerator: Accelerator | None = None
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] = 1
     name: str | None = None
 
@@ -120,6 +124,8 @@ class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError("a device has a `profile`, or is a real `board`")
         if self.limit and (self.board is None or self.profile is None):
             raise ValueError("`limit` is for a real `board`, which is held to its `profile`")
+        if self.accelerator is not None and self.board is None:
+            raise ValueError("`accelerator` is for a real `board`; devices of this host train on its CPU")
         if self.board is not None and self.count > 1:
             raise ValueError("a board is one device; give each its own entry, without `count`")
 
@@ -210,7 +216,7 @@ def _devices(entries: list[FleetEntry], path: Path, where: Callable[[str], str])
         if entry.board is not None:
             board = _named(entry.board, "board", place)
             profile = profile if entry.limit else unlimited(profile)
-            devices.append(DeviceSpec(_named(entry.name or board, "device", place), profile, board))
+            devices.append(DeviceSpec(_named(entry.name or board, "device", place), profile, board, entry.accelerator))
             continue
         for _ in range(entry.count):
             stem = entry.name or profile.name

@@ -30,8 +30,8 @@ class Job(msgspec.Struct, frozen=True):
     """What devices train while they are measured: a model, as built and as spec, at some cuts.
 
     Attributes:
-        steps_s: seconds of a measurement of steps: by default 20 periods of a quota, so that where in a period it
-            begins hardly counts.
+        steps_s: seconds of a measurement of steps: by default 40 periods of a quota, so that where in a period it
+            begins, which changes it by up to 80 ms, hardly counts.
         repeats: measurements of each cut, of which the median counts.
     """
 
@@ -39,7 +39,7 @@ class Job(msgspec.Struct, frozen=True):
     spec: Mapping[str, object]
     cuts: Sequence[int]
     batch_size: int
-    steps_s: float = 2.0
+    steps_s: float = 4.0
     repeats: int = 3
 
     def __str__(self) -> str:

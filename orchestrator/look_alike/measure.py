@@ -96,7 +96,7 @@ async def _measure(
     presence = board.membership.devices[board.names[0]].presence
     facts = presence.host if presence else {}
     notify("measuring steps on the board and on this host, in turn")
-    real, host = await _steps(benches, job)
+    real, host = await _steps(benches, job, 1)  # a first estimate, which is corrected
     base_ms = await benches[1].latency_ms()
     notify("measuring the board's link")
     figures = Figures(real, await benches[0].link())
@@ -106,9 +106,9 @@ async def _measure(
     if limits.cpus > room:
         return Outcome(profile, figures, (), too_large=True)
     await _become(twin, profile, real, benches[1], notify)
-    profile = corrected(profile, *await _steps(benches, job))
+    profile = corrected(profile, *await _steps(benches, job, job.repeats))
     await _become(twin, profile, real, benches[1], notify)
-    real, like = await _steps(benches, job)
+    real, like = await _steps(benches, job, job.repeats)
     figures = msgspec.structs.replace(figures, steps=real)
     return Outcome(profile, figures, tuple(rows(figures, Figures(like, await benches[1].link()))))
 
@@ -134,14 +134,14 @@ async def _become(
         await twin.change(TWIN, msgspec.structs.replace(profile, limits=limits))
 
 
-async def _steps(benches: Sequence[Bench], job: Job) -> list[dict[int, Step]]:
+async def _steps(benches: Sequence[Bench], job: Job, repeats: int) -> list[dict[int, Step]]:
     """By bench: the steps by cut."""
     found: list[dict[int, list[Step]]] = [{cut: [] for cut in job.cuts} for _ in benches]
-    for _ in range(job.repeats):
+    for _ in range(repeats):
         for cut in job.cuts:
             for steps, bench in zip(found, benches, strict=True):
                 steps[cut].append(await bench.step(cut))
-    return [{cut: median_step(repeats) for cut, repeats in steps.items()} for steps in found]
+    return [{cut: median_step(taken) for cut, taken in steps.items()} for steps in found]
 
 
 def _host() -> str:

@@ -160,6 +160,22 @@ async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
     assert summarise(run.records())["unlimited"] == ["b1", "b2"]
 
 
+async def test_where_a_board_trains_and_that_it_cannot_is_told_before_the_first_round(
+    lab: Lab, tmp_path: Path, uncalibrated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet file's word counts more than the board's environment."""
+    monkeypatch.setenv("EDGEBED_ACCELERATOR", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    async with boards(lab, "b1"):
+        wanted = request(tmp_path, "  - {board: b1, name: jetson, accelerator: cpu}\n", rounds=1)
+        (folder,) = await session.run_experiment(wanted, Watch(lab.said.append))
+        (joined,) = [each for each in read(folder / "records.jsonl") if isinstance(each, DeviceJoined)]
+        assert joined.host["accelerator"] == "cpu"
+        wanted = request(tmp_path, "  - {board: b1, name: jetson, accelerator: cuda}\n", rounds=1)
+        with pytest.raises(FleetError, match=r"jetson.*cannot train on cuda: torch .* is built for"):
+            await session.run_experiment(wanted, Watch(lab.said.append))
+
+
 class Recorded:
     """What a run that goes on has recorded."""
 

@@ -163,7 +163,16 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h", "mqtt://h:port", "mqtt://u:secret@h:99999", "mqtt://u:secret/x@h", "mqtt://", "localhost:1883", "mqtts://h/topic"]
+    "url",
+    [
+        "http://h",
+        "mqtt://h:port",
+        "mqtt://u:secret@h:99999",
+        "mqtt://u:secret/x@h",
+        "mqtt://",
+        "localhost:1883",
+        "mqtts://h/topic",
+    ],
 )
 def test_unusable_urls_name_the_hint_and_keep_the_password(url: str) -> None:
     with pytest.raises(UsageError, match="no broker's address") as caught:

@@ -80,11 +80,18 @@ def test_boards_stand_beside_devices_of_this_host(tmp_path: Path) -> None:
         ("  - {board: b1, count: 2}\n", "a board is one device"),
         ("  - {board: b1}\n  - {board: b1, name: other}\n", "two devices are the board 'b1'"),
         ("  - {board: ../b1}\n", "is no name for a board"),
+        ("  - {board: b1, accelerator: gpu}\n", "accelerator is 'gpu'; it must be cpu, cuda or auto"),
+        ("  - {profile: here.yaml, accelerator: cpu}\n", "`accelerator` is for a real `board`"),
     ],
 )
 def test_wrong_entries_are_refused(tmp_path: Path, devices: str, said: str) -> None:
     with pytest.raises(UsageError, match=said.replace("`", ".")):
         fleet(tmp_path, devices)
+
+
+def test_a_board_is_told_where_to_train_only_if_the_file_says_so(tmp_path: Path) -> None:
+    spec = fleet(tmp_path, "  - {board: b1, accelerator: cuda}\n  - {board: b2}\n  - {profile: here.yaml}\n")
+    assert [device.accelerator for device in spec.devices] == ["cuda", None, None]
 
 
 # ---- dilation ----
