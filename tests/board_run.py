@@ -23,7 +23,7 @@ ROUNDS = 8
 
 def records() -> list[t.Record]:
     """`weak`, the Pi 4, is hot and capped in rounds 3 to 5; `middle`, the Pi 5, has too low a voltage at the end of
-    round 6."""
+    round 6; somebody gives `strong`, the Jetson, another power mode from round 7 on."""
     made = Synthetic(rounds=ROUNDS)
     started, *rest = made.records
     assert isinstance(started, t.RunStarted)
@@ -64,4 +64,5 @@ def _reading(made: Synthetic, name: str, at_ns: int, starts: list[int]) -> Board
     if name == "middle":
         late = now == 6 and at_ns > sum(starts[5:7]) // 2
         return change(reading, mhz=(2400,) * 4, throttled=1 if late else 0, watts=4.0 + now % 2)
-    return change(reading, mhz=(1510,) * 6, hot=False, watts=9.0)
+    mode = "7W" if now >= 7 else None
+    return change(reading, mhz=(1510,) * 6, hot=False, watts=9.0, power_mode=mode)

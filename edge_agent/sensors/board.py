@@ -13,10 +13,11 @@ from edge_agent.sensors.frequency import Frequencies
 from edge_agent.sensors.heat import Temperatures
 from edge_agent.sensors.ina3221 import Ina3221
 from edge_agent.sensors.source import Run, run_command
-from edgebed.wire.reading import BoardReading
+from edgebed.wire.reading import MOST_SETTING, BoardReading
 
 SHARE = 0.004
-"""Of a core, at most, for one command that is asked again and again. There are two, so that all stays below 1 %."""
+"""Of a core, at most, for one command that is asked again and again. A board has at most two, so that all stays below
+1 %."""
 
 T = TypeVar("T")
 
@@ -56,6 +57,22 @@ class Seldom(Generic[T]):
         return answer
 
 
+class Setting:
+    """What somebody may change while the board works. `read` gives it as long as it is another one than at the first
+    look, in every reading, so that a heartbeat that is lost hides no change."""
+
+    def __init__(self, ask: Callable[[], str | None]) -> None:
+        self._ask = ask
+        self._first: str | None = None
+        self._last: str | None = None
+
+    def read(self) -> str | None:
+        """None where it is what it was, or is not known."""
+        self._last = self._ask() or self._last
+        self._first = self._first or self._last
+        return self._last[:MOST_SETTING] if self._last and self._last != self._first else None
+
+
 class Board:
     """The sensors of one board.
 
@@ -77,10 +94,12 @@ class Board:
         self._frequencies, self._temperatures, self._ina = Frequencies(root), Temperatures(root), Ina3221(root)
         self._throttled = Seldom(lambda: raspberry.throttled(run), now, spent_s)
         self._pmic = Seldom(lambda: raspberry.pmic_watts(run), now, spent_s)
+        self._governor = Setting(self._frequencies.governor)
+        self._power_mode = Setting(Seldom(lambda: machine.power_mode(run), now, spent_s).read)
 
     def facts(self) -> dict[str, str]:
-        """What does not change, for Presence. What is not known has no entry, but `sensors`, which names what is read,
-        always has one."""
+        """What changes seldom or never, for Presence. What is not known has no entry, but `sensors`, which names what
+        is read, always has one."""
         root, run = self._root, self._run
         bits, power = raspberry.throttled(run), self._ina.facts() or raspberry.pmic_facts(run)
         cores, memory = machine.cores(root), machine.memory_mib(root)
@@ -113,7 +132,8 @@ class Board:
         mhz, cap = self._frequencies.read()
         celsius, hot = self._temperatures.read()
         watts = self._ina.watts() if self._ina.present else self._pmic.read()
-        return BoardReading(at_ns, mhz, cap, celsius, hot, self._throttled.read(), watts)
+        settings = self._governor.read(), self._power_mode.read()
+        return BoardReading(at_ns, mhz, cap, celsius, hot, self._throttled.read(), watts, *settings)
 
     def close(self) -> None:
         for source in (self._frequencies, self._temperatures, self._ina):

@@ -25,11 +25,15 @@ class Frequencies:
         mhz = tuple(None if folder is None else now[folder] for folder in self._of_core)
         return mhz if any(each is not None for each in mhz) else (), min(caps, default=None)
 
+    def governor(self) -> str | None:
+        """Of all cores now; several if they differ, each named once."""
+        named = {governor for clock in self._clocks.values() if (governor := clock.governor())}
+        return " ".join(sorted(named)) or None
+
     def facts(self) -> dict[str, str]:
         """Governors and highest frequencies, each named once."""
-        governors = sorted({clock.governor for clock in self._clocks.values() if clock.governor})
         highest = sorted({clock.highest // 1000 for clock in self._clocks.values() if clock.highest})
-        facts = {"governor": " ".join(governors), "max_mhz": " ".join(map(str, highest))}
+        facts = {"governor": self.governor() or "", "max_mhz": " ".join(map(str, highest))}
         return {name: value for name, value in facts.items() if value}
 
     def close(self) -> None:
@@ -39,9 +43,12 @@ class Frequencies:
 
 class _Clock:
     def __init__(self, folder: Path) -> None:
-        self.governor = text_of(folder / "scaling_governor")
+        self._folder = folder
         self.highest = whole(text_of(folder / "cpuinfo_max_freq"))
         self._now, self._allowed = Gauge(folder / "scaling_cur_freq"), Gauge(folder / "scaling_max_freq")
+
+    def governor(self) -> str | None:
+        return text_of(self._folder / "scaling_governor")
 
     def mhz(self) -> int | None:
         khz = self._now.read()

@@ -1,4 +1,4 @@
-"""Facts of the machine that do not change while it runs: model, cores, memory, power mode, torch, clock."""
+"""Facts of the machine, most of which do not change while it runs: model, cores, memory, power mode, torch, clock."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ Watts = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Mhz = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Cores = Annotated[tuple[Mhz | None, ...], msgspec.Meta(max_length=4096)]
+MOST_SETTING = 100
+Setting = Annotated[str, msgspec.Meta(max_length=MOST_SETTING)]
 Bits = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
@@ -25,6 +27,7 @@ class BoardReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         hot: some sensor is at or above the temperature from which its board slows itself down.
         throttled: the bits of the Raspberry Pi's `get_throttled`: 0 to 3 for now, 16 to 19 for since boot.
         watts: power of what the board's sensors cover (host fact `power_rails`).
+        governor, power_mode: where it is no more what it was when the agent started; else None.
     """
 
     at_ns: int
@@ -34,6 +37,8 @@ class BoardReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     hot: bool | None = None
     throttled: Bits | None = None
     watts: Watts | None = None
+    governor: Setting | None = None
+    power_mode: Setting | None = None
 
 
 Readings = Annotated[tuple[BoardReading, ...], msgspec.Meta(max_length=120)]

@@ -27,7 +27,7 @@ from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.stragglers import CAUSES
 from orchestrator.records.timeline import timelines
-from orchestrator.records.vocabulary import BOARD_MARKS, BOUNDS
+from orchestrator.records.vocabulary import BOUNDS, board_mark
 
 Summary = Mapping[str, Any]
 Row = tuple[Any, ...]
@@ -310,4 +310,4 @@ def _event(event: t.Happened) -> Row:
             kind = event.kind if event.begins else f"{event.kind} over"
             return None, event.device, "scenario", kind, event.error or event.asked
         case BoardMark():
-            return None, event.device, "board", event.mark, BOARD_MARKS[event.mark]
+            return None, event.device, "board", event.mark, board_mark(event.mark, event.setting)

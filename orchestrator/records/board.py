@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edgebed.wire.reading import BoardReading
-from orchestrator.records.board_marks import PI_BITS, marks_of
+from orchestrator.records.board_marks import MARKS, marks_of
 from orchestrator.records.formatting import NONE, number, percent, seconds
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts
 
@@ -28,7 +28,7 @@ class BoardRound(msgspec.Struct, frozen=True):
     Attributes:
         joules: power, linear between readings, over the whole round: waits are part of it.
         celsius: of the hottest sensor at the hottest moment.
-        marks: what slowed the board down at some moment: of `PI_BITS`, in their order.
+        marks: what slowed the board down, or was changed on it, at some moment: of `MARKS`, in their order.
     """
 
     joules: float | None = None
@@ -50,7 +50,7 @@ class BoardLine(msgspec.Struct):
         hottest = max((r.celsius for r in self.readings[first:last] if r.celsius is not None), default=None)
         known = [marks for marks in self.marks[first:last] if marks is not None]
         found = {mark for marks in known for mark in marks}
-        marks = tuple(mark for mark in PI_BITS if mark in found) if known else None
+        marks = tuple(mark for mark in MARKS if mark in found) if known else None
         return BoardRound(self._joules(start_ns, end_ns), hottest, marks)
 
     def _joules(self, start_ns: int, end_ns: int) -> float | None:
@@ -113,7 +113,7 @@ BOARD_COLUMNS = (
     "power mode",
     "frequency",
     "temperature",
-    "slowed down by",
+    "marks",
     "power",
     "energy",
     "clock",
@@ -128,14 +128,20 @@ def board_row(name: str, facts: Mapping[str, str], reading: BoardReading | None,
     return [
         name,
         facts.get("board", NONE),
-        facts.get("power_mode", NONE),
+        power_mode(facts, now),
         frequency(now),
         NONE if now.celsius is None else f"{now.celsius:.0f} °C",
-        NONE if marks is None else ", ".join(mark.replace("_", " ") for mark in marks) or "nothing",
+        NONE if marks is None else ", ".join(mark.replace("_", " ") for mark in marks) or "none",
         NONE if now.watts is None else f"{number(now.watts)} W",
         NONE if joules is None else f"{number(joules)} J",
         clock_words(facts),
     ]
+
+
+def power_mode(facts: Mapping[str, str], reading: BoardReading) -> str:
+    """Now, and before if it was changed."""
+    joined = facts.get("power_mode", NONE)
+    return joined if reading.power_mode is None else f"{reading.power_mode} (was {joined})"
 
 
 def frequency(reading: BoardReading) -> str:

@@ -1,4 +1,4 @@
-"""What slows a board down, and from when to when, as its sensors tell it. Pure."""
+"""What slows a board down, or was changed on it, and from when to when, as its sensors tell it. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from edgebed.wire.reading import BoardReading
 PI_BITS = ("under_voltage", "frequency_cap", "throttled", "heat")
 """What bits 0 to 3 of the Raspberry Pi's `get_throttled` say of now."""
 
+SETTINGS = ("power_mode", "governor")
+"""Fields of a reading that tell a setting where it is another one than when the agent started."""
+
+MARKS = (*PI_BITS, *SETTINGS)
+
 HOLD_NS = 60_000_000_000
 """A board that swings around its limit is slowed down all the time: pauses up to this length do not count."""
 
 
 class Slowed(msgspec.Struct, array_like=True):
-    """A board was slowed down by `mark`, of PI_BITS, from the first reading that said so to the last."""
+    """`mark`, of MARKS, held for a board from the first reading that said so to the last."""
 
     mark: str
     begin_ns: int
@@ -24,24 +29,27 @@ class Slowed(msgspec.Struct, array_like=True):
 
 
 class BoardMark(msgspec.Struct, frozen=True, tag="board_mark"):
-    """A board began to be slowed down. Made from readings; it stands in no file of records."""
+    """A mark, of MARKS, began. Made from readings; it stands in no file of records. `setting`: what it is now, for a
+    mark of SETTINGS."""
 
     at_ns: int
     device: str
     mark: str
+    setting: str = ""
 
 
 def marks_of(reading: BoardReading) -> tuple[str, ...] | None:
-    """What slows the board down at this moment; None where no source tells."""
-    if reading.throttled is None and reading.cap is None and reading.hot is None:
+    """What slows the board down at this moment, or was changed on it; None where no source tells."""
+    changed = {name for name in SETTINGS if getattr(reading, name) is not None}
+    if reading.throttled is None and reading.cap is None and reading.hot is None and not changed:
         return None
     bits = reading.throttled or 0
-    found = {name for bit, name in enumerate(PI_BITS) if bits >> bit & 1}
+    found = changed | {name for bit, name in enumerate(PI_BITS) if bits >> bit & 1}
     if reading.cap is not None and reading.cap < 1:
         found.add("frequency_cap")
     if reading.hot:
         found.add("heat")
-    return tuple(name for name in PI_BITS if name in found)
+    return tuple(name for name in MARKS if name in found)
 
 
 def extend(slowed: list[Slowed], marks: Iterable[str], at_ns: int) -> list[str]:

@@ -10,7 +10,7 @@ from orchestrator.records.disturbance import HostOfRound
 from orchestrator.records.formatting import number, rate
 from orchestrator.records.limits_in_force import Change, changes
 from orchestrator.records.run_index import RoundFacts, Session
-from orchestrator.records.vocabulary import BOARD_MARKS, UNLIMITED
+from orchestrator.records.vocabulary import UNLIMITED, board_mark
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def _unplanned(record: t.Happened) -> Event:
         case t.ScenarioStep():
             kind, text = "scenario", f"{record.asked} (failed: {record.error})" if record.error else record.asked
         case BoardMark():
-            kind, text = "board", BOARD_MARKS[record.mark]
+            kind, text = "board", board_mark(record.mark, record.setting)
     return Event(record.at_ns, kind, record.device, text)
 
 

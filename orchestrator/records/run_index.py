@@ -19,7 +19,7 @@ from edgebed.errors import UsageError
 from edgebed.wire.messages import Phase
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
-from orchestrator.records.board_marks import BoardMark, Slowed, extend, marks_of
+from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
 from orchestrator.records.board_record import BoardReadings
 
 FAR = 1 << 62
@@ -51,7 +51,7 @@ class DeviceFacts(msgspec.Struct):
     name: str
     phases: list[tuple[str, Phase]] = []  # (incarnation, phase) as reported
     readings: list[tuple[str, BoardReading]] = []  # (incarnation, reading) of a board's sensors
-    slowed: list[Slowed] = []  # from when to when something slowed a board down, on the orchestrator's clock
+    slowed: list[Slowed] = []  # from when to when a mark held for a board, on the orchestrator's clock
     host: dict[str, str] = {}  # what it said when it joined last
     clocks: dict[str, Clock] = {}  # by incarnation
     presence: list[tuple[int, str]] = []  # (ns, incarnation when it joined, "" when it left)
@@ -341,7 +341,9 @@ def _add_readings(session: Session, record: BoardReadings) -> None:
     for reading in record.readings:
         at_ns = record.at_ns if clock is None else clock.to_orchestrator(reading.at_ns)
         begun = extend(device.slowed, marks_of(reading) or (), at_ns)
-        session.events += [BoardMark(at_ns, record.device, mark) for mark in begun]
+        session.events += [
+            BoardMark(at_ns, record.device, mark, getattr(reading, mark) if mark in SETTINGS else "") for mark in begun
+        ]
 
 
 def _add_clock(device: DeviceFacts, record: t.ClockOffset) -> None:

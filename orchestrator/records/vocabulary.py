@@ -109,8 +109,16 @@ BOARD_MARKS = {
     "frequency_cap": "its frequency is capped",
     "throttled": "its firmware throttles it",
     "heat": "it is so hot that it slows itself down",
+    "power_mode": "its power mode was changed",
+    "governor": "its governor was changed",
 }
-"""What slows a board down (`orchestrator.records.board_marks`)."""
+"""What slows a board down, or was changed on it (`orchestrator.records.board_marks`)."""
+
+
+def board_mark(mark: str, setting: str) -> str:
+    """One of BOARD_MARKS; with what it was changed to, where that is known."""
+    return f"{BOARD_MARKS[mark]} to {setting}" if setting else BOARD_MARKS[mark]
+
 
 BOUNDS = {
     "cpu": "CPU",
@@ -151,7 +159,7 @@ EVENTS = {
     "profile": "profile changed",
     "disturbed": "disturbed by the host",
     "scenario": "scenario",
-    "board": "board slowed down",
+    "board": "board slowed down or changed",
     "resumed": "resumed",
     "ended": "ended",
 }

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.records.board import clock_words
-from orchestrator.records.board_marks import PI_BITS
+from orchestrator.records.board_marks import MARKS
 from orchestrator.records.formatting import NONE, known, number
 
 BOARD_COLUMNS = (
@@ -19,7 +19,7 @@ BOARD_COLUMNS = (
     "clock",
     "sensors",
     "hottest",
-    "rounds slowed down",
+    "rounds with marks",
     "energy per round",
     "in all rounds",
 )
@@ -45,14 +45,14 @@ def _board_row(name: str, facts: dict[str, str], summary: dict[str, Any]) -> lis
         clock_words(facts),
         facts.get("sensors", NONE),
         known(hottest, lambda celsius: f"{celsius:.0f} °C"),
-        _slowed(marks) if marks else NONE,
+        _marked(marks) if marks else NONE,
         f"{number(median(joules))} J" if joules else NONE,
         f"{number(sum(joules))} J" if joules else NONE,
     ]
 
 
-def _slowed(marks: list[Sequence[str]]) -> str:
-    """In how many rounds a board was slowed down, and by what."""
-    by = {mark: sum(mark in each for each in marks) for mark in PI_BITS}
+def _marked(marks: list[Sequence[str]]) -> str:
+    """In how many rounds a board was slowed down or changed, and by what."""
+    by = {mark: sum(mark in each for each in marks) for mark in MARKS}
     words = [f"{mark.replace('_', ' ')} {count}" for mark, count in by.items() if count]
     return f"{', '.join(words) or 'none'} of {len(marks)}"

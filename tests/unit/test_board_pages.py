@@ -58,10 +58,11 @@ def test_what_slows_boards_down_is_told_when_it_begins() -> None:
         ("weak", "board", "its frequency is capped"),
         ("weak", "board", "it is so hot that it slows itself down"),
         ("middle", "board", "its supply voltage is too low"),
+        ("strong", "board", "its power mode was changed to 7W"),
     ]
     times = [event.at_ns for event in unplanned(session)]
     assert all(STARTS[2] <= at <= STARTS[2] + board_run.S // 2 for at in times[:2])
-    assert STARTS[5] < times[2] < STARTS[6]
+    assert STARTS[5] < times[2] < STARTS[6] <= times[3]
 
 
 @pytest.mark.parametrize("portion", [1, 7, 10_000])
@@ -72,7 +73,7 @@ def test_lanes_of_the_live_page_have_the_marks_however_the_records_come_in(porti
     for _, begin, end in lanes["weak"]:
         assert rounds[2] <= begin < rounds[2] + 0.5
         assert rounds[5] - 0.5 < end <= rounds[5]
-    assert lanes["strong"] == []
+    assert [mark for mark, _, _ in lanes["strong"]] == ["power_mode"]
 
 
 def test_the_report_s_lanes_have_the_same_marks() -> None:
@@ -93,8 +94,8 @@ def test_the_live_page_shows_boards_with_what_they_read_last() -> None:
     table = found["boards"]
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
     assert rows["weak"]["model"] == "Raspberry Pi 4 Model B Rev 1.4"
-    assert (rows["weak"]["slowed down by"], rows["weak"]["power"]) == ("nothing", "–")
-    assert rows["strong"]["power mode"] == "15W"
+    assert (rows["weak"]["marks"], rows["weak"]["power"]) == ("none", "–")
+    assert (rows["strong"]["marks"], rows["strong"]["power mode"]) == ("power mode", "7W (was 15W)")
     joules = summarise_facts(sort(RECORDS))["joules"]["strong"][-1]
     assert rows["strong"]["energy"] == f"{joules:.3g} J"
 
@@ -110,11 +111,11 @@ def test_a_run_without_boards_shows_none() -> None:
 
 def test_the_report_s_table_counts_rounds_and_adds_up_energy() -> None:
     rows = {row[0]: dict(zip(BOARD_COLUMNS, row, strict=True)) for row in board_rows(summarise_facts(sort(RECORDS)))}
-    assert rows["weak"]["rounds slowed down"] == "frequency cap 3, heat 3 of 8"
+    assert rows["weak"]["rounds with marks"] == "frequency cap 3, heat 3 of 8"
     assert rows["weak"]["hottest"] == "82 °C"
     assert rows["weak"]["energy per round"] == "–"
-    assert rows["middle"]["rounds slowed down"] == "under voltage 1 of 8"
-    assert rows["strong"]["rounds slowed down"] == "none of 8"
+    assert rows["middle"]["rounds with marks"] == "under voltage 1 of 8"
+    assert rows["strong"]["rounds with marks"] == "power mode 2 of 8"
     assert rows["strong"]["energy per round"].endswith(" J")
 
 

@@ -66,6 +66,8 @@ def test_heat_and_caps_mark_the_rounds_in_which_they_were() -> None:
         (BoardReading(0, cap=1.0, hot=False), ()),
         (BoardReading(0, cap=0.8), ("frequency_cap",)),
         (BoardReading(0, hot=True), ("heat",)),
+        (BoardReading(0, throttled=8, governor="powersave", power_mode="7W"), ("heat", "power_mode", "governor")),
+        (BoardReading(0, governor="powersave"), ("governor",)),
     ],
 )
 def test_what_slows_a_board_down(reading: BoardReading, marks: tuple[str, ...] | None) -> None:

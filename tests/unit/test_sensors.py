@@ -146,7 +146,33 @@ def test_a_missing_command_is_asked_once(sample: Callable[[str], Sample]) -> Non
     board = orin.board()
     for _ in range(5):
         board.read()
-    assert orin.asked == ["vcgencmd get_throttled"]
+    assert orin.asked.count("vcgencmd get_throttled") == 1
+    assert orin.asked.count("nvpmodel -q") == 5  # the clock stands, and no command costs anything
+
+
+def test_a_change_of_governor_or_power_mode_is_in_every_reading_until_it_is_undone(
+    sample: Callable[[str], Sample],
+) -> None:
+    orin = sample("jetson-orin-nano")
+    board = orin.board()
+
+    def settings() -> tuple[str | None, str | None]:
+        reading = board.read()
+        return reading.governor, reading.power_mode
+
+    assert [settings(), settings()] == [(None, None)] * 2
+    governors = [*orin.root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")]
+    before, mode = governors[0].read_text(), orin.commands["nvpmodel -q"]
+    governors[0].write_text("powersave")
+    orin.commands["nvpmodel -q"] = "NV Power Mode: 7W\n1\n"
+    assert [settings(), settings()] == [("powersave schedutil", "7W")] * 2
+    orin.commands["nvpmodel -q"] = "ERROR"
+    assert settings() == ("powersave schedutil", "7W")  # a question that fails tells no change
+    governors[0].write_text(before)
+    orin.commands["nvpmodel -q"] = mode
+    assert settings() == (None, None)
+    orin.commands["nvpmodel -q"] = f"NV Power Mode: {'long ' * 100}"
+    assert sendable(board.read())
 
 
 def test_a_command_that_is_missing_or_fails_tells_nothing() -> None:
