@@ -1,5 +1,5 @@
-"""A board that is not one: an agent of this host that has joined, with a CPU quota and a network namespace of its own
-whose link is shaped. What it is like is known, so a profile that is fitted to it can be judged."""
+"""Boards that are none: agents of this host that have joined, each with a CPU quota and a network namespace of its own
+whose link is shaped. What they are like is known, so a profile that is fitted to one can be judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -49,10 +49,16 @@ class ArtificialBoard:
         inside = ["nsenter", f"--net={self.wire.path}", sys.executable, "-c", RUN, "run"]
         folder = self._keys.folder
         with folder.with_name(f"{folder.name}.log").open("ab") as log:
+            before = self._sessions()
             self._process = subprocess.Popen(inside, env={**os.environ, "EDGEBED_BOARD": str(folder)}, stderr=log)
         for file in self._cgroup.procs_files():
             write(Path(file), str(self._process.pid))
-        wait_for(lambda: (live := self.place.live()) is not None and len(live.sessions) == 1)
+        wait_for(lambda: bool(self._sessions() - before))
+
+    def _sessions(self) -> set[str]:
+        """Client ids of its connections."""
+        live, board = self.place.live(), self._keys.membership().board
+        return {each.client for each in live.sessions if each.board == board} if live else set()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:
@@ -74,21 +80,46 @@ def artificial_board(folder: Path, name: str, limits: Limits, *, limited: bool =
     Args:
         limited: the board is already like `limits`; False: it is in a namespace of its own, without any limit.
     """
-    index = os.getpid() % 2**15
-    wire = netns.Wire(f"board-{index}", f"ebb{index}", next(POOL.subnets(new_prefix=30)))
-    with contextlib.ExitStack() as stack:
-        netns.make(wire)
-        stack.callback(netns.remove, wire.netns)
-        cgroup = _cgroup(f"board-{index}")
-        stack.callback(_remove, cgroup)
-        place = stack.enter_context(_service(folder, wire.host_address))
-        board = ArtificialBoard(place, _joined(folder, place, name), wire, cgroup)
-        if limited:
-            cgroup.set(limits)
-            netns.shape(wire, limits)
-        stack.callback(board.end)
-        board.start()
+    with artificial_boards(folder, {name: limits}, limited=limited) as (board,):
         yield board
+
+
+@contextlib.contextmanager
+def artificial_boards(
+    folder: Path, boards: Mapping[str, Limits], *, limited: bool = True
+) -> Iterator[list[ArtificialBoard]]:
+    """Several boards, by name, of one service."""
+    subnets = POOL.subnets(new_prefix=30)
+    with contextlib.ExitStack() as stack:
+        wires = [
+            stack.enter_context(_wire(f"{os.getpid() % 2**15}-{index}", next(subnets))) for index in range(len(boards))
+        ]
+        place = stack.enter_context(_service(folder, wires[0].host_address))
+        made = []
+        for wire, (name, limits) in zip(wires, boards.items(), strict=True):
+            if wire is not wires[0]:
+                inside = ["nsenter", f"--net={wire.path}", which("ip") or "ip"]
+                run([*inside, "route", "add", wires[0].host_address, "via", wire.host_address])
+            cgroup = _cgroup(wire.netns)
+            stack.callback(_remove, cgroup)
+            board = ArtificialBoard(place, _joined(folder, place, name), wire, cgroup)
+            if limited:
+                cgroup.set(limits)
+                netns.shape(wire, limits)
+            stack.callback(board.end)
+            board.start()
+            made.append(board)
+        yield made
+
+
+@contextlib.contextmanager
+def _wire(name: str, subnet: IPv4Network) -> Iterator[netns.Wire]:
+    wire = netns.Wire(f"board-{name}", f"ebb{name}", subnet)
+    netns.make(wire)
+    try:
+        yield wire
+    finally:
+        netns.remove(wire.netns)
 
 
 def _cgroup(name: str) -> Cgroup:
