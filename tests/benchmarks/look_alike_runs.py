@@ -59,7 +59,7 @@ def fit(folder: Path, name: str) -> None:
     for row in outcome.rows:
         if row.error is not None and row.name.startswith(("step", "up", "down")):
             figure(f"{name}: {row.name}, look-alike off by", abs(row.error), note=f"{row.error:+.1%}")
-    (folder / f"{name}.yaml").write_text(write_yaml(profile_values(outcome.profile)))
+    (folder / f"{name}.yaml").write_bytes(write_yaml(profile_values(outcome.profile)))
 
 
 def run(folder: Path, kind: str) -> None:
