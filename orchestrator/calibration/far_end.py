@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
 
 from edgebed.link.probe_server import ProbeServer
 from orchestrator.fleet.base import FarEnd, Fleet, ManyHosts, ProbePeer
+from orchestrator.fleet.mixed import MixedFleet
 
 
 def far_end(fleet: Fleet, devices: Collection[str]) -> FarEnd:
+    if isinstance(fleet, MixedFleet):
+        of = {device: fleet.of(device) for device in devices}
+        backends = dict.fromkeys(of.values())
+        return _Several({each: far_end(each, [name for name in of if of[name] is each]) for each in backends}, of)
     return fleet.far_end() if isinstance(fleet, ManyHosts) else _Here(fleet, devices)
 
 
@@ -27,3 +33,24 @@ class _Here:
 
     def of(self, device: str) -> ProbePeer:
         return self._server
+
+
+class _Several:
+    """Of a fleet of several backends: that of each backend for its devices."""
+
+    def __init__(self, ends: Mapping[Fleet, FarEnd], of: Mapping[str, Fleet]) -> None:
+        self._ends, self._backend_of = ends, of
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> FarEnd:
+        async with AsyncExitStack() as stack:
+            for end in self._ends.values():
+                await stack.enter_async_context(end)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def of(self, device: str) -> ProbePeer:
+        return self._ends[self._backend_of[device]].of(device)

@@ -8,7 +8,8 @@ import msgspec
 
 from edgebed.errors import CapacityError
 from edgebed.limits.cpu_quota import LEAST_CPUS
-from orchestrator.fleet.profile import Carried, FleetSpec, Limits, dilation_of
+from orchestrator.fleet.capacity import Carried, dilation_of
+from orchestrator.fleet.profile import FleetSpec, Limits
 
 
 class Engine(msgspec.Struct, frozen=True):

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from orchestrator.experiment import Environment
+from orchestrator.fleet.capacity import Carried, dilation_of
 from orchestrator.fleet.condition import extremes
-from orchestrator.fleet.profile import Carried, FleetSpec, ProfileSpec, dilation_of
+from orchestrator.fleet.profile import FleetSpec, ProfileSpec
 from orchestrator.scenario.schedule import Scenario
 
 

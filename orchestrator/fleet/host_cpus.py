@@ -22,10 +22,11 @@ from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.cgroups import CHILD, MOUNT, PARENT, SLICE
 from edgebed.limits.cpu_quota import QUOTA_FILES
 from orchestrator.fleet import leftovers, ownership
+from orchestrator.fleet.capacity import Carried, path_dilation
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import quota_cpus, usable_cores
 from orchestrator.fleet.network_path import carried_for
-from orchestrator.fleet.profile import Carried, FleetSpec, path_dilation
+from orchestrator.fleet.profile import FleetSpec
 
 TEMPORARY = Path("/tmp")
 """Holds the lock and the claims of users other than root. Not TMPDIR, which may differ between processes."""

@@ -20,9 +20,10 @@ from edgebed.limits.cgroups import version_of
 from edgebed.limits.shell import missing_tools, run, which
 from edgebed.limits.throttle import ifb_commands
 from orchestrator.fleet import host_cpus, leftovers, links, netns, network_path
+from orchestrator.fleet.capacity import Carried
 from orchestrator.fleet.checkup import Engine, Facts
 from orchestrator.fleet.host import kernel_hz, usable_cores
-from orchestrator.fleet.profile import Carried, Limits
+from orchestrator.fleet.profile import Limits
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 
 TRIAL = Limits(cpus=0.1, uplink_bit_s=10_000_000, downlink_bit_s=20_000_000, memory_mib=64)

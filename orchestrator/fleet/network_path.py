@@ -24,8 +24,9 @@ from edgebed.errors import LimitError
 from edgebed.limits.shell import missing_tools
 from orchestrator.files.host_folder import host_folder
 from orchestrator.fleet import netns
+from orchestrator.fleet.capacity import Carried
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import Carried, FleetSpec, Limits
+from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 
 LINKS, RATES_BIT_S = 16, (100_000_000, 400_000_000, 1_600_000_000)

@@ -78,16 +78,18 @@ def calibration_row(row: t.Calibrated) -> dict[str, Any]:
 
 
 def limits_rows(run: RunFacts) -> dict[str, Any]:
-    self_held = run.sessions[-1].started.enforcement == "software"
-    return first([_limits_row(row, self_held) for row in run.sessions[-1].limits])
+    software = run.sessions[-1].started.enforcement == "software"
+    return first([_limits_row(row, software) for row in run.sessions[-1].limits])
 
 
-def _limits_row(row: t.LimitsSet, self_held: bool) -> dict[str, Any]:
-    """Requested / read back. A limit that the agent holds itself cannot be read back; a real board has none."""
+def _limits_row(row: t.LimitsSet, software: bool) -> dict[str, Any]:
+    """Requested / read back. A limit that the agent holds itself cannot be read back; a real board has none, or limits
+    that its kernel holds, also where those of other devices are held by `software`."""
     if row.unlimited:
         return {"cells": [row.device, row.why, row.profile, UNLIMITED, NONE, NONE], "bad": False}
     held = (row.held_cpus, row.held_uplink_bit_s, row.held_downlink_bit_s)
     asked = (row.cpus, row.uplink_bit_s, row.downlink_bit_s)
+    self_held = software and held == (None, None, None)
     read = [NONE, NONE, NONE] if self_held else _limits(*held)
     shown = [f"{a} / {h}" for a, h in zip(_limits(*asked), read, strict=True)]
     return {"cells": [row.device, row.why, row.profile, *shown], "bad": None in held and not self_held}

@@ -75,9 +75,11 @@ def _check_scenario(experiment: Experiment, spec: FleetSpec, path: Path) -> None
         return
     found = listed(experiment.scenario, path)
     profiles = {device.name: device.profile.name for device in spec.devices}
-    boards = {name: profiles[name] for name in spec.unlimited}
+    boards = {device.name: profiles[device.name] for device in spec.boards}
+    unlimited = {name: profiles[name] for name in spec.unlimited}
     for i, event in enumerate(found.events):
-        _check_boards(event, boards, found.where(f"[{i}]"))
+        held = event.kind in ("limits", "trace")  # a board that limits itself can be given other limits
+        _check_boards(event, unlimited if held else boards, found.where(f"[{i}]"))
         if (wrong := misfit(event, profiles, experiment.training.rounds)) is not None:
             key, message, hint = wrong
             raise UsageError(f"{found.where(f'[{i}].{key}')}: {message}", hint=hint)

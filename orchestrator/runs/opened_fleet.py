@@ -21,8 +21,8 @@ from orchestrator.boards.split_link import SplitLink
 from orchestrator.boards.standing import BoardsBroker, boards_broker
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import OwnBroker
-from orchestrator.fleet.base import Fleet, ManyHosts
-from orchestrator.fleet.mixed import MixedFleet
+from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.mixed import MixedFleet, many_hosts
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.runs.request import Notify
 
@@ -78,7 +78,8 @@ class OpenedFleet:
         """Raises UsageError, LinkError."""
         if self._spec.here:
             names = [device.name for device in self._spec.here]
-            tls = self.fleet.tls_listener() if isinstance(self.fleet, ManyHosts) else None
+            hosts = many_hosts(self.fleet)
+            tls = hosts.tls_listener() if hosts else None
             broker = open_broker(addresses, own, fleet=self._fleet_id, devices=names, tls=tls)
             self.broker = await stack.enter_async_context(broker)
             return

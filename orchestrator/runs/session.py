@@ -77,7 +77,7 @@ async def standing_fleet(
     backend = backend or spec.backend
     if spec.here:
         check_backend(backend)
-    spec = with_facts(spec)
+    spec, becomes = with_facts(spec), [with_facts(each) for each in becomes]
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         claim_boards(stack, spec, fleet_id)

@@ -18,8 +18,9 @@ import msgspec
 
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Server, Training
+from orchestrator.fleet.capacity import needed_dilation
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, load_fleet, needed_dilation
+from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.ratios import interval
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session

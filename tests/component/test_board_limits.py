@@ -17,6 +17,7 @@ from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Store
 from orchestrator.calibration.calibrate import calibrate
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.records.types import LimitsSet
 from orchestrator.runs.session import standing_fleet
 from tests.artificial_board import ArtificialBoard, artificial_board, wait_for
 
@@ -26,33 +27,40 @@ PROFILE = "{cpus: 0.3, uplink_mbit_s: 12, downlink_mbit_s: 25, memory_mib: 1024}
 LIMITS = Limits(0.3, 12_000_000, 25_000_000, 1024)
 
 
-def fleet_file(folder: Path, profile: str = PROFILE) -> Path:
+def fleet_file(folder: Path, profile: str = PROFILE, beside: str = "") -> Path:
     (folder / "like-pi.yaml").write_text(profile)
     path = folder / "fleet.yaml"
-    path.write_text("name: limited\ndevices: [{board: pi, profile: like-pi, limit: true}]\n")
+    path.write_text(f"name: limited\ndevices: [{{board: pi, profile: like-pi, limit: true}}{beside}]\n")
     return path
 
 
-async def test_a_board_holds_its_limits_calibrates_and_undoes_them(
+async def test_a_board_holds_its_limits_divided_by_d_calibrates_and_undoes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Beside a device of this host, in a fleet with D = 2."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    spec = load_fleet(fleet_file(tmp_path, beside=", {profile: like-pi, name: cpu}"))
     with artificial_board(tmp_path, "pi", LIMITS, limited=False) as board:
         before = board.qdiscs()
-        async with standing_fleet(load_fleet(fleet_file(tmp_path)), dilation="off") as controller:
+        async with standing_fleet(spec, dilation=2.0) as controller:
             assert str(controller.enforcement) == "kernel"
             held = await controller.fleet.held("pi")
-            assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.3, 12_000_000, 25_000_000)
+            assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.15, 6_000_000, 12_500_000)
+            assert held.period_us == 200_000
+            set_ = {row.device: row for row in controller.facts() if isinstance(row, LimitsSet)}
+            assert (set_["pi"].cpus, set_["pi"].held_cpus) == (set_["cpu"].cpus, set_["cpu"].held_cpus) == (0.15, 0.15)
             assert "tbf" in board.qdiscs()
             agent = controller.membership.devices["pi"].incarnation
-            again = await controller.fleet.limit("pi", Limits(0.3, 6_000_000, 25_000_000, 1024))
-            assert again.uplink_bit_s == 6_000_000
+            again = await controller.fleet.limit("pi", Limits(0.15, 3_000_000, 12_500_000, 1024))
+            assert again.uplink_bit_s == 3_000_000
             await controller.fleet.limit("pi", controller.limits["pi"])
             result = await calibrate(
                 controller.fleet, controller.limits, controller.prober, short=True, on_row=lambda row: None
             )
             assert controller.membership.devices["pi"].incarnation == agent
             assert result.passed, [row for row in result.rows if row.judged and not row.passed]
+            asked = {(row.device, row.requested) for row in result.rows if row.judged and row.unit == "CPUs"}
+            assert asked == {("pi", 0.15), ("cpu", 0.15)}
         wait_for(lambda: board.qdiscs() == before)
         leaves_nothing_after_a_crash(board, before, tmp_path / "pi" / "limits.json")
 

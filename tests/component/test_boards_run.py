@@ -72,10 +72,15 @@ async def boards(lab: Lab, *names: str) -> AsyncIterator[None]:
 
 
 def request(
-    folder: Path, devices: str, methods: str = "{name: fedavg}", rounds: int = 2, scenario: str = ""
+    folder: Path,
+    devices: str,
+    methods: str = "{name: fedavg}",
+    rounds: int = 2,
+    scenario: str = "",
+    backend: str = "software",
 ) -> Request:
     (folder / "here.yaml").write_text(HERE)
-    (folder / "fleet.yaml").write_text(f"name: lab\nbackend: software\nreserve_cpus: 0\ndevices:\n{devices}")
+    (folder / "fleet.yaml").write_text(f"name: lab\nbackend: {backend}\nreserve_cpus: 0\ndevices:\n{devices}")
     path = folder / "experiment.yaml"
     path.write_text(EXPERIMENT.format(methods=methods, rounds=rounds) + scenario)
     return Request(load(path), path, folder / "runs", allow_uncalibrated=True)
@@ -174,6 +179,21 @@ async def test_where_a_board_trains_and_that_it_cannot_is_told_before_the_first_
         wanted = request(tmp_path, "  - {board: b1, name: jetson, accelerator: cuda}\n", rounds=1)
         with pytest.raises(FleetError, match=r"jetson.*cannot train on cuda: torch .* is built for"):
             await session.run_experiment(wanted, Watch(lab.said.append))
+
+
+@pytest.mark.docker
+async def test_dtfl_on_a_board_and_a_container(lab: Lab, tmp_path: Path, uncalibrated: None) -> None:
+    devices = "  - {board: b1}\n  - {profile: here.yaml, name: cpu}\n"
+    wanted = request(tmp_path, devices, "{name: dtfl}", rounds=3, backend="docker")
+    async with boards(lab, "b1"):
+        (folder,) = await asyncio.wait_for(session.run_experiment(wanted, Watch(lab.said.append)), 120)
+    records = read(folder / "records.jsonl")
+    (started,) = [each for each in records if isinstance(each, RunStarted)]
+    assert (started.backend, started.enforcement, started.dilation) == ("docker", "docker", 1.0)
+    held = {each.device: each.held_cpus for each in records if isinstance(each, LimitsSet)}
+    assert held == {"b1": None, "cpu": pytest.approx(0.3)}
+    merged = [set(each.merged) for each in records if isinstance(each, RoundFinished)]
+    assert merged == [{"b1", "cpu"}] * 3
 
 
 class Recorded:

@@ -19,8 +19,10 @@ from orchestrator.boards.split_link import SplitLink
 from orchestrator.boards.standing import BoardsBroker
 from orchestrator.experiment import load
 from orchestrator.fleet.base import Enforcement
-from orchestrator.fleet.profile import FleetSpec, dilation_of, load_fleet
+from orchestrator.fleet.capacity import dilation_of
+from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.vocabulary import held_by
+from orchestrator.runs import session
 from orchestrator.runs.feasibility import check_fleet, experiment_fleet, simulated_fleet
 from orchestrator.runs.opened_fleet import OpenedFleet
 from tests.component._fleet import NoBackend
@@ -111,6 +113,29 @@ def test_a_fleet_with_boards_is_never_dilated(tmp_path: Path) -> None:
     assert spec.devices[0].profile.limits.dilated(4.0) == spec.devices[0].profile.limits
 
 
+def test_limits_on_a_board_are_divided_by_the_fleets_dilation(tmp_path: Path) -> None:
+    spec = fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n  - {profile: here.yaml, count: 9}\n")
+    assert dilation_of(spec, "auto", 2) == 3  # 4.5 CPUs on 1.5; the board needs none of this host
+    limits = spec.devices[0].profile.limits.dilated(3.0)
+    assert (limits.cpus, limits.uplink_bit_s) == (pytest.approx(0.2 / 3), 30_000_000)
+    with pytest.raises(CapacityError, match=r"b1 would get 0.0007 CPUs at D = 300; the smallest CPU quota"):
+        dilation_of(spec, 300.0, 2)
+    both = fleet(
+        tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n  - {board: b2}\n  - {profile: here.yaml}\n"
+    )
+    with pytest.raises(CapacityError, match=r"real boards without limits \(b2\)") as refused:
+        dilation_of(both, 2.0, 2)
+    assert "`limit: true`" in refused.value.hint
+
+
+@pytest.mark.parametrize("limit", ["false", "true"])
+def test_boards_alone_need_no_cpu_of_this_host_but_a_server_does(tmp_path: Path, limit: str) -> None:
+    spec = fleet(tmp_path, f"  - {{board: b1, profile: pi.yaml, limit: {limit}}}\n")
+    assert dilation_of(spec, "auto", 0.25) == 1  # 0.5 are reserved
+    with pytest.raises(CapacityError, match=r"leaves nothing of this host's 0\.25 cores"):
+        dilation_of(msgspec.structs.replace(spec, server_cpus=1.0), "auto", 0.25)
+
+
 # ---- who they are ----
 
 
@@ -157,6 +182,16 @@ def test_one_fleet_at_a_time_has_a_board(place: Place) -> None:
     assert not is_claimed(place, ids["b1"])
     with claimed(place, ids, taken):
         pass
+
+
+async def test_a_board_never_becomes_larger_than_it_is(tmp_path: Path, place: Place) -> None:
+    keep(place, board("b1", 1, cores="1", memory_mib="4096"))
+    small = fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n")
+    (tmp_path / "pi.yaml").write_text(PI.replace("0.2", "2"))
+    large = load_fleet(small.path)
+    with pytest.raises(CapacityError, match="has 2 cores, the board b1 1"):
+        async with session.standing_fleet(small, becomes=[large]):
+            pass
 
 
 # ---- one link, two brokers ----
@@ -230,6 +265,25 @@ def test_what_a_board_cannot_do_is_refused_before_the_start(tmp_path: Path, rest
     path.write_text(EXPERIMENT + rest)
     experiment = load(path)
     with pytest.raises(UsageError, match=said):
+        check_fleet(experiment, experiment_fleet(experiment, path), path)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ("{at_s: 1, device: b1, do: freeze}", "b1 is a real board: it cannot freeze"),
+        ("{at_s: 1, share: 0.5, compete_cpus: 0.1}", "may fall on the real board b1: nothing competes there"),
+        ("{at_s: 1, device: b1, limits: {cpus: 0.1}}", ""),
+    ],
+)
+def test_a_board_that_limits_itself_can_be_given_other_limits_and_no_more(
+    tmp_path: Path, event: str, said: str
+) -> None:
+    fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n  - {profile: here.yaml}\n")
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"{EXPERIMENT}scenario: [{event}]\n")
+    experiment = load(path)
+    with pytest.raises(UsageError, match=said) if said else contextlib.nullcontext():
         check_fleet(experiment, experiment_fleet(experiment, path), path)
 
 

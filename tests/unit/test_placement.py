@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,10 @@ def fleet(*cpus: float, server_cpus: float | None = None) -> FleetSpec:
         DeviceSpec(f"d{number}", ProfileSpec("p", Limits(each, 10**7, 10**7, 512))) for number, each in enumerate(cpus)
     )
     return FleetSpec("f", "swarm", 0.5, devices, Path("f.yaml"), server_cpus)
+
+
+def board(cpus: float, unlimited: bool = False) -> DeviceSpec:
+    return DeviceSpec("pi", ProfileSpec("p", Limits(cpus, 10**7, 10**7, 512, unlimited=unlimited)), "kitchen-pi")
 
 
 def node(id: str, cores: float, reserved: float = 0.0) -> Node:
@@ -77,6 +82,25 @@ def test_a_server_with_cpus_of_its_own_takes_them_on_the_orchestrators_node() ->
     assert placement.on("2") == ["d0", "d1"]
     assert dilation_of_nodes(placement, [spec], "off") == 1
     assert "2 devices want 2 CPUs" in arithmetic(placement, [spec])
+
+
+def test_boards_are_on_no_node_and_without_limits_they_forbid_dilation() -> None:
+    spec = fleet(1, 1, 0.5)
+    limited = msgspec.structs.replace(spec, devices=(*spec.devices, board(0.01)))
+    placement = place(limited, [node("1", 1), node("2", 1)])
+    assert sorted(placement.node_of) == ["d0", "d1", "d2"]
+    assert dilation_of_nodes(placement, [limited], "auto") == 1.5
+    with pytest.raises(CapacityError, match=r"pi would get 0.0005 CPUs at D = 20"):
+        dilation_of_nodes(placement, [limited], 20)
+    free = msgspec.structs.replace(spec, devices=(*spec.devices, board(4.0, unlimited=True)))
+    with pytest.raises(CapacityError) as refused:
+        dilation_of_nodes(placement, [free], "auto")
+    assert "without limits (pi), so its dilation must be 1" in str(refused.value)
+    assert "3 devices want 2.5 CPUs, the nodes have 2: 1: 1 cores" in str(refused.value)
+    with pytest.raises(CapacityError, match="The experiment asks for 3"):
+        dilation_of_nodes(placement, [free], 3)
+    roomy = place(free, [node("1", 2), node("2", 1)])
+    assert dilation_of_nodes(roomy, [free], "auto") == 1
 
 
 @given(

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 
 from edgebed.errors import CapacityError, UsageError
 from orchestrator.fleet.backends import BACKENDS
+from orchestrator.fleet.capacity import Carried, dilation_of, needed_dilation, path_dilation
 from orchestrator.fleet.profile import (
-    Carried,
     DeviceSpec,
     FleetSpec,
     Limits,
     ProfileSpec,
-    dilation_of,
     fleet_of,
     load_fleet,
     load_profile,
-    needed_dilation,
-    path_dilation,
 )
 
 FLEETS = Path(__file__).parents[2] / "profiles" / "fleets"

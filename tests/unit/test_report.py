@@ -86,6 +86,16 @@ def test_limits_that_agents_hold_themselves_are_shown_as_not_read_back(tmp_path:
         assert ('<tr class="bad">' in text) is (enforcement == "kernel")
 
 
+def test_what_a_board_holds_is_shown_also_where_other_devices_hold_their_limits_themselves(tmp_path: Path) -> None:
+    records = [
+        msgspec.structs.replace(r, enforcement="software") if isinstance(r, t.RunStarted) else r
+        for r in Synthetic().records
+    ]
+    folder = keep(tmp_path / "software", records)
+    write_report(folder)
+    assert "0.5 / 0.5" in body((folder / "report.html").read_text(encoding="utf-8"))
+
+
 def test_real_boards_are_called_unlimited_on_every_output(tmp_path: Path) -> None:
     board = Synthetic().records
     names = [device.name for device in sort(board).started.devices]

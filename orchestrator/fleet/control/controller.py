@@ -23,6 +23,7 @@ from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.host import tick_s
+from orchestrator.fleet.mixed import backend_of
 from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault
 from orchestrator.scenario.schedule import Condition
@@ -128,7 +129,7 @@ class FleetController(RunFleet):
         """
         await self.membership.measure_clock(name)
         limits = await self._limit(name, why)
-        await self.membership.configure(name, self._settings(limits))
+        await self.membership.configure(name, self._settings(name, limits))
         self._ready.add(name)
         self._ready_changed.set()
 
@@ -140,18 +141,21 @@ class FleetController(RunFleet):
         self.record(self._limits_set(time.monotonic_ns(), name, why, held))
         return limits
 
-    def _settings(self, limits: Limits) -> Configure:
+    def _settings(self, name: str, limits: Limits) -> Configure:
         return Configure(
             seq=0,  # set by the membership
             threads=limits.threads,
             heartbeat_s=self._heartbeat_s,
-            software=self.enforcement is Enforcement.SOFTWARE and not limits.unlimited,
+            software=self._held_by_agent(name),
             cpus=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
             period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
             paced=self.grain == "pacing" and not limits.unlimited,
         )
+
+    def _held_by_agent(self, name: str) -> bool:
+        return backend_of(self.fleet, name).enforcement is Enforcement.SOFTWARE
 
     async def change(self, name: str, profile: ProfileSpec) -> None:
         """As `RunFleet.change`. A device that is away gets the limits when it returns."""
@@ -208,7 +212,7 @@ class FleetController(RunFleet):
         wanted, had = self.limits[name], self._in_force.get(name)
         if name not in self._ready or had is None or wanted == had:
             return Applied()
-        software = self.enforcement is Enforcement.SOFTWARE
+        software = self._held_by_agent(name)
         if only_rates(had, wanted):
             up, down = await self.fleet.set_rates(name, wanted)
             self._in_force[name] = wanted
@@ -217,7 +221,7 @@ class FleetController(RunFleet):
             await self._limit(name, "scenario")
             applied = Applied("limits as wanted", wanted.uplink_bit_s, wanted.downlink_bit_s)
         if software or wanted.threads != had.threads:
-            self._spawn(name, self.membership.configure(name, self._settings(wanted)))
+            self._spawn(name, self.membership.configure(name, self._settings(name, wanted)))
         return Applied("told to the agent, which holds its own limits") if software else applied
 
     async def all_back(self, timeout_s: float = 60.0) -> None:

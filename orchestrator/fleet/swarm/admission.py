@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from edgebed.errors import CapacityError, UsageError
+from edgebed.errors import CapacityError
 from orchestrator.fleet.engine import connect
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import Claim, Standing, lock, standing, taken_cpus
@@ -31,8 +31,6 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
         CapacityError: the fleet fits no placement, with the arithmetic.
         FleetError, UsageError: no Swarm, or `nodes` of the fleet file do not fit it.
     """
-    if fleets[0].boards:
-        raise UsageError("a fleet on a Swarm has no boards", hint="give the boards a fleet file of their own")
     with contextlib.closing(connect(ENGINE_S)) as client:
         manager = Manager(client, {})
         found, own = manager.nodes(), manager.node_id if beside_us(client) else ""
@@ -42,7 +40,9 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
         factor = dilation_of_nodes(placement, fleets, setting)
         here = max(_cpus_on(placement, own, fleet) for fleet in fleets) / factor
         spec = fleets[0]
-        claim = Claim(Standing(fleet_id, spec.name, "swarm", here, spec.reserve_cpus if own else 0.0, os.getpid()))
+        boards = tuple(device.name for device in spec.boards)
+        reserve = spec.reserve_cpus if own else 0.0
+        claim = Claim(Standing(fleet_id, spec.name, "swarm", here, reserve, os.getpid(), boards))
     alone = _alone(found, own, fleets, setting, factor)
     set_by = "" if factor <= 1 else "CPUs" if setting == "auto" else "the experiment"
     return AdmittedToSwarm(factor, alone, others, claim, set_by, placement=placement)

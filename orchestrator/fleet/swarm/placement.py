@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from edgebed.errors import CapacityError, FleetError, UsageError
-from edgebed.limits.cpu_quota import LEAST_CPUS
-from orchestrator.fleet.profile import FleetSpec, factor_of
+from orchestrator.fleet.capacity import check_boards, check_least, factor_of
+from orchestrator.fleet.profile import FleetSpec
 from orchestrator.fleet.swarm_spec import SOCKET, NodeFile, SwarmFile
 
 ROUNDING = 1e-9
@@ -137,7 +137,7 @@ def place(spec: FleetSpec, nodes: Sequence[Node], own: str = "") -> Placement:
     node_of: dict[str, str] = {}
     if own in load and spec.server_cpus is not None:
         load[own], node_of[SERVER] = spec.server_cpus, own
-    for device in sorted(spec.devices, key=lambda device: -device.profile.limits.cpus):
+    for device in sorted(spec.here, key=lambda device: -device.profile.limits.cpus):
         cpus = device.profile.limits.cpus
         best = min(nodes, key=lambda node: (load[node.id] + cpus) / node.room)
         load[best.id] += cpus
@@ -146,9 +146,9 @@ def place(spec: FleetSpec, nodes: Sequence[Node], own: str = "") -> Placement:
 
 
 def quotas(spec: FleetSpec) -> dict[str, float]:
-    """CPUs by device, before dilation; those of the server too, if it has any."""
+    """CPUs by device, before dilation; those of the server too, if it has any. Boards need none of a node."""
     server = {} if spec.server_cpus is None else {SERVER: spec.server_cpus}
-    return server | {device.name: device.profile.limits.cpus for device in spec.devices}
+    return server | {device.name: device.profile.limits.cpus for device in spec.here}
 
 
 def dilation_of_nodes(placement: Placement, fleets: Sequence[FleetSpec], setting: str | float) -> float:
@@ -164,18 +164,16 @@ def dilation_of_nodes(placement: Placement, fleets: Sequence[FleetSpec], setting
     """
     needed = max(1.0, *(max(placement.needed(quotas(fleet)).values()) for fleet in fleets))
     factor = factor_of(setting, needed)
+    sums = arithmetic(placement, fleets)
+    asked = "" if setting in ("auto", "off") else f"The experiment asks for {factor:g}. "
+    check_boards(fleets[0], factor, asked + sums)
     if factor < needed * (1 - ROUNDING):
         raise CapacityError(
-            f"no placement of the fleet {fleets[0].name} at D = {factor:g} was found. {arithmetic(placement, fleets)}",
+            f"no placement of the fleet {fleets[0].name} at D = {factor:g} was found. {sums}",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or more nodes",
         )
-    name, cpus = min((pair for fleet in fleets for pair in quotas(fleet).items()), key=lambda pair: pair[1])
-    if cpus / factor < LEAST_CPUS:
-        raise CapacityError(
-            f"{name} would get {cpus / factor:.4f} CPUs at D = {factor:.3g}; the smallest CPU quota that the kernel "
-            f"accepts is {LEAST_CPUS:g}. {arithmetic(placement, fleets)}",
-            hint="use fewer large devices beside the smallest one, or more nodes",
-        )
+    for fleet in fleets:
+        check_least(fleet, factor, f". {sums}", hint="use fewer large devices beside the smallest one, or more nodes")
     return factor
 
 
@@ -189,7 +187,7 @@ def arithmetic(placement: Placement, fleets: Sequence[FleetSpec]) -> str:
         for node in placement.nodes
     )
     room = sum(node.room for node in placement.nodes)
-    return f"{len(largest.devices)} devices want {largest.cpus:.3g} CPUs, the nodes have {room:.3g}: {rows}"
+    return f"{len(largest.here)} devices want {largest.cpus:.3g} CPUs, the nodes have {room:.3g}: {rows}"
 
 
 # ---- a lost node -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""Fleets of two backends: who holds the limits of which device, and where the far end of its link probes is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgebed.limits.spec import Limits
+from edgebed.wire.messages import Configure
+from orchestrator.calibration.far_end import far_end
+from orchestrator.fleet.base import Enforcement, FarEnd, ProbePeer, TlsListener
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.mixed import MixedFleet, backend_of, many_hosts
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
+from tests.component._fleet import NoBackend
+
+SMALL = ProfileSpec("small", Limits(0.5, 10**7, 10**7, 512))
+
+
+class Configured:
+    """A membership that notes the settings which agents get."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Configure] = {}
+
+    async def measure_clock(self, device: str) -> None: ...
+
+    async def configure(self, device: str, settings: Configure) -> None:
+        self.settings[device] = settings
+
+
+async def test_a_limited_board_beside_devices_of_software_is_held_by_its_own_kernel_alone() -> None:
+    devices = (
+        DeviceSpec("cpu", SMALL),
+        DeviceSpec("limited", SMALL, "b1"),
+        DeviceSpec("free", unlimited(SMALL), "b2"),
+    )
+    spec = FleetSpec("f", "software", 0.0, devices, Path("f.yaml"))
+    fleet = MixedFleet(NoBackend(Enforcement.SOFTWARE), NoBackend(Enforcement.KERNEL), ["limited", "free"])
+    controller = FleetController("f1", spec, fleet, 2.0, 1.0, lambda name: SMALL)
+    controller.membership = configured = Configured()  # type: ignore[assignment]
+    for name in controller.names:
+        await controller.put_on_limits(name, "start")
+    assert {name: each.software for name, each in configured.settings.items()} == {
+        "cpu": True,
+        "limited": False,
+        "free": False,
+    }
+    assert configured.settings["limited"].cpus == 0.25
+    assert controller.enforcement is Enforcement.SOFTWARE
+
+
+class OnNodes(NoBackend):
+    """A backend whose link probes end elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(Enforcement.DOCKER)
+        self.end = NodesEnd()
+
+    def tls_listener(self) -> TlsListener:
+        return TlsListener("", b"", b"", b"")
+
+    def far_end(self) -> FarEnd:
+        return self.end
+
+
+class NodesEnd:
+    def __init__(self, why: str = "") -> None:
+        self.why, self.events = why, list[str]()
+
+    async def __aenter__(self) -> FarEnd:
+        self.events.append("opened")
+        if self.why:
+            raise OSError(self.why)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.events.append("closed")
+
+    def of(self, device: str) -> ProbePeer:
+        return f"node of {device}"  # type: ignore[return-value]
+
+
+async def test_link_probes_of_each_device_end_where_its_backend_has_them() -> None:
+    nodes, boards = OnNodes(), NoBackend(Enforcement.UNLIMITED)
+    fleet = MixedFleet(nodes, boards, ["board"])
+    assert (backend_of(fleet, "d1"), backend_of(fleet, "board"), backend_of(nodes, "d1")) == (nodes, boards, nodes)
+    assert (many_hosts(fleet), many_hosts(nodes), many_hosts(boards)) == (nodes, nodes, None)
+    async with far_end(fleet, ["d1", "board", "d2"]) as end:
+        assert (end.of("d1"), end.of("d2")) == ("node of d1", "node of d2")
+        assert end.of("board").port("127.0.0.1") > 0
+        assert nodes.end.events == ["opened"]
+    assert nodes.end.events == ["opened", "closed"]
+
+
+async def test_a_far_end_that_cannot_listen_closes_the_others() -> None:
+    first, second = OnNodes(), OnNodes()
+    second.end = NodesEnd("no route")
+    with pytest.raises(OSError, match="no route"):
+        async with far_end(MixedFleet(first, second, ["board"]), ["d1", "board"]):
+            pass
+    assert first.end.events == ["opened", "closed"]
