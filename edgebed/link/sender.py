@@ -8,7 +8,8 @@
   than its receiver granted. The next transfer starts while the last one still waits for its `done`, so a stream of
   transfers has no gaps.
 - Transfers of one peer are delivered in the order they were added: chunk 0 and marks name the transfer before (`after`)
-  that the sender still holds, and the receiver takes no transfer if it has not seen the one before it.
+  that the sender still holds, and the receiver takes no transfer if it has not seen the one before it. So nothing is
+  sent while chunks of a transfer may be lost: it was asked for them, and nothing was credited since.
 - Slow is not lost. Silence, a credit that moves nothing, or a reconnect make the sender send a Query (control: is
   anybody there?) and a Mark (data: it arrives behind the chunks sent before it). Only the credit that echoes the newest
   mark can prove a loss, and then the sender goes back at once. A slow link (0.1 Mbit/s) therefore carries a few bytes
@@ -80,10 +81,16 @@ class Outgoing:
     next: int = 0
     highest: int = 0
     mark: int = 0
+    marked_from: int = 0  # `acked` when the newest mark was sent
     marked_at: int = 0  # `next` when the newest mark was sent
     mark_open: bool = False
     tries: int = 0  # losses proved since a chunk was credited
     sent_at: dict[int, float] = field(default_factory=dict)  # first sending of chunks not yet credited
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether chunks may be lost: it was asked for them, and nothing was credited since."""
+        return self.mark_open and self.acked == self.marked_from < self.marked_at
 
     def go_back(self, received: int, window: int) -> None:
         """Never falls below what was credited: a receiver that knows of less has forgotten the transfer, and refuses it
@@ -248,10 +255,11 @@ class TransferSender:
         return [out for out, _ in zip(self._all.values(), range(self._transfers), strict=False)]
 
     def _fill(self, now: float) -> list[Send]:
-        active = self._active()
         free = self._window - self.on_the_way
         sends: list[Send] = []
-        for out in active:
+        for out in self._active():
+            if out.in_doubt:
+                break
             while free > 0 and out.next < min(out.count, out.limit):
                 again = out.next < out.highest
                 sends.append(SendChunk(out.transfer, out.next, again))
@@ -264,5 +272,5 @@ class TransferSender:
 
     def _ask(self, out: Outgoing) -> Ask:
         out.mark += 1
-        out.marked_at, out.mark_open = out.next, True
+        out.marked_from, out.marked_at, out.mark_open = out.acked, out.next, True
         return Ask(out.transfer, out.mark, out.acked)

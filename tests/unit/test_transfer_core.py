@@ -4,7 +4,7 @@ simulated time."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgebed.errors import TransferRefused
@@ -45,6 +45,7 @@ def test_everything_arrives_once_and_in_order_whatever_the_channel_does(
 
 
 @given(bodies, st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=4))
+@example([bytes(n) for n in (68, 19, 18, 15, 62)], [(7, True)])
 @settings(deadline=None)
 def test_breaks_in_the_middle_cost_at_most_a_window_each(bodies: list[bytes], breaks: list[tuple[int, bool]]) -> None:
     """A break loses all that is on the way; one side notices first and says so."""
@@ -172,6 +173,19 @@ def test_a_forgotten_receipt_does_not_hold_up_the_next_transfer() -> None:
     assert world.refused == {"t0": FORGOTTEN}
     assert world.times == {("t0", 0): 1, ("t1", 0): 2}
     assert world.now < 0.75  # two round trips; no timer had to run out
+
+
+def test_no_transfer_begins_behind_one_that_may_be_lost() -> None:
+    """The receiver would turn it away, and it would be sent twice. The first one's receipt makes room for it; it begins
+    once the answer to the second one's mark has told what to send again."""
+    outbox = TransferSender(window=3, transfers=2)
+    for name, count in (("a", 1), ("b", 2), ("c", 2)):
+        outbox.add(name, count, 0.0)
+    asked = [send for send in outbox.reconnected(1.0) if isinstance(send, Ask)]
+    assert [ask.transfer for ask in asked] == ["a", "b"]
+    assert outbox.remove("a", 1.1) == []
+    _, sends = outbox.credit(Credit("dev", "orchestrator", "b", 0, 3, seen=asked[1].number), 1.2)
+    assert sends == [SendChunk("b", 0, True), SendChunk("b", 1, True), SendChunk("c", 0, False)]
 
 
 def test_a_lost_mark_of_the_one_before_is_sent_again_with_the_next() -> None:
