@@ -15,6 +15,7 @@ from edge_agent.accelerator import find_accelerator
 from edge_agent.agent import Agent, Settings, new_incarnation, presence
 from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.exits import exit_on_error
+from edge_agent.privileges import die_with
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.torch_check import check_torch
 from edge_agent.training import warm_up
@@ -153,6 +154,8 @@ def main() -> None:
         accelerator = find_accelerator(settings.accelerator)
         if settings.board:
             check_torch(accelerator)
+        if settings.board_id:
+            die_with(os.getppid())  # `edgebed-agent run`: when it comes back after a crash, it starts another agent
         warm_up(accelerator)
         serve(msgspec.structs.replace(settings, accelerator=accelerator.type))
 

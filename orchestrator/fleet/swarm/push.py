@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import docker
 import docker.errors
@@ -12,9 +17,11 @@ import docker.errors
 from edgebed.errors import FleetError
 from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.image import ensure_image
+from orchestrator.fleet.swarm_spec import SOCKET
 
 TIMEOUT_S = 1800
 PIECE = 2 << 20
+LOOK_S = 0.1
 
 
 def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], None]) -> str:
@@ -34,18 +41,60 @@ def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], No
             tag = f"{registry}/{tag}"
             _push(client, image, tag, notify)
         for address in engines:
-            with contextlib.closing(_engine(address)) as engine:
+            with engine_at(address) as engine:
                 _load(image, engine, address, notify)
     return str(tag)
 
 
-def _engine(address: str) -> Any:
+@contextlib.contextmanager
+def engine_at(address: str) -> Iterator[Any]:
+    """A client of the engine at `ssh://user@host[:port][/socket]` or `unix:///path`. Raises FleetError."""
+    with contextlib.ExitStack() as stack:
+        where = f"unix://{stack.enter_context(_tunnel(address))}" if address.startswith("ssh://") else address
+        try:
+            engine = stack.enter_context(contextlib.closing(docker.DockerClient(where, timeout=TIMEOUT_S)))
+        except (docker.errors.DockerException, OSError) as error:
+            raise FleetError(
+                f"no engine answers at {address}: {error}",
+                hint="give ssh://user@host or unix:///path; the user must be allowed to use the engine (group docker)",
+            ) from None
+        yield engine
+
+
+@contextlib.contextmanager
+def _tunnel(address: str) -> Iterator[Path]:
+    """A socket here that leads to the engine's socket on another host, by `ssh` with its own keys and settings."""
+    with tempfile.TemporaryDirectory(prefix="edgebed-ssh-") as folder:
+        socket, said = Path(folder) / "engine.sock", Path(folder) / "said"
+        try:
+            with said.open("wb") as words:
+                process = subprocess.Popen(_ssh(address, socket), stdin=subprocess.DEVNULL, stderr=words)
+        except OSError as error:
+            raise FleetError(f"ssh cannot be started: {error}", hint="apt install openssh-client") from None
+        try:
+            while not socket.exists():
+                if process.poll() is not None:
+                    why = said.read_text(errors="replace").strip() or f"exit code {process.returncode}"
+                    raise FleetError(f"no connection to {address}: {why}", hint="try `ssh` to it by hand")
+                time.sleep(LOOK_S)
+            yield socket
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _ssh(address: str, socket: Path) -> list[str]:
+    """Raises FleetError."""
+    url = urlsplit(address)
     try:
-        return docker.DockerClient(address, timeout=TIMEOUT_S, use_ssh_client=address.startswith("ssh://"))
-    except (docker.errors.DockerException, OSError) as error:
-        raise FleetError(
-            f"no engine answers at {address}: {error}", hint="give ssh://user@host or unix:///path"
-        ) from None
+        port = ["-p", str(url.port)] if url.port else []
+    except ValueError:
+        port = None
+    if not url.hostname or port is None or url.password:
+        raise FleetError(f"{address} is no address of an engine", hint="write ssh://user@host or ssh://user@host:port")
+    user = ["-l", url.username] if url.username else []
+    forward = f"{socket}:{url.path if len(url.path) > 1 else SOCKET}"
+    return ["ssh", "-N", "-T", "-o", "ExitOnForwardFailure=yes", "-L", forward, *user, *port, "--", url.hostname]
 
 
 def _load(image: Any, engine: Any, address: str, notify: Callable[[str], None]) -> None:
