@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 from pathlib import Path
@@ -69,8 +70,7 @@ class ServiceUnit(msgspec.Struct, frozen=True):
         for order in (["daemon-reload"], ["enable", "--now", f"{self.name}.service"]):
             if why := _systemctl(order, system=system):
                 return f"{self.path} is written, but `systemctl {' '.join(order)}` failed: {why}"
-        linger = "" if system else "; `loginctl enable-linger` lets it start before you log in"
-        return f"{self.path} is written, enabled and started{linger}"
+        return f"{self.path} is written, enabled and started{'' if system else _linger()}"
 
     def remove(self) -> bool:
         """Stop, disable and remove the unit; False if there was none. Raises FileError."""
@@ -95,9 +95,22 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
+def _linger() -> str:
+    """Have the units of our user run from boot on, and when he has logged out; says whether they do."""
+    if why := _why_not(["loginctl", "enable-linger"]):
+        return (
+            f"; it ends when you log out, because `loginctl enable-linger` failed: {why}; "
+            f"run `sudo loginctl enable-linger {getpass.getuser()}`"
+        )
+    return "; it runs from boot on, also when you have logged out (loginctl enable-linger)"
+
+
 def _systemctl(order: list[str], *, system: bool) -> str:
     """Why it failed; "" where it worked."""
-    command = ["systemctl", *([] if system else ["--user"]), *order]
+    return _why_not(["systemctl", *([] if system else ["--user"]), *order])
+
+
+def _why_not(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -194,3 +194,21 @@ def test_a_unit_is_written_and_removed(tmp_path: Path, monkeypatch: pytest.Monke
         assert made.path.read_text() == made.text(system=False)
         assert made.remove()
         assert not made.remove()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "also when you have logged out"), (1, "run `sudo loginctl enable-linger")]
+)
+def test_a_unit_of_a_user_says_whether_it_outlives_his_login(
+    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("edgebed.service_unit.SYSTEMD", tmp_path)
+    for name, ends in (("systemctl", 0), ("loginctl", code)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho Access denied >&2\nexit {ends}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said = joining.unit(tmp_path / "board").install()
+    assert "enabled and started" in said
+    assert words in said

@@ -1,4 +1,4 @@
-"""The way to an engine on another host, by a program in the place of `ssh`."""
+"""The way to an engine on another host, by a program in the place of `ssh`, and the image's name in a registry."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
+from types import SimpleNamespace
 
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.swarm.push import engine_at
+from orchestrator.fleet.swarm.push import engine_at, pushed
 
 FORWARDS = """#!/bin/sh
 echo "$@" > {folder}/asked
@@ -82,3 +83,13 @@ def test_what_ssh_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_an_address_that_leads_nowhere_is_named(address: str) -> None:
     with pytest.raises(FleetError, match="engine"), engine_at(address):
         pass
+
+
+def test_an_image_of_a_registry_is_named_by_its_content() -> None:
+    digests = [
+        f"{where}/edgebed-agent@sha256:{digit * 64}" for where, digit in (("far:5000", "a"), ("near:5000/lab", "b"))
+    ]
+    image = SimpleNamespace(attrs={"RepoDigests": digests})
+    assert pushed(image, "near:5000/lab") == digests[1]
+    with pytest.raises(FleetError, match="was not pushed from here to near:5000"):
+        pushed(image, "near:5000")

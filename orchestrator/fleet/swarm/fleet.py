@@ -40,6 +40,7 @@ from orchestrator.fleet.swarm.manager import Manager, network_of
 from orchestrator.fleet.swarm.node_link import NodeLink
 from orchestrator.fleet.swarm.node_shaper import NodeShaper
 from orchestrator.fleet.swarm.placement import Placement, describe, place_again, quotas
+from orchestrator.fleet.swarm.push import pushed
 from orchestrator.fleet.swarm_spec import SwarmFile
 
 SHARD_FOLDER, SHARD = "/shard", "shard.safetensors"
@@ -115,7 +116,8 @@ class SwarmFleet(ContainerDevices):
     def _ready_image(self) -> str:
         """The image by its id, which is the hash of its content: then no node runs another one of the same name."""
         tag = ensure_image(self._client, self._notify, self._making.go_on)
-        return f"{self._file.registry}/{tag}" if self._file.registry else str(self._client.images.get(tag).id)
+        image = self._client.images.get(tag)
+        return pushed(image, self._file.registry) if self._file.registry else str(image.id)
 
     def _make(self) -> None:
         taken = []

@@ -30,7 +30,8 @@ ORCHESTRATOR = "orchestrator"
 PORTS = range(20_000, 30_000, 2)
 """Below the ports that Linux gives to connections that go out."""
 
-START_S = 60.0
+START_S, PULL_S = 60.0, 900.0
+"""Until a helper runs: on a node that has the image, and on one that may have to pull it from a registry."""
 MOST_PROCESSES = 1024
 
 
@@ -64,7 +65,7 @@ async def start_helpers(
     """
     services = await asyncio.to_thread(_make, manager, nodes, image, fleet_id, ca, port)
     try:
-        await asyncio.to_thread(manager.wait_running, services, START_S)
+        await asyncio.to_thread(manager.wait_running, services, PULL_S if "@" in image else START_S)
     except FleetError as error:
         if "address already in use" in str(error).lower():
             raise FleetError(str(error), hint="name another helper_port in the fleet file") from None

@@ -16,7 +16,7 @@ import docker.errors
 
 from edgebed.errors import FleetError
 from orchestrator.fleet.engine import connect, engine_errors
-from orchestrator.fleet.image import ensure_image
+from orchestrator.fleet.image import REPOSITORY, ensure_image
 from orchestrator.fleet.swarm_spec import SOCKET
 
 TIMEOUT_S = 1800
@@ -44,6 +44,21 @@ def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], No
             with engine_at(address) as engine:
                 _load(image, engine, address, notify)
     return str(tag)
+
+
+def pushed(image: Any, registry: str) -> str:
+    """An image by registry and hash of content, so that every node runs the same one.
+
+    Raises:
+        FleetError: this engine has not pushed it there.
+    """
+    for name in image.attrs.get("RepoDigests") or []:
+        if str(name).startswith(f"{registry}/{REPOSITORY}@"):
+            return str(name)
+    raise FleetError(
+        f"the agent's image was not pushed from here to {registry}",
+        hint="edgebed fleet push-image FLEET pushes it there (docs/swarm.md)",
+    )
 
 
 @contextlib.contextmanager
