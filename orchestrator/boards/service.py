@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from edgebed.errors import FleetError, UsageError
+from edgebed.errors import FleetError, LinkError
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT
 from orchestrator.boards import https
 from orchestrator.boards.app import BoardsApp
@@ -51,7 +51,7 @@ async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Call
 
     Raises:
         FleetError: the service already runs here, or the broker has ended.
-        LinkError, UsageError: the broker cannot be started; a port cannot be opened.
+        LinkError: the broker cannot be started; a port cannot be opened.
         FileError: the folder cannot be used.
     """
     lock = place.hold()
@@ -185,11 +185,12 @@ def is_free(port: int) -> bool:
 
 
 def _open(listen: str, port: int) -> socket.socket:
+    """Raises LinkError: systemd then tries again, for at boot the address may come late."""
     try:
         return https.listen(listen, port)
     except OSError as error:
         hint = "--port takes another one; --listen must be an address of this host"
-        raise UsageError(f"cannot listen on {listen}:{port}: {error.strerror or error}", hint=hint) from None
+        raise LinkError(f"cannot listen on {listen}:{port}: {error.strerror or error}", hint=hint) from None
 
 
 def _hosts(request: ServeRequest) -> tuple[str, ...]:

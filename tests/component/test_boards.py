@@ -32,6 +32,7 @@ from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.place import Place
+from orchestrator.boards.service import ServeRequest, serve
 from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
 
 pytestmark = pytest.mark.mosquitto
@@ -213,3 +214,11 @@ async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:
     assert any("the certificate is renewed" in line for line in lab.said)
     standby.cancel()
     await asyncio.gather(standby, return_exceptions=True)
+
+
+async def test_a_service_whose_address_is_not_there_yet_may_be_started_again(lab: Lab, tmp_path: Path) -> None:
+    place = Place(tmp_path / "another")
+    place.shards.mkdir(parents=True)
+    with pytest.raises(LinkError, match=r"cannot listen on 203\.0\.113\.9") as error:
+        await serve(ServeRequest((HOST,), "203.0.113.9", lab.port, lab.mqtt_port), place, lab.said.append)
+    assert error.value.exit_code != UsageError.exit_code  # with which systemd would give up
