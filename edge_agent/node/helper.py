@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge_agent.node import facts, pump
-from edge_agent.node.settings import ORCHESTRATOR, Settings, broker_context, server_context
+from edge_agent.node.settings import ORCHESTRATOR, Settings, broker_context
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.link.probe_server import ProbeServer
+from edgebed.link.tls import server_context
 
 LONGEST_LINE = 1 << 16
 PING = b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n"
@@ -37,7 +38,8 @@ class Helper:
 
     async def run(self) -> str:
         """Returns why it ended."""
-        context, port = server_context(self._settings), self._settings.port
+        settings = self._settings
+        context, port = server_context(settings.ca, settings.certificate, settings.key), settings.port
         commands = await asyncio.start_server(
             self._answer, sock=pump.listener("0.0.0.0", port), ssl=context, limit=LONGEST_LINE
         )

@@ -1,14 +1,14 @@
-"""What a node helper reads from its secret when it starts, and its TLS contexts."""
+"""What a node helper reads from its secret when it starts, and its TLS towards the broker."""
 
 from __future__ import annotations
 
 import ssl
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from edgebed.guarded import Guarded
+from edgebed.link.tls import with_pem
 
 ORCHESTRATOR = "orchestrator"
 """Common name of the only certificate that may command a helper: a node's own certificate may not command another."""
@@ -38,24 +38,7 @@ def read_settings(path: Path) -> Settings:
     return msgspec.json.decode(path.read_bytes(), type=Settings)
 
 
-def server_context(settings: Settings) -> ssl.SSLContext:
-    """Asks every client for a certificate of the CA."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return _with(context, settings.ca, settings.certificate, settings.key)
-
-
 def broker_context(settings: Settings) -> ssl.SSLContext:
     """Believes the CA only, and the broker's address must be in its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return _with(context, settings.ca, settings.client_certificate, settings.client_key)
-
-
-def _with(context: ssl.SSLContext, ca: str, certificate: str, key: str) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(cadata=ca)
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # 0600; ssl takes certificates from files only
-        file.write(key + certificate)
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context
+    return with_pem(context, settings.ca, settings.client_certificate, settings.client_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,24 @@ def identity_context(identity: Identity) -> ssl.SSLContext:
     except OSError as error:
         raise FileError.of(error, identity.ca) from None
     return client_context(ca, identity)
+
+
+def server_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    """Asks every client for a certificate of the CA. All is PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return with_pem(context, ca, certificate, key)
+
+
+def with_pem(context: ssl.SSLContext, ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    """The context, which from now on believes the CA and shows the certificate. All is PEM."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=ca)
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # 0600; ssl takes certificates from files only
+        file.write(key + certificate)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
 
 
 def reason_of(error: ssl.SSLError) -> str:

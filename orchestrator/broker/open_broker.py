@@ -1,9 +1,9 @@
 """Finds or starts the MQTT broker of a session.
 
-In this order: the user's own (`OwnBroker`; over TLS through a relay), an installed Mosquitto as a child process, a
-Mosquitto container, the embedded pure-Python broker. One that we start listens on one free port of loopback and of
-every address the devices need, has a user with a generated password for the orchestrator and for each device, keeps
-nothing on disk after its end, and ends with us, whatever ends us.
+In this order: the user's own (`OwnBroker`; through a relay where it speaks TLS, or devices are on other hosts), an
+installed Mosquitto as a child process, a Mosquitto container, the embedded pure-Python broker. One that we start
+listens on one free port of loopback and of every address the devices need, has a user with a generated password for the
+orchestrator and for each device, keeps nothing on disk after its end, and ends with us, whatever ends us.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import LinkError, UsageError
+from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker import relay
 from orchestrator.broker.child import Child
-from orchestrator.broker.own import OwnBroker, is_this_host
+from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
@@ -102,26 +102,25 @@ async def open_broker(
         kinds: what may be started, best first.
         fleet, devices: each device gets a user of its own, who may use the topics of this device in this fleet only. A
             broker of the user's own keeps its own users.
-        tls: where it also listens for agents on other hosts; only a Mosquitto does.
+        tls: where it also listens for agents on other hosts; only a Mosquitto does, and the relay to the user's own.
 
     Raises:
         UsageError: the user's own broker cannot be used so.
         LinkError: no broker can be reached or started; says why, and what to do.
     """
+    near = list(dict.fromkeys([LOOPBACK, *addresses]))
     with OwnedFolder("edgebed-broker-") as folder:
-        if own is not None and tls is not None:
-            raise UsageError("a fleet on other hosts has a broker of its own", hint="leave --broker away")
-        if own is not None and not own.secure:
+        if own is not None and not own.secure and tls is None:
             address = own.address()
-            await _try_login(address)
-            yield Broker(f"mqtt://{address}", address, own.passwords_of(devices))
+            await _log_in(address, own)
+            yield Broker(own.name, address, own.passwords_of(devices))
             return
         if own is not None:
-            async with _relayed(own, list(dict.fromkeys([LOOPBACK, *addresses])), devices, folder) as broker:
+            async with _relayed(own, Listen(near, 0, {}, tls=tls), devices, folder) as broker:
                 yield broker
             return
         users = {name: secrets.token_urlsafe(18) for name in (ORCHESTRATOR, *devices)}
-        wanted = Listen(list(dict.fromkeys([LOOPBACK, *addresses])), 0, users, fleet, tls)
+        wanted = Listen(near, 0, users, fleet, tls)
         runner, listen = await _start_first(
             [kind for kind in kinds if tls is None or kind in TLS_KINDS], wanted, folder
         )
@@ -133,18 +132,20 @@ async def open_broker(
 
 
 @contextlib.asynccontextmanager
-async def _relayed(own: OwnBroker, addresses: list[str], devices: Sequence[str], folder: Path) -> AsyncIterator[Broker]:
-    """The user's own broker over TLS, which the devices reach at a relay on this host. Raises as `open_broker`."""
+async def _relayed(own: OwnBroker, where: Listen, devices: Sequence[str], folder: Path) -> AsyncIterator[Broker]:
+    """The user's own broker, which the devices reach at a relay on this host. Raises as `open_broker`."""
     far = own.address()
-    users, ca = own.passwords_of(devices), own.authority()
-    await relay.try_handshake(far, ca)
+    users, ca = own.passwords_of(devices), own.authority() if own.secure else None
+    if ca is not None:
+        await relay.try_handshake(far, ca)
     runner = Child("relay", lambda listen, folder: relay.command(listen, far, ca))
-    listen = Listen(addresses, free_port(addresses), {})
+    listen = msgspec.structs.replace(where, port=free_port(_all_addresses(where)))
     try:
         await runner.start(listen, folder)
-        near = [msgspec.structs.replace(far, host=host, port=listen.port) for host in addresses]
-        await _wait_ready(runner, near)
-        yield Broker(f"mqtts://{far}", near[0], users, runner)
+        near = [msgspec.structs.replace(far, host=host, port=listen.port) for host in listen.addresses]
+        await _wait_ready(runner, near, _listens)
+        await _log_in(near[0], own)
+        yield Broker(own.name, near[0], users, runner)
     finally:
         await runner.stop()
 
@@ -152,7 +153,16 @@ async def _relayed(own: OwnBroker, addresses: list[str], devices: Sequence[str],
 async def _begin_again(runner: Runner, listen: Listen, folder: Path) -> None:
     await runner.stop()
     await runner.start(listen, folder)
-    await _wait_ready(runner, _own_addresses(listen))
+    await _wait_ready(runner, _own_addresses(listen), _lets_us_in)
+
+
+async def _log_in(address: Address, own: OwnBroker) -> None:
+    """Raises LinkError, where the user's own broker does not let us in at this address."""
+    try:
+        await _try_login(address)
+    except LinkError as error:
+        users = f"the line of {ORCHESTRATOR} in {own.users}" if own.users else f"{USER} and {PASSWORD}"
+        raise LinkError(f"{own.name}: {error}", hint=f"check that the broker runs, and {users}") from None
 
 
 async def _try_login(address: Address) -> None:
@@ -175,7 +185,7 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tu
             listen = msgspec.structs.replace(wanted, port=free_port(_all_addresses(wanted)))
             try:
                 await runner.start(listen, folder)
-                await _wait_ready(runner, _own_addresses(listen))
+                await _wait_ready(runner, _own_addresses(listen), _lets_us_in)
                 return runner, listen
             except LinkError as error:
                 await runner.stop()
@@ -206,12 +216,21 @@ def _find(kind: str) -> Runner | None:
     return runner
 
 
-async def _wait_ready(runner: Runner, addresses: list[Address]) -> None:
-    """Until we can log in at every address."""
+async def _listens(address: Address) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address.host, address.port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _wait_ready(runner: Runner, addresses: list[Address], ready: Callable[[Address], Awaitable[bool]]) -> None:
+    """Until this holds of every address."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
     for address in addresses:
-        while not await _lets_us_in(address):
+        while not await ready(address):
             if why := runner.failure():
                 raise LinkError(f"it ended at once: {why}")
             if loop.time() > deadline:

@@ -43,6 +43,11 @@ class OwnBroker(msgspec.Struct, frozen=True):
     def secure(self) -> bool:
         return self.url.startswith("mqtts:")
 
+    @property
+    def name(self) -> str:
+        """The url without user and password."""
+        return f"{'mqtts' if self.secure else 'mqtt'}://{parse_url(self.url)}"
+
     def address(self) -> Address:
         """Where it is, with the user of the orchestrator. Raises FileError, UsageError."""
         address = parse_url(self.url)

@@ -1,32 +1,51 @@
-"""Passes connections on to a broker of the user's own over TLS, in a process of its own: `python -m` this file.
+"""Passes connections on to a broker of the user's own, in a process of its own: `python -m` this file.
 
-Devices reach it over their shaped links without TLS, which would take CPU time from the quotas that are measured, and
-they have no route to other hosts. What is passed on is not looked at: each connection logs in with its own user.
-The options come as JSON on standard input.
+Devices of this host reach it over their shaped links without TLS, which would take CPU time from the quotas that are
+measured, and they have no route to other hosts. The helpers of other hosts reach it over TLS and show a certificate of
+the run. What is passed on is not looked at: each connection logs in with its own user. The options come as JSON on
+standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import ssl
 import sys
+
+import msgspec
 
 from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address
 from edgebed.link.sockets import tune
-from edgebed.link.tls import client_context, reason_of
+from edgebed.link.tls import client_context, reason_of, server_context
 from orchestrator.broker.seams import Listen
+from orchestrator.fleet.base import TlsListener
 
 PIECE = 1 << 16
 CONNECT_S = 20.0
 
 
-def command(listen: Listen, far: Address, ca: str) -> tuple[list[str], bytes]:
+class Options(msgspec.Struct, frozen=True):
+    """Of a relay. It listens at `addresses` and `tls`, all on one port.
+
+    Attributes:
+        host, remote_port: of the user's broker.
+        ca: as for `context_for`; None where that broker speaks no TLS.
+    """
+
+    addresses: list[str]
+    port: int
+    host: str
+    remote_port: int
+    ca: str | None
+    tls: TlsListener | None = None
+
+
+def command(listen: Listen, far: Address, ca: str | None) -> tuple[list[str], bytes]:
     """Command and standard input of a relay to this broker."""
-    options = {"addresses": listen.addresses, "port": listen.port, "host": far.host, "remote_port": far.port, "ca": ca}
-    return [sys.executable, "-m", "orchestrator.broker.relay"], json.dumps(options).encode()
+    options = Options(listen.addresses, listen.port, far.host, far.port, ca, listen.tls)
+    return [sys.executable, "-m", "orchestrator.broker.relay"], msgspec.json.encode(options)
 
 
 async def try_handshake(far: Address, ca: str) -> None:
@@ -49,14 +68,14 @@ def context_for(ca: str) -> ssl.SSLContext:
     return client_context(ca) if ca else ssl.create_default_context()
 
 
-async def serve(addresses: list[str], port: int, host: str, remote_port: int, ca: str) -> None:
+async def serve(options: Options) -> None:
     """Listen on every address until the process ends."""
-    context = context_for(ca)
+    context = None if options.ca is None else context_for(options.ca)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_S):
-                far_reader, far_writer = await asyncio.open_connection(host, remote_port, ssl=context)
+                far_reader, far_writer = await asyncio.open_connection(options.host, options.remote_port, ssl=context)
             for each in (writer, far_writer):
                 tune(each.get_extra_info("socket"))
             passing = [asyncio.create_task(_pass(reader, far_writer)), asyncio.create_task(_pass(far_reader, writer))]
@@ -66,8 +85,11 @@ async def serve(addresses: list[str], port: int, host: str, remote_port: int, ca
             far_writer.close()
         writer.close()  # what was written before still leaves
 
-    for address in addresses:
-        await asyncio.start_server(accept, address, port)
+    for address in options.addresses:
+        await asyncio.start_server(accept, address, options.port)
+    if tls := options.tls:
+        pem = [data.decode() for data in (tls.ca, tls.certificate, tls.key)]
+        await asyncio.start_server(accept, tls.address, options.port, ssl=server_context(*pem))
     await asyncio.Event().wait()
 
 
@@ -80,4 +102,4 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(**json.load(sys.stdin)))
+    asyncio.run(serve(msgspec.json.decode(sys.stdin.buffer.read(), type=Options)))

@@ -12,55 +12,26 @@ from typer.testing import CliRunner
 
 from edgebed.errors import LinkError, UsageError
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.tls import Identity
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
-from orchestrator.broker import mosquitto
-from orchestrator.broker.child import Child
 from orchestrator.broker.open_broker import Broker, free_port, open_broker
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, parse_url
-from orchestrator.broker.seams import Listen
 from orchestrator.cli import build
 from orchestrator.cli.arguments import own_broker
+from orchestrator.fleet.base import TlsListener
 from tests.component._boards import until
+from tests.component._foreign import HOST, Foreign
 
-HOST = "127.0.0.1"
+NODES_SIDE = "127.0.0.2"
 USERS = {ORCHESTRATOR: "boss", "a": "of a", "b": "of b"}
-
-
-class Foreign:
-    """A Mosquitto with TLS that somebody else runs, with the rights that `edgebed broker acl` prints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port([HOST])
-        self.authority = Authority(folder)
-        self.child = Child("mosquitto", self._prepare)
-
-    def _prepare(self, listen: Listen, folder: Path) -> tuple[list[str], bytes]:
-        key, certificate = self.authority.server_pair([HOST, "localhost"], dt.datetime.now(dt.UTC))
-        for name, data in {"key": key, "certificate": certificate, "ca": self.authority.pem}.items():
-            (folder / f"{name}.pem").write_bytes(data)
-        config = mosquitto.write_files(listen, folder)
-        (folder / "acl").write_text(CliRunner().invoke(build(), ["broker", "acl"]).stdout)
-        tls = [f"certfile {folder}/certificate.pem", f"keyfile {folder}/key.pem"]
-        config.write_text(config.read_text() + "\n".join([*tls, ""]))
-        program = mosquitto.binary()
-        assert program is not None
-        return [program, "-c", str(config)], b""
-
-    def own(self, **changed: str) -> OwnBroker:
-        users = self.folder / "users"
-        users.touch(0o600)
-        users.write_text("".join(f"{user}:{password}\n" for user, password in USERS.items()))
-        wanted = {"url": f"mqtts://{HOST}:{self.port}", "ca": str(self.folder / "ca.pem"), "users": str(users)}
-        return OwnBroker(**{**wanted, **changed})
 
 
 @pytest.fixture
 async def foreign(tmp_path: Path) -> AsyncIterator[Foreign]:
-    made = Foreign(tmp_path)
-    await made.child.start(Listen([HOST], made.port, USERS), tmp_path)
-    yield made
-    await made.child.stop()
+    (tmp_path / "foreign").mkdir()
+    async with Foreign(tmp_path / "foreign", USERS).running() as made:
+        yield made
 
 
 def link(broker: Broker, device: str = "") -> MqttLink:
@@ -87,6 +58,44 @@ async def test_devices_reach_a_broker_behind_tls_with_their_own_users(foreign: F
         await orchestrator.close()
         with pytest.raises(LinkError, match="not ours"):
             await broker.restart()
+
+
+@pytest.mark.mosquitto
+async def test_other_hosts_reach_it_with_a_certificate_of_the_run(foreign: Foreign, tmp_path: Path) -> None:
+    """The relay is the end of their TLS: it shows the run's certificate, and asks for one."""
+    ours, now = Authority(tmp_path), dt.datetime.now(dt.UTC)
+    key, certificate = ours.server_pair([NODES_SIDE], now)
+    tls = TlsListener(NODES_SIDE, ours.pem, certificate, key)
+    async with open_broker([], foreign.own(), devices=["a", "b"], tls=tls) as broker:
+        node = link_of_a(broker, shown(tmp_path / "node", ours, ours))
+        await node.open()
+        await node.close()
+        with pytest.raises(LinkError):
+            await link_of_a(broker, shown(tmp_path / "stranger", ours, foreign.authority)).open()
+
+
+def link_of_a(broker: Broker, identity: Identity) -> MqttLink:
+    return MqttLink(Address(NODES_SIDE, broker.port, "a", USERS["a"], identity), "link of a")
+
+
+def shown(folder: Path, believed: Authority, signer: Authority) -> Identity:
+    """Files that show a certificate of `signer`."""
+    folder.mkdir()
+    files = Identity.of(folder)
+    key, certificate = signer.client_pair("node", dt.datetime.now(dt.UTC))
+    for path, data in ((files.ca, believed.pem), (files.certificate, certificate), (files.key, key)):
+        path.write_bytes(data)
+    return files
+
+
+@pytest.mark.mosquitto
+async def test_a_password_that_it_does_not_take_is_told_at_once(foreign: Foreign) -> None:
+    foreign.users[ORCHESTRATOR] = "not boss"
+    own = foreign.own()
+    with pytest.raises(LinkError, match=f"mqtts://{HOST}:{foreign.port}: .* refused us: Not authorized") as caught:
+        async with open_broker([], own):
+            pass
+    assert own.users in caught.value.hint
 
 
 @pytest.mark.mosquitto

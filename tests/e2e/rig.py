@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from orchestrator.broker.open_broker import KINDS, open_broker
+from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, Experiment, Training
 from orchestrator.fleet.control.controller import FleetController
@@ -21,6 +22,7 @@ from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RunFinished
 from orchestrator.runs import opened_fleet, session
 from orchestrator.runs.data import Prepared, prepare_data
+from orchestrator.training.process import TrainerProcess
 from tests.component._faults import pid_of
 
 R = TypeVar("R")
@@ -92,17 +94,21 @@ async def rig(folder: Path, wanted: Experiment, backend: str = "local", broker: 
 
 
 class FleetUp:
-    """A standing fleet on which one run after the other can be started."""
+    """A standing fleet on which one run after the other can be started, with one trainer, as those of an experiment;
+    without one each run has its own."""
 
-    def __init__(self, controller: FleetController, prepared: Prepared, backend: str) -> None:
-        self.controller, self._prepared, self._backend = controller, prepared, backend
+    def __init__(
+        self, controller: FleetController, prepared: Prepared, backend: str, trainer: TrainerProcess | None = None
+    ) -> None:
+        self.controller, self._prepared, self._backend, self._trainer = controller, prepared, backend, trainer
 
     @contextlib.asynccontextmanager
     async def run(self, wanted: Experiment, folder: Path) -> AsyncIterator[Rig]:
         """A run in the background, with its records below `folder`."""
         request = session.Request(wanted, folder / "experiment.yaml", folder / "runs", backend=self._backend)
         watch = session.Watch(session.quiet)
-        run = session.run_methods(request, self.controller, self._prepared, Calibration((), True), watch)
+        passed = Calibration((), True)
+        run = session.run_methods(request, self.controller, self._prepared, passed, watch, self._trainer)
         work = asyncio.create_task(run)
         try:
             yield Rig(self.controller, request, work)
@@ -114,9 +120,10 @@ class FleetUp:
 
 @contextlib.asynccontextmanager
 async def fleet_up(
-    folder: Path, wanted: Experiment, backend: str = "local", broker: str = ""
+    folder: Path, wanted: Experiment, backend: str = "local", broker: str = "", own: OwnBroker | None = None
 ) -> AsyncIterator[FleetUp]:
-    """Three devices with their limits on, for the data of `wanted`, over a broker of the given kind, or any."""
+    """Three devices with their limits on, for the data of `wanted`, over a broker of the given kind, or any, or over
+    `own`."""
     (folder / "small.yaml").write_text(SMALL)
     (folder / "wider.yaml").write_text(WIDER)
     path = folder / "fleet.yaml"
@@ -128,6 +135,8 @@ async def fleet_up(
     only = functools.partial(open_broker, kinds=(broker,) if broker else KINDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opened_fleet, "open_broker", only)
-        opening = session.standing_fleet(spec, backend=backend, shards=prepared.shards, heartbeat_s=heartbeat_s)
-        async with opening as controller:
-            yield FleetUp(controller, prepared, backend)
+        opening = session.standing_fleet(
+            spec, backend=backend, own_broker=own, shards=prepared.shards, heartbeat_s=heartbeat_s
+        )
+        async with TrainerProcess() as trainer, opening as controller:
+            yield FleetUp(controller, prepared, backend, trainer)
