@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -23,17 +22,16 @@ from orchestrator.fleet import container_devices, engine, leftovers, links, owne
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.containers import DockerFleet
-from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.profile import Limits
 from orchestrator.runs.session import standing_fleet
+from tests.component._docker import container_of
 from tests.component._faults import (
     assert_each_fault_is_named,
     assert_short_work_is_not_too_fast,
     calibrate_by_command,
     causes,
-    process_status,
     short_calibration,
     small_fleet,
     waits_for_threads,
@@ -41,13 +39,6 @@ from tests.component._faults import (
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.mosquitto]
-
-
-def container_of(controller: FleetController, device: str) -> Any:
-    client = engine.connect()
-    labels = [f"{FLEET}={controller.fleet_id}", f"{DEVICE}={device}"]
-    (container,) = client.containers.list(all=True, filters={"label": labels})
-    return container
 
 
 def traces(fleet_id: str) -> list[str]:
@@ -86,64 +77,6 @@ async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) 
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
         fleet_id = controller.fleet_id
     assert await asyncio.to_thread(traces, fleet_id) == []
-
-
-REACH = """
-import socket, sys
-for place in sys.argv[1:]:
-    host, port = place.rsplit(":", 1)
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-        print("open")
-    except ConnectionRefusedError:
-        print("refused")
-    except OSError:
-        print("unreachable")
-"""
-
-
-def reached_from(container: Any, *places: str) -> list[str]:
-    """`open`, `refused` (somebody is there) or `unreachable`, for each host:port."""
-    return str(container.exec_run(["python", "-c", REACH, *places]).output.decode()).split()
-
-
-async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3, 0.2), backend="docker", dilation="off") as controller:
-        device = await asyncio.to_thread(container_of, controller, "d0")
-        other = await asyncio.to_thread(container_of, controller, "d1")
-        (theirs,) = [network["IPAddress"] for network in other.attrs["NetworkSettings"]["Networks"].values()]
-        with socket.create_server(("0.0.0.0", 0)) as server:
-            port = server.getsockname()[1]
-            ours = f"{controller.fleet.host_of('d0')}:{port}"
-            assert await asyncio.to_thread(reached_from, device, ours, f"{theirs}:9") == ["open", "unreachable"]
-        with pytest.raises(ConnectionRefusedError):  # that address answers where it can be reached
-            socket.create_connection((theirs, 9), timeout=5)
-
-        show = ["ip", "-j", "-d"]
-        routes = [json.loads(device.exec_run([*show, "route", "get", to]).output) for to in (theirs, "198.51.100.1")]
-        assert all(route["dev"] == "eth0" for found in routes for route in found)
-        links = {link["ifname"] for link in json.loads(device.exec_run([*show, "link"]).output)}
-        assert {name for name in links if not name.startswith(("ifb", "sit", "tunl"))} == {"lo", "eth0"}
-        assert json.loads(device.exec_run(["ip", "-j", "-6", "addr", "show", "dev", "eth0"]).output) in ([], [{}])
-        # The engine's resolver sits in the device itself and would ask on behalf of it: it is given nobody to ask.
-        assert device.attrs["HostConfig"]["Dns"] == [container_devices.NOWHERE]
-
-
-async def test_the_agent_in_a_container_has_no_privilege(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
-        container = await asyncio.to_thread(container_of, controller, "d0")
-        fields = process_status(int(container.attrs["State"]["Pid"]))
-        assert fields["Uid"].split() == ["10001"] * 4
-        assert [int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
-        assert fields["NoNewPrivs"] == "1"
-        assert container.attrs["HostConfig"]["PidsLimit"] == container_devices.MOST_PROCESSES
-        for command in (
-            ["touch", "/app/x"],
-            ["touch", "/shard.safetensors"],
-            ["ip", "link", "set", "eth0", "mtu", "900"],
-        ):
-            assert container.exec_run(command).exit_code != 0
-            assert container.exec_run(command, user="root").exit_code != 0
 
 
 @pytest.mark.alone
@@ -207,26 +140,6 @@ async def _prepare_and_start(fleet: DockerFleet, folder: Path) -> None:
     write_idle_shard(shard)
     access = {name: Access(fleet.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
     await fleet.start(access, dict.fromkeys(access, shard))
-
-
-async def test_a_killed_container_is_reported_and_comes_back_limited(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
-        fleet = controller.fleet
-        told: asyncio.Queue[str] = asyncio.Queue()
-        fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
-        first = await asyncio.to_thread(container_of, controller, "d0")
-        password = controller.broker.access("host", "d0").password
-        assert password not in json.dumps(first.attrs)  # what `docker inspect` shows
-        assert password.encode() in (await asyncio.to_thread(first.exec_run, ["cat", "/broker"])).output
-        await asyncio.to_thread(first.kill)
-        async with asyncio.timeout(60):
-            assert "d0: its container ended with exit code 137" in await told.get()
-            await fleet.restart("d0")
-        fresh = await fleet.held("d0")
-        assert fresh.alive
-        assert fresh.cpus is None  # it starts without limits
-        held = await fleet.limit("d0", controller.limits["d0"])  # another veth pair than before
-        assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)
 
 
 @pytest.mark.alone
