@@ -30,7 +30,7 @@ from orchestrator.fleet import netns
 POOL = IPv4Network("198.18.0.0/15")
 """Addresses for benchmarks (RFC 2544): no fleet takes them."""
 
-READY_S = 60.0
+READY_S = 300.0
 RUN = "from edge_agent.entry import main; main()"
 
 

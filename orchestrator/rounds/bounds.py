@@ -139,7 +139,7 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
 def _amount_fault(report: Report, elapsed_s: float) -> str:
     """Checks the numbers other than counts and loss. The end of a field's name says its unit."""
     wall_s = 1.05 * elapsed_s + 1  # the device's clock may run slightly faster
-    summed = dict.fromkeys(("_cpu_s", "throttled_s", "delayed_s"), MOST_CORES * wall_s)  # over threads
+    summed = dict.fromkeys(("cpu_s", "throttled_s", "delayed_s"), MOST_CORES * wall_s)  # over threads
     most = summed | {"_s": wall_s, "_mib": MOST_MEMORY_MIB}
     for name in report.__struct_fields__:
         value = getattr(report, name)

@@ -112,6 +112,12 @@ def test_an_honest_report_is_believed() -> None:
     assert report_fault(bounds(), HONEST, 2.0) == ""
 
 
+@pytest.mark.parametrize("name", ["cpu_s", "compute_cpu_s", "encode_cpu_s"])
+def test_a_device_of_several_cores_uses_more_cpu_time_than_passes(name: str) -> None:
+    assert report_fault(bounds(), msgspec.structs.replace(HONEST, **{name: 8.0}), 2.0) == ""
+    assert name in report_fault(bounds(), msgspec.structs.replace(HONEST, **{name: 1e9}), 2.0)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
