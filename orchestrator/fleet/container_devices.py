@@ -47,9 +47,10 @@ def alone() -> dict[str, str]:
     return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
 
 
-def agent_environment(access: Access) -> dict[str, str]:
-    """Of a container with an agent, whose engine is on another host: the broker, and ALONE."""
-    return {"EDGEBED_BROKER": broker_url(access), **alone()}
+def agent_environment(broker_file: str) -> dict[str, str]:
+    """Of a container with an agent: the file in it that tells its broker and password (`docker inspect` shows the
+    environment), and ALONE."""
+    return {"EDGEBED_BROKER_FILE": broker_file, **alone()}
 
 
 def agent_arguments(fleet_id: str, device: str, shard: str = SHARD) -> list[str]:

@@ -28,7 +28,7 @@ from orchestrator.fleet.container_devices import (
     ExitWatch,
     Seen,
     agent_arguments,
-    alone,
+    agent_environment,
     broker_url,
     hostname,
 )
@@ -170,7 +170,7 @@ class DockerFleet(ContainerDevices):
             "name": f"edgebed-{self._fleet_id}-{name}",
             "hostname": hostname(name),
             "command": agent_arguments(self._fleet_id, name),
-            "environment": {"EDGEBED_BROKER_FILE": BROKER, **alone()},
+            "environment": agent_environment(BROKER),
             "volumes": {
                 str(self._shards[name]): {"bind": SHARD, "mode": "ro"},
                 str(self._broker_file(name)): {"bind": BROKER, "mode": "ro"},
@@ -191,8 +191,8 @@ class DockerFleet(ContainerDevices):
         }
 
     def _broker_file(self, name: str) -> Path:
-        """The file that tells the device's broker and password: `docker inspect` shows the environment. In the
-        container its user may read it; on this host the folder keeps others out."""
+        """The file that tells the device's broker and password. In the container its user may read it; on this host the
+        folder keeps others out."""
         assert self._files is not None
         path = self._files.path / name
         path.unlink(missing_ok=True)

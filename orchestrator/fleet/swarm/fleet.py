@@ -26,6 +26,7 @@ from orchestrator.fleet.container_devices import (
     Seen,
     agent_arguments,
     agent_environment,
+    broker_url,
     hostname,
 )
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors
@@ -36,7 +37,7 @@ from orchestrator.fleet.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.swarm import nodes as on_node
 from orchestrator.fleet.swarm.far_end import NodesEnd
 from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
-from orchestrator.fleet.swarm.manager import Manager, network_of
+from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
 from orchestrator.fleet.swarm.node_link import NodeLink
 from orchestrator.fleet.swarm.node_shaper import NodeShaper
 from orchestrator.fleet.swarm.placement import Placement, describe, place_again, quotas
@@ -44,6 +45,9 @@ from orchestrator.fleet.swarm.push import pushed
 from orchestrator.fleet.swarm_spec import SwarmFile
 
 SHARD_FOLDER, SHARD = "/shard", "shard.safetensors"
+BROKER = "broker"
+"""The file of a device's secret."""
+
 START_S = 120.0
 
 
@@ -83,6 +87,7 @@ class SwarmFleet(ContainerDevices):
         self._shapers: dict[str, NodeShaper] = {}
         self._services: dict[str, str] = {}
         self._access: dict[str, Access] = {}
+        self._secrets: dict[str, dict[str, str]] = {}
         self._shards: dict[str, Path] = {}
         self._lost: dict[str, str] = {}  # nodes, and why
         self._moved: set[str] = set()  # devices that were placed anew
@@ -205,7 +210,8 @@ class SwarmFleet(ContainerDevices):
         return {
             "image": self._image,
             "args": agent_arguments(self._fleet_id, name, f"{SHARD_FOLDER}/{SHARD}"),
-            "env": agent_environment(self._access[name]),
+            "env": agent_environment(f"{SECRETS}/{BROKER}"),
+            "secrets": [self._secret(name)],
             "hostname": hostname(name),
             "mounts": [
                 docker.types.Mount(SHARD_FOLDER, volume, type="volume", read_only=True, no_copy=True),
@@ -215,6 +221,13 @@ class SwarmFleet(ContainerDevices):
             "cap_drop": ["ALL"],
             "read_only": True,
         }
+
+    def _secret(self, name: str) -> dict[str, str]:
+        """That tells the device's broker and password; made with its first container."""
+        if name not in self._secrets:
+            url = broker_url(self._access[name]).encode()
+            self._secrets[name] = self._manager.make_secret(f"edgebed-{self._fleet_id}-{name}", url, BROKER, 0o444)
+        return self._secrets[name]
 
     async def restart(self, device: str) -> None:
         """Make a new container; on another node if its own is lost, once for each device. Raises FleetError."""

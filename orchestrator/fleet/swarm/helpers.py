@@ -82,7 +82,7 @@ def _make(
     services, owner = {}, {OWNER: str(this_process())}
     for number, node in enumerate(nodes):
         name = f"edgebed-{fleet_id}-node-{number}"
-        secret = manager.make_secret(name, settings(ca, node.address, port))
+        secret = manager.make_secret(name, settings(ca, node.address, port), "node.json", 0o400)
         services[f"the helper of {node.name}"] = manager.run(
             name, node.id, _container(image, node, secret),
             network="host", labels={**owner, HELPER: node.id}, most_processes=MOST_PROCESSES,

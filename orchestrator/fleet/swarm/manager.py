@@ -17,6 +17,7 @@ from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
 from orchestrator.fleet.swarm.placement import Found
 
 GONE_S, LOOK_S = 20.0, 0.1
+SECRETS = "/run/secrets"
 RUNNING, FAILED = "running", ("failed", "rejected", "complete", "shutdown", "orphaned", "remove")
 
 
@@ -54,11 +55,11 @@ class Manager:
         with engine_errors("the Swarm's nodes cannot be listed"):
             return [_found(node) for node in self._client.api.nodes()]
 
-    def make_secret(self, name: str, data: bytes) -> dict[str, str]:
-        """A secret as a file `node.json` of a service's container, for `run`."""
+    def make_secret(self, name: str, data: bytes, file: str, mode: int) -> dict[str, str]:
+        """A secret, for `run`: the file `file` with these permissions in SECRETS of a service's container."""
         with engine_errors(f"the secret {name} could not be made"):
             made = self._client.api.create_secret(name, data, labels=self._labels)
-        reference = docker.types.SecretReference(made["ID"], name, "node.json", mode=0o400)
+        reference = docker.types.SecretReference(made["ID"], name, file, mode=mode)
         return dict(reference)
 
     def make_network(self, name: str, configured_by: str) -> None:
