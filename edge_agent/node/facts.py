@@ -24,8 +24,8 @@ got."""
 
 
 def facts(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Cores, memory, load of the last minute, and CPU seconds since the boot: used by all programs of the node, and
-    stolen by its hypervisor."""
+    """Cores, memory, load of the last minute, and CPU seconds: since the boot, used by all programs of the node, and
+    stolen by its hypervisor; used by this process. `machine` is the same for engines that share a machine."""
     used_s, stolen_s = cpu_seconds((proc / "stat").read_text(), os.sysconf("SC_CLK_TCK"))
     memory = next(line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
     return {
@@ -34,6 +34,8 @@ def facts(proc: Path = Path("/proc")) -> dict[str, Any]:
         "load": float((proc / "loadavg").read_text().split()[0]),
         "used_s": used_s,
         "stolen_s": stolen_s,
+        "helper_s": time.process_time(),
+        "machine": (proc / "sys/kernel/random/boot_id").read_text().strip(),
         "at_s": time.monotonic(),
     }
 

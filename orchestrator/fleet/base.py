@@ -104,9 +104,36 @@ class FarEnd(Protocol):
     def of(self, device: str) -> ProbePeer: ...
 
 
+class NodeReading(msgspec.Struct, frozen=True):
+    """Counters of a host of devices at one moment, in seconds since any start.
+
+    Attributes:
+        machine: the same for hosts that share a machine.
+        at_s: on its clock.
+        used_s, stolen_s: CPU seconds of all programs, and those that its hypervisor gave to others.
+        helper_s: of our helper there.
+        cpus: the quotas of its devices together.
+        load: mean of the last minute.
+    """
+
+    name: str
+    machine: str
+    cores: float
+    at_s: float
+    used_s: float
+    stolen_s: float
+    helper_s: float
+    cpus: float
+    load: float
+
+
 @runtime_checkable
 class ManyHosts(Protocol):
     """What a fleet on other hosts has beside what `Fleet` says."""
+
+    def nodes(self) -> list[NodeReading]:
+        """The hosts as they were heard of last, about a second ago."""
+        ...
 
     def tls_listener(self) -> TlsListener:
         """Where the broker must listen for it. Call it after `prepare`."""

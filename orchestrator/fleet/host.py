@@ -19,6 +19,17 @@ from edgebed.limits.cpu_quota import QUOTA_FILES, parse_quota
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Random since the boot, and the same in all containers."""
+
+
+def machine_id() -> str:
+    """Of the machine that this process is on, until its next boot; "" where the kernel tells none."""
+    with contextlib.suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
 def usable_cores(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
     """CPU seconds per second that the orchestrator and its child processes can use: the smallest of the affinity and
     the quotas of every cgroup that contains this process."""

@@ -1,19 +1,23 @@
-"""What the host did in each round: CPU time of all programs, of the devices and of the run's processes, and steal."""
+"""What the host did in each round: CPU time of all programs, of the devices and of the run's processes, and steal; and
+what the nodes of a Swarm did."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from edgebed.limits.cgroups import MOUNT, PARENT, SLICE
+from orchestrator.fleet.base import NodeReading
+from orchestrator.fleet.host import machine_id
 from orchestrator.fleet.host_speed import HostSpeed
-from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
+from orchestrator.fleet.node_load import rounds_of_nodes
+from orchestrator.records.types import HostRound, NodeRound, Record, RoundFinished, RoundStarted
 
 Processes = Mapping[str, Callable[[], int | None]]
 """The run's processes by name: each function gives the id, or None where the process is not on this host."""
@@ -30,6 +34,7 @@ class _Reading(msgspec.Struct, frozen=True):
     stolen_s: float
     devices_s: float | None
     load_s: dict[str, float]
+    nodes: Sequence[NodeReading]
 
 
 class HostLoad:
@@ -37,10 +42,13 @@ class HostLoad:
 
     Args:
         processes: whose load is told. The orchestrator's own is always told, and that of its event loop.
+        nodes: the nodes of a Swarm, as they were heard of last.
     """
 
-    def __init__(self, speed: HostSpeed, processes: Processes) -> None:
-        self._speed = speed
+    def __init__(
+        self, speed: HostSpeed, processes: Processes, nodes: Callable[[], Sequence[NodeReading]] = tuple
+    ) -> None:
+        self._speed, self._nodes, self._machine = speed, nodes, machine_id()
         self._processes: Processes = {"orchestrator": os.getpid, **processes}
 
     def recording(self, write: Callable[[Record], None]) -> Callable[[Record], None]:
@@ -74,6 +82,7 @@ class HostLoad:
             stolen_s=sum(getattr(each, "steal", 0.0) for each in times),
             devices_s=None if devices_s is None else devices_s - inside_s,
             load_s=load | {EVENT_LOOP: time.thread_time()},
+            nodes=self._nodes(),
         )
 
     def _between(self, number: int, start: _Reading, end: _Reading) -> HostRound:
@@ -81,22 +90,31 @@ class HostLoad:
         stolen_s = max(0.0, end.stolen_s - start.stolen_s)
         not_busy_s = end.unused_s - start.unused_s + stolen_s
         load = {name: max(0.0, used - start.load_s[name]) for name, used in end.load_s.items() if name in start.load_s}
+        nodes = tuple(rounds_of_nodes(start.nodes, end.nodes, self._machine))
+        wall_s = (end.at_ns - start.at_ns) / 1e9
         return HostRound(
             at_ns=end.at_ns,
             start_ns=start.at_ns,
             round=number,
             cores=end.cores,
-            busy_s=max(0.0, end.cores * (end.at_ns - start.at_ns) / 1e9 - not_busy_s),
+            busy_s=max(0.0, end.cores * wall_s - not_busy_s),
             stolen_s=stolen_s,
-            devices_s=_difference(start.devices_s, end.devices_s),
+            devices_s=_with_nodes(_difference(start.devices_s, end.devices_s), nodes, wall_s),
             load_s=load,
             loop_ms=loop_ms,
             loops=loops,
+            nodes=nodes,
         )
 
 
 def _difference(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
+
+
+def _with_nodes(devices_s: float | None, nodes: Sequence[NodeRound], wall_s: float) -> float | None:
+    """Devices of a Swarm on this host are in cgroups of the engine, so only the most that they can use is known."""
+    ours = next((node.ours_s / node.wall_s * wall_s for node in nodes if node.here), None)
+    return devices_s if ours is None else (devices_s or 0.0) + ours
 
 
 def _cpu_s(pid: int | None) -> float | None:

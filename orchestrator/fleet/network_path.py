@@ -25,7 +25,7 @@ from edgebed.limits.shell import missing_tools
 from orchestrator.files.host_folder import host_folder
 from orchestrator.fleet import netns
 from orchestrator.fleet.capacity import Carried
-from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.host import machine_id, usable_cores
 from orchestrator.fleet.profile import FleetSpec, Limits
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 
@@ -109,8 +109,7 @@ NOTHING = Carried(0, 0)
 
 
 def _here() -> Measured:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return Measured(boot, platform.release(), usable_cores(), NOTHING)
+    return Measured(machine_id(), platform.release(), usable_cores(), NOTHING)
 
 
 def _keep(carried: Carried) -> None:

@@ -1,5 +1,5 @@
 """Which rounds the host disturbed, and by what: CPU that devices did not get, steal, rivals, a slow host, an overloaded
-orchestrator or broker. Pure.
+orchestrator or broker; and steal and rivals on the nodes of a Swarm. Pure.
 
 **CPU not got** by a device in a round: its quota × wall time of its own work − CPU time used in it. It counts only as
 far as its threads waited in the run queue for longer than the quota stopped them. Either figure alone misleads: a
@@ -16,7 +16,7 @@ import msgspec
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.types import HostRound, Record
+from orchestrator.records.types import HostRound, NodeRound, Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
 """A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. If one
@@ -48,6 +48,17 @@ class Disturbance(msgspec.Struct, frozen=True):
     why: str
 
 
+class NodeShares(msgspec.Struct, frozen=True):
+    """What a node of a Swarm did in one round: shares of the CPU time of all its cores. `others`: at least, by programs
+    that are not of Edgebed; `load`: mean of the last minute."""
+
+    busy: float
+    stolen: float
+    others: float
+    cores: float
+    load: float
+
+
 class HostOfRound(msgspec.Struct, frozen=True):
     """What the host did in one round. None: it was not measured (older records, a simulation).
 
@@ -57,6 +68,7 @@ class HostOfRound(msgspec.Struct, frozen=True):
         speed: of the reference loop, as a multiple of its median over the rounds of the run.
         stolen_share, others_share: of the CPU time of all cores.
         load: CPU seconds per second, by process of the run; `busy`: of all programs of the host.
+        nodes: of a fleet on a Swarm, by name.
     """
 
     disturbed: tuple[Disturbance, ...] | None = None
@@ -66,11 +78,13 @@ class HostOfRound(msgspec.Struct, frozen=True):
     others_share: float | None = None
     load: dict[str, float] = {}
     busy: float | None = None
+    nodes: dict[str, NodeShares] = {}
 
     @property
     def cores(self) -> dict[str, float]:
-        """CPU seconds per second, of the whole host and of every process of the run."""
-        return self.load if self.busy is None else {"the whole host": self.busy, **self.load}
+        """CPU seconds per second, of the whole host, of every process of the run, and of every node of a Swarm."""
+        nodes = {f"node {name}": each.busy * each.cores for name, each in self.nodes.items()}
+        return self.load if self.busy is None else {"the whole host": self.busy, **self.load, **nodes}
 
     @property
     def why(self) -> str:
@@ -139,11 +153,11 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, 
     speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
     known_speed = speed_of(host.loop_ms, host.loops, usual_ms)
     shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
-    found = [*_starved(shares_lost), *_slow(known_speed)]
-    found += [each for each in _by_host(host) if each.cause not in {other.cause for other in found}]
+    found = _merged([*_starved(shares_lost, facts, limits), *_slow(known_speed), *_by_host(host)])
     wall_s = (host.at_ns - host.start_ns) / 1e9
     busy = host.busy_s / wall_s if wall_s > 0 else None
-    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load, busy)
+    nodes = {node.name: _of_node(node) for node in host.nodes}
+    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load, busy, nodes)
 
 
 def speed_of(loop_ms: float | None, loops: int, usual_ms: float | None) -> float | None:
@@ -202,7 +216,7 @@ def disturbed_line(record: Record) -> str | None:
     not get, and how fast the host was, is known when they have reported, and when the run is over."""
     if not isinstance(record, HostRound):
         return None
-    found = _by_host(record)
+    found = _merged(_by_host(record))
     return f"round {record.round + 1} was disturbed: {'; '.join(each.why for each in found)}" if found else None
 
 
@@ -212,13 +226,36 @@ def disturbed_line(record: Record) -> str | None:
 def _by_host(host: HostRound) -> list[Disturbance]:
     """What the record of the host alone tells."""
     used, others, stolen = _shares(host)
-    return [*_rival(used, others), *_steal(stolen), *_overloaded(_load(host))]
+    nodes = [each for node in host.nodes if not node.here for each in _by_node(node)]
+    return [*_rival(used, others), *_steal(stolen), *_overloaded(_load(host)), *nodes]
 
 
-def _starved(shares: Mapping[str, float]) -> Iterable[Disturbance]:
+def _by_node(node: NodeRound) -> Iterable[Disturbance]:
+    of = _of_node(node)
+    for each in (*_rival(of.busy + of.stolen, of.others), *_steal(of.stolen)):
+        yield Disturbance(each.cause, f"on {node.name}, {each.why}")
+
+
+def _of_node(node: NodeRound) -> NodeShares:
+    all_s = node.cores * node.wall_s
+    others_s = max(0.0, node.busy_s - node.ours_s)
+    return NodeShares(node.busy_s / all_s, node.stolen_s / all_s, others_s / all_s, node.cores, node.load)
+
+
+def _merged(found: Iterable[Disturbance]) -> list[Disturbance]:
+    """One for each cause, with the figures of all."""
+    whys: dict[str, list[str]] = {}
+    for each in found:
+        whys.setdefault(each.cause, []).append(each.why)
+    return [Disturbance(cause, "; ".join(each)) for cause, each in whys.items()]
+
+
+def _starved(shares: Mapping[str, float], facts: RoundFacts, limits: Limits) -> Iterable[Disturbance]:
     worst = max(shares, key=lambda device: shares[device], default="")
     if worst and shares[worst] > NOT_GOT_SHARE:
-        yield Disturbance("rival", f"{worst} did not get {shares[worst]:.0%} of its CPU")
+        in_force = limits.at(worst, facts.start_ns)
+        where = f" on {in_force.node}" if in_force is not None and in_force.node else ""
+        yield Disturbance("rival", f"{worst}{where} did not get {shares[worst]:.0%} of its CPU")
 
 
 def _rival(used: float, others: float | None) -> Iterable[Disturbance]:

@@ -20,6 +20,7 @@ class InForce(msgspec.Struct, frozen=True):
     latency_ms: float = 0.0
     period_us: int = 100_000  # of the CPU quota
     unlimited: bool = False
+    node: str = ""  # of a Swarm, on which it is
 
     @property
     def link_bit_s(self) -> float:
@@ -57,8 +58,9 @@ def _in_force(row: t.LimitsSet | t.ScenarioStep, before: InForce | None) -> InFo
     """A trace changes rates only."""
     if isinstance(row, t.LimitsSet):
         return InForce(
-            row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us, row.unlimited
-        )
+            row.profile, row.cpus, row.uplink_bit_s, row.downlink_bit_s, row.latency_ms, row.period_us, row.unlimited,
+            row.details.get("node", ""),
+        )  # fmt: skip
     up, down = row.uplink_bit_s or 0, row.downlink_bit_s or 0
     if before is None:
         return InForce("", 0.0, up, down)

@@ -23,7 +23,7 @@ from orchestrator.records.board import BoardRound, board_facts, boards_of_rounds
 from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.bound_by import BoundBy, WaitSums, in_summary
 from orchestrator.records.critical_path import Paths, RoundPath
-from orchestrator.records.disturbance import HostOfRound, hosts_of_rounds
+from orchestrator.records.disturbance import HostOfRound, NodeShares, hosts_of_rounds
 from orchestrator.records.in_quota import InQuota, throttled_share
 from orchestrator.records.limits_in_force import Limits
 from orchestrator.records.reader import read
@@ -142,6 +142,7 @@ class Summing:
         self._left_out: dict[str, int] = {}
         self._extra: list[dict[str, float]] = []
         self._load: list[dict[str, float]] = []
+        self._nodes: list[dict[str, NodeShares]] = []
         self._faults = sum(not isinstance(each, BoardMark) for session in run.sessions for each in session.events)
         self._throttled = {device: throttled_share(run, device) for device in self._devices}
         self._in_quota, self._all_in_quota = {device: InQuota() for device in self._devices}, InQuota()
@@ -207,6 +208,7 @@ class Summing:
         for name, value in (row | _host_row(host)).items():
             self._rows[name].append(value)
         self._load.append(host.load)
+        self._nodes.append(host.nodes)
         self._extra.append({} if evaluated is None else evaluated.extra)
 
     def _add_assignments(self, facts: RoundFacts) -> None:
@@ -255,6 +257,7 @@ class Summing:
             **rows,
             "extra": _columns(self._extra),
             "load": _columns(self._load),
+            "nodes": _nodes(self._nodes),
             "disturbed_rounds": _count(rows["disturbed"]),
             "bound_by": self._bounds.result(),
             "what_if": self._whatif.result(),
@@ -275,7 +278,7 @@ class Summing:
         if any(a > b for a, b in pairwise(ends)):
             order = sorted(range(len(ends)), key=lambda index: ends[index])
             of_devices = [values for by_device in self._by_device.values() for values in by_device.values()]
-            for values in (*self._rows.values(), *of_devices, self._extra, self._load):
+            for values in (*self._rows.values(), *of_devices, self._extra, self._load, self._nodes):
                 values[:] = [values[index] for index in order]
 
     def _time_to_target(self) -> float | None:
@@ -310,6 +313,7 @@ ROWS = (
     "timeline_residual",
     "round_bounds",
     "disturbed",
+    "disturbed_why",
     "host_speed",
     "stolen_share",
     "others_share",
@@ -324,6 +328,7 @@ the last three: where it is no board, or its sensors do not tell."""
 def _host_row(host: HostOfRound) -> dict[str, Any]:
     return {
         "disturbed": host.causes,
+        "disturbed_why": None if host.disturbed is None else host.why,
         "host_speed": host.speed,
         "stolen_share": host.stolen_share,
         "others_share": host.others_share,
@@ -340,6 +345,16 @@ def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
     """Lists by name, with an entry per row; None where a row lacks the name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _nodes(rounds: list[dict[str, NodeShares]]) -> dict[str, dict[str, list[float | None]]]:
+    """Shares of the CPU time of a Swarm's nodes, and their load: lists by node, with an entry per round."""
+    return {
+        "busy_share": _columns([{name: each.busy for name, each in nodes.items()} for nodes in rounds]),
+        "stolen_share": _columns([{name: each.stolen for name, each in nodes.items()} for nodes in rounds]),
+        "others_share": _columns([{name: each.others for name, each in nodes.items()} for nodes in rounds]),
+        "load": _columns([{name: each.load for name, each in nodes.items()} for nodes in rounds]),
+    }
 
 
 def percentile(values: list[float], share: float) -> float | None:

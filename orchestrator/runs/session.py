@@ -25,7 +25,7 @@ from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import admit_to, check_backend, open_backend, open_swarm
-from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.base import Fleet, ManyHosts
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
@@ -230,7 +230,8 @@ async def run_methods(
         await trainer.ready()
         held = await _limit_server(stack, controller, trainer)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
-        load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id})
+        nodes = controller.fleet.nodes if isinstance(controller.fleet, ManyHosts) else tuple
+        load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
         return await _run_methods(
             request, controller, prepared, _platform(controller, calibration, load, trainer, held), watch
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
+import math
 from collections.abc import Callable, Collection, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -17,7 +19,7 @@ import docker.types
 
 from edgebed.errors import FleetError
 from orchestrator.fleet import ownership
-from orchestrator.fleet.base import Access, Certifier, Enforcement, FarEnd, TlsListener
+from orchestrator.fleet.base import Access, Certifier, Enforcement, FarEnd, NodeReading, TlsListener
 from orchestrator.fleet.container_devices import (
     MOST_PROCESSES,
     NOWHERE,
@@ -89,6 +91,7 @@ class SwarmFleet(ContainerDevices):
         self._access: dict[str, Access] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._shards: dict[str, Path] = {}
+        self._facts: dict[str, dict[str, Any]] = {}  # of nodes, as their helpers told last
         self._lost: dict[str, str] = {}  # nodes, and why
         self._moved: set[str] = set()  # devices that were placed anew
         self._closing = False
@@ -115,7 +118,8 @@ class SwarmFleet(ContainerDevices):
         for line in describe(self._placement, self._dilation, quotas(self._spec)):
             self._notify(line)
         for id, link in self._links.items():
-            self._watches[id] = asyncio.create_task(on_node.watch(link, self._lose(id)))
+            hear = functools.partial(self._facts.__setitem__, id)
+            self._watches[id] = asyncio.create_task(on_node.watch(link, hear, self._lose(id)))
         return []
 
     def _ready_image(self) -> str:
@@ -149,6 +153,14 @@ class SwarmFleet(ContainerDevices):
 
     def pins(self, device: str) -> bool:
         return True
+
+    def nodes(self) -> list[NodeReading]:
+        return [on_node.reading(self._links[id].node, facts, self._cpus_on(id)) for id, facts in self._facts.items()]
+
+    def _cpus_on(self, node: str) -> float:
+        """The quotas of its devices together; without end where one has no limits yet."""
+        limits = [self._limits.get(device) for device in self._placement.on(node)]
+        return sum(math.inf if each is None else each.cpus for each in limits)
 
     def tls_listener(self) -> TlsListener:
         key, certificate = self._ca.server_pair([self._address], dt.datetime.now(dt.UTC))

@@ -15,6 +15,7 @@ import docker.errors
 import docker.types
 
 from edgebed.errors import CapacityError, FleetError
+from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.engine import (
     DEVICE,
     FLEET,
@@ -26,6 +27,7 @@ from orchestrator.fleet.engine import (
 )
 from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
 from orchestrator.fleet.swarm.node_link import NodeLink
+from orchestrator.fleet.swarm.placement import Node
 
 PROOF_S, PROVED = 1.0, 0.9
 """Seconds for which all nodes are busy at once, and the share of its room that each must give."""
@@ -53,8 +55,27 @@ async def prove(links: Sequence[NodeLink]) -> None:
     )
 
 
-async def watch(link: NodeLink, lost: Callable[[str], None]) -> None:
-    """Ask a helper again and again; call `lost(why)` once its node counts as lost, and return."""
+def reading(node: Node, facts: Mapping[str, Any], cpus: float) -> NodeReading:
+    """Args:
+    facts: that its helper told.
+    cpus: the quotas of its devices together.
+    """
+    return NodeReading(
+        name=node.name,
+        machine=facts["machine"],
+        cores=facts["cores"],
+        at_s=facts["at_s"],
+        used_s=facts["used_s"],
+        stolen_s=facts["stolen_s"],
+        helper_s=facts["helper_s"],
+        cpus=min(cpus, facts["cores"]),
+        load=facts["load"],
+    )
+
+
+async def watch(link: NodeLink, told: Callable[[dict[str, Any]], None], lost: Callable[[str], None]) -> None:
+    """Ask a helper again and again for its facts, and pass them to `told`; call `lost(why)` once its node counts as
+    lost, and return."""
     answered = time.monotonic()
     why = ""
     while True:
@@ -64,6 +85,7 @@ async def watch(link: NodeLink, lost: Callable[[str], None]) -> None:
         except FleetError as error:
             why = str(error)
         else:
+            told(facts)
             if facts["engine"]:
                 answered = time.monotonic()
             why = "its engine does not answer"
