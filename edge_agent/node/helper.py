@@ -1,14 +1,16 @@
 """The node helper: its commands, and what it forwards.
 
 A command is one line of JSON over TLS, `{"call": name, …}`, and so is the answer, `{"result": …}` or `{"error": text}`;
-one connection for each. The engine's port gives the orchestrator the node's engine. A holder of the orchestrator's
-certificate is root on this node, as whoever commands the Swarm's manager is anyway.
+one connection for each. After `send` this end sends a stream and no answer; after `receive` the other end sends one.
+The engine's port gives the orchestrator the node's engine. A holder of the orchestrator's certificate is root on this
+node, as whoever commands the Swarm's manager is anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,7 @@ from typing import Any
 from edge_agent.node import facts, pump
 from edge_agent.node.settings import ORCHESTRATOR, Settings, broker_context
 from edgebed.errors import EdgebedError, UsageError
+from edgebed.link import steady
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
 
@@ -81,13 +84,18 @@ class Helper:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError):
             if pump.name_of(writer) == ORCHESTRATOR:
-                answer = await self._do(json.loads(await reader.readline()))
-                writer.write(json.dumps(answer).encode() + b"\n")
-                await writer.drain()
+                request = json.loads(await reader.readline())
+                self._heard = time.monotonic()
+                if request.get("call") == "send":
+                    await steady.send(writer, float(request.get("bit_s", 0)))
+                else:
+                    receive = functools.partial(steady.receive, reader)
+                    writer.write(json.dumps(await self._do(request, receive)).encode() + b"\n")
+                    await writer.drain()
+                    await reader.read()  # a stream may still come: closing now could lose the answer
         await pump.close(writer)
 
-    async def _do(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._heard = time.monotonic()
+    async def _do(self, request: dict[str, Any], receive: Callable[[], Awaitable[float]]) -> dict[str, Any]:
         commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "facts": self._facts,
             "busy": facts.busy,
@@ -97,6 +105,7 @@ class Helper:
             "outcome": self._outcome,
             "forget": self._forget,
             "close probes": self._close_probes,
+            "receive": receive,
         }
         try:
             name = str(request.pop("call", ""))

@@ -61,7 +61,7 @@ def open_swarm(
     """
     from orchestrator.fleet.swarm.fleet import SwarmFleet
 
-    return SwarmFleet(spec, fleet_id, admitted.placement, admitted.dilation, ca, folder, notify=notify)
+    return SwarmFleet(spec, fleet_id, admitted, ca, folder, notify=notify)
 
 
 def admit_to(backend: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> Admitted:

@@ -131,6 +131,11 @@ class NodeReading(msgspec.Struct, frozen=True):
 class ManyHosts(Protocol):
     """What a fleet on other hosts has beside what `Fleet` says."""
 
+    def dilation(self) -> tuple[float, str]:
+        """The fleet's dilation, and what set it. Call it after `prepare`, which may find that the network between the
+        hosts needs a larger one than was admitted."""
+        ...
+
     def nodes(self) -> list[NodeReading]:
         """The hosts as they were heard of last, about a second ago."""
         ...

@@ -82,7 +82,6 @@ async def standing_fleet(
     async with contextlib.AsyncExitStack() as stack:
         claim_boards(stack, spec, fleet_id)
         admitted = await _admit(stack, fleet_id, backend if spec.here else "boards", (spec, *becomes), dilation)
-        factor = admitted.dilation
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
@@ -95,18 +94,19 @@ async def standing_fleet(
         notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
         await opened.open_broker(stack, await fleet.prepare(), own_broker)
         broker = opened.broker
+        factor, set_by = fleet.dilation() if isinstance(fleet, ManyHosts) else (admitted.dilation, admitted.set_by)
         controller = FleetController(
             fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
         )
         await _connect(controller, opened, stack)
-        controller.broker, controller.dilation_by = broker, admitted.set_by
+        controller.broker, controller.dilation_by = broker, set_by
         access = {name: broker.access(fleet.host_of(name), name) for name in controller.names}
         await fleet.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
         for name in controller.names:
             await controller.put_on_limits(name, "start")
-        notify(f"limits are on; dilation {factor:.3g}{f', set by {admitted.set_by}' if admitted.set_by else ''}")
+        notify(f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}")
         cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
         for note in (server_note(factor, spec.server_cpus), threads_note(factor, cpus)):
             if note:

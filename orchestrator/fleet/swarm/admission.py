@@ -47,7 +47,9 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
         claim = Claim(Standing(fleet_id, spec.name, "swarm", here, reserve, os.getpid(), boards))
     alone = _alone(found, own, fleets, setting, factor)
     set_by = "" if factor <= 1 else "CPUs" if setting == "auto" else "the experiment"
-    return AdmittedToSwarm(factor, alone, others, claim, set_by, placement=placement)
+    return AdmittedToSwarm(
+        factor, alone, others, claim, set_by, placement=placement, fleets=tuple(fleets), setting=setting
+    )
 
 
 def _place(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> Placement:

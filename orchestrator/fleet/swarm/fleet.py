@@ -37,12 +37,14 @@ from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.fleet.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.swarm import nodes as on_node
+from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.fleet.swarm.far_end import NodesEnd
 from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
+from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
 from orchestrator.fleet.swarm.node_link import NodeLink
 from orchestrator.fleet.swarm.node_shaper import NodeShaper
-from orchestrator.fleet.swarm.placement import Placement, describe, place_again, quotas
+from orchestrator.fleet.swarm.placement import describe, place_again, quotas
 from orchestrator.fleet.swarm.push import pushed
 from orchestrator.fleet.swarm_spec import SwarmFile
 
@@ -57,7 +59,7 @@ class SwarmFleet(ContainerDevices):
     """One fleet on a Swarm.
 
     Args:
-        placement, dilation: as `admission.admit_swarm` found them.
+        admitted: as `admission.admit_swarm` found it.
         ca: of this run.
         folder: for the orchestrator's certificate and key.
     """
@@ -69,17 +71,16 @@ class SwarmFleet(ContainerDevices):
         self,
         spec: FleetSpec,
         fleet_id: str,
-        placement: Placement,
-        dilation: float,
+        admitted: AdmittedToSwarm,
         ca: Certifier,
         folder: Path,
         *,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__()
-        self._spec, self._fleet_id, self._dilation, self._notify = spec, fleet_id, dilation, notify
+        self._spec, self._fleet_id, self._admitted, self._notify = spec, fleet_id, admitted, notify
         self._file = spec.swarm or SwarmFile()
-        self._placement, self._ca, self._folder = placement, ca, folder
+        self._placement, self._ca, self._folder = admitted.placement, ca, folder
         self._names = [device.name for device in spec.devices]
         self._labels = {ownership.OWNER: str(ownership.this_process()), FLEET: fleet_id}
         self._client = connect()
@@ -104,8 +105,8 @@ class SwarmFleet(ContainerDevices):
     # ---- life ----
 
     async def prepare(self) -> list[str]:
-        """Start the node helpers, prove the nodes' cores, and make the network on each. The broker needs no address
-        that agents reach, but that of `tls_listener`."""
+        """Start the node helpers, prove the nodes' cores, make the network on each, and prove that between them. The
+        broker needs no address that agents reach, but that of `tls_listener`."""
         self._image = await self._making.run(self._ready_image)
         await asyncio.to_thread(self._manager.remove_dead)
         port = choose_port(self._file.helper_port)
@@ -115,12 +116,23 @@ class SwarmFleet(ContainerDevices):
         )
         await self._making.run(self._make)
         await on_node.prove(list(self._links.values()))
-        for line in describe(self._placement, self._dilation, quotas(self._spec)):
+        await self._measure_network()
+        for line in describe(self._placement, self._admitted.dilation, quotas(self._spec)):
             self._notify(line)
         for id, link in self._links.items():
             hear = functools.partial(self._facts.__setitem__, id)
             self._watches[id] = asyncio.create_task(on_node.watch(link, hear, self._lose(id)))
         return []
+
+    async def _measure_network(self) -> None:
+        admitted = self._admitted
+        rates = rates_on(self._placement, admitted.fleets)
+        factor = await dilation_with_network(self._links, rates, admitted.dilation, admitted.may_grow, self._notify)
+        if factor > admitted.dilation:
+            self._admitted = admitted.with_dilation(factor)
+
+    def dilation(self) -> tuple[float, str]:
+        return self._admitted.dilation, self._admitted.set_by
 
     def _ready_image(self) -> str:
         """The image by its id, which is the hash of its content: then no node runs another one of the same name."""
@@ -267,10 +279,10 @@ class SwarmFleet(ContainerDevices):
         why = f"{device} was on {lost.name}, which is lost ({self._lost[lost.id]})"
         if device in self._moved:
             raise FleetError(f"{why}; it was placed anew once before")
-        cpus = {name: share / self._dilation for name, share in quotas(self._spec).items()}
+        cpus = {name: share / self._admitted.dilation for name, share in quotas(self._spec).items()}
         placement, homeless = place_again(self._placement, cpus, [device], self._lost)
         if homeless:
-            rows = "; ".join(describe(placement, self._dilation, quotas(self._spec)))
+            rows = "; ".join(describe(placement, self._admitted.dilation, quotas(self._spec)))
             raise FleetError(
                 f"{why}, and no other node has room for {cpus[device]:.3g} CPUs: {rows}",
                 hint="a larger dilation leaves room for the devices of a node that is lost",

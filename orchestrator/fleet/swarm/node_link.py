@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import docker.errors
 import docker.tls
 
 from edgebed.errors import FleetError
+from edgebed.link import steady
 from orchestrator.fleet.swarm.placement import Node
 
 ANY_VERSION = "1.41"
@@ -94,12 +96,42 @@ class NodeLink:
             raise FleetError(f"{self.node.name}: {answer['error']}")
         return answer["result"]
 
+    async def carried(self, bit_s: float, up: bool) -> float:
+        """Bits per second that arrive of so many that are sent, from the node (`up`) or to it. Raises FleetError."""
+        request = json.dumps({"call": "send", "bit_s": bit_s} if up else {"call": "receive"}).encode() + b"\n"
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await (self._received(request) if up else self._delivered(request, bit_s))
+        except TimeoutError:
+            raise self._unreached(f"no stream within {ANSWER_S:g} s") from None
+        except (OSError, ValueError, KeyError) as error:
+            raise self._unreached(str(error) or type(error).__name__) from None
+
+    async def _received(self, request: bytes) -> float:
+        async with self._connection() as (reader, writer):
+            writer.write(request)
+            return await steady.receive(reader)
+
+    async def _delivered(self, request: bytes, bit_s: float) -> float:
+        async with self._connection() as (reader, writer):
+            writer.write(request)
+            sending = asyncio.create_task(steady.send(writer, bit_s))
+            try:
+                return float(json.loads(await reader.readline())["result"])
+            finally:
+                sending.cancel()
+
     async def _exchange(self, line: bytes) -> bytes:
+        async with self._connection() as (reader, writer):
+            writer.write(line)
+            return await reader.readline()
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         address = self.node.address
         reader, writer = await asyncio.open_connection(address, self._port, ssl=self._credentials.context)
         try:
-            writer.write(line)
-            return await reader.readline()
+            yield reader, writer
         finally:
             writer.close()
 

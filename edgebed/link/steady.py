@@ -1,0 +1,39 @@
+"""A steady stream of bytes over one connection, and how fast it arrives: shows whether a network carries a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+PIECE = 1 << 16
+WARM_UP_S, MEASURED_S = 0.3, 0.8
+LASTS_S = WARM_UP_S + MEASURED_S + 0.2
+"""The sender sends so long, which is longer than the receiver measures."""
+
+
+async def send(writer: asyncio.StreamWriter, bit_s: float) -> None:
+    """Send at this rate, or as fast as the other end and the network take it, for LASTS_S."""
+
+    async def stream() -> None:
+        data, sent, start = bytes(PIECE), 0, time.monotonic()
+        while True:
+            writer.write(data)
+            await writer.drain()
+            sent += PIECE
+            await asyncio.sleep(max(0.0, start + 8 * sent / bit_s - time.monotonic()))
+
+    with contextlib.suppress(OSError, asyncio.TimeoutError):  # the receiver is gone: it tells what it got
+        await asyncio.wait_for(stream(), LASTS_S)
+
+
+async def receive(reader: asyncio.StreamReader) -> float:
+    """Bits per second that arrived in MEASURED_S, from WARM_UP_S after the call on."""
+    start, counted = time.monotonic() + WARM_UP_S, 0
+    while (left_s := start + MEASURED_S - time.monotonic()) > 0:
+        with contextlib.suppress(asyncio.TimeoutError):
+            data = await asyncio.wait_for(reader.read(PIECE), left_s)
+            if not data:
+                break
+            counted += len(data) if time.monotonic() >= start else 0
+    return 8 * counted / MEASURED_S
