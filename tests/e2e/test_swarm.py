@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +27,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
-from orchestrator.records.types import DeviceOut, LimitsSet, RoundFinished, TaskSent
+from orchestrator.records.types import DeviceOut, HostRound, LimitsSet, RoundFinished, TaskSent
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from tests.component._faults import causes, short_calibration
@@ -129,6 +130,31 @@ async def test_cores_that_the_nodes_do_not_have_together_are_found(spec: FleetSp
             pass
 
 
+@contextlib.contextmanager
+def slow_link(address: str) -> Iterator[None]:
+    """What this host sends to an address comes at 30 Mbit/s."""
+    found = subprocess.run(["ip", "route", "get", address], check=True, capture_output=True, text=True).stdout
+    link = found.split(" dev ")[1].split()[0]
+    slow = ["dev", link, "root", "tbf", "rate", "30mbit", "burst", "128kb", "latency", "50ms"]
+    subprocess.run(["tc", "qdisc", "add", *slow], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
+
+
+async def test_a_slow_network_to_a_node_is_found(spec: FleetSpec, workers: list[Worker]) -> None:
+    """Its devices may receive 80 or 100 Mbit/s."""
+    address = workers[0][1]
+    with slow_link(address), pytest.raises(CapacityError, match="network between the hosts does not") as refused:
+        async with session.standing_fleet(spec, dilation="off"):
+            pass
+    (told,) = re.findall(rf"{re.escape(address)} [^;]*", str(refused.value))
+    up, wanted, down, _ = map(float, re.findall(r"[\d.]+(?= of)|(?<=of )[\d.]+", told))
+    assert up >= 0.9 * wanted
+    assert 15 < down < 40
+
+
 async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, workers: list[Worker]) -> None:
     controller = fleet.controller
     on_workers = [await asyncio.to_thread(devices_on, worker[0], controller) for worker in workers]
@@ -156,7 +182,7 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
             first = await run.expect(DeviceOut, lambda record: record.device in its)
             again = await run.expect(LimitsSet, lambda record: record.device in its and record.at_ns > first.at_ns)
             await run.finish()
-            rounds = run.of(RoundFinished)
+            rounds, hosts = run.of(RoundFinished), run.of(HostRound)
     finally:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -165,5 +191,11 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
     assert set(rounds[0].merged) == set(controller.names)
     assert set(controller.names) - set(rounds[first.round - 1].merged) <= its
     assert set(rounds[-1].merged) == set(controller.names)
+    heard = [node for host in hosts[:2] for node in host.nodes]
+    assert len({node.name for node in heard}) == 3
+    assert workers[1][1] not in {node.name for node in hosts[-1].nodes}
+    for node in heard:  # engines of this machine
+        assert node.here
+        assert 0 < node.busy_s <= 1.1 * node.cores * node.wall_s
     for device in its:  # on a node that lives
         assert (await controller.fleet.held(device)).details["node"] != workers[1][1]
