@@ -94,7 +94,7 @@ def run(
         fleet: the path of a fleet file, relative to the current folder, or the name of a fleet that comes with Edgebed
             (`dtfl-5`), in place of the experiment's.
         runs: the folder for the runs' folders; EDGEBED_RUNS or ./runs if not given.
-        backend: docker, local or software; that of the fleet file if not given.
+        backend: docker, local, software or swarm; that of the fleet file if not given.
         broker, broker_ca, broker_users: a broker of your own, as the options of `edgebed run` have them; here the
             address may contain user and password.
         resume: a run whose experiment is continued: its folder, its id, or a `Run`.

@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,

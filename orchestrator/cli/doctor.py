@@ -17,6 +17,7 @@ from orchestrator.fleet.backends import BACKENDS
 from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host_facts import gather
 from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
 from orchestrator.records.formatting import NONE, number
 from orchestrator.records.vocabulary import UNLIMITED
 from orchestrator.runs.find import runs_folder
@@ -28,7 +29,9 @@ def register(app: typer.Typer) -> None:
 
 def command(
     fleet: Annotated[Path | None, typer.Option(help="A fleet file, to check which of its devices fit.")] = None,
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this host without starting anything. Exit code 1 if something is missing that the backend (default: local)
@@ -38,9 +41,10 @@ def command(
     if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
     with log.status("checking this host"):
-        facts = gather(runs_folder())
-    rows = check(facts, backend, len(spec.devices) if spec else 0)
-    fitting = fit_fleet(spec, facts, backend) if spec else None
+        facts, swarm = gather(runs_folder()), _swarm()
+    on_swarm = backend == "swarm"
+    rows = [*check(facts, backend, len(spec.devices) if spec else 0), *check_swarm(swarm, on_swarm)]
+    fitting = None if spec is None else fit_swarm(spec, swarm) if on_swarm else fit_fleet(spec, facts, backend)
     healthy = fit(rows) and (fitting is None or fitting.fits)
     if as_json:
         print_json(_builtins(backend, healthy, facts, rows, fitting))
@@ -51,6 +55,14 @@ def command(
         console.print(_verdict(backend, healthy))
     if not healthy:
         raise typer.Exit(1)
+
+
+def _swarm() -> Swarm:
+    try:
+        from orchestrator.fleet.swarm.admission import find_swarm
+    except ImportError:
+        return Swarm(error="the docker SDK is not installed", hint="pip install 'edgebed[orchestrator]'")
+    return find_swarm()
 
 
 def _builtins(

@@ -43,7 +43,9 @@ def register(app: typer.Typer) -> None:
 
 def up(
     fleet: Fleet,
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     broker: Broker = None,

@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def host(
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 3,
     save: Annotated[
         Path | None, typer.Option(help="Write the costs to this file, instead of the host's folder.")

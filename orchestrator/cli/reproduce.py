@@ -39,7 +39,7 @@ def command(
         ),
     ] = None,
     real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
-    backend: Annotated[str | None, typer.Option(help="With --real: docker, local or software.")] = None,
+    backend: Annotated[str | None, typer.Option(help="With --real: docker, local, software or swarm.")] = None,
     full: Annotated[bool, typer.Option(help="The paper's own size instead of the file's `scale`.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated. Default: those of the file.")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,

@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,

@@ -28,7 +28,9 @@ def command(
         typer.Argument(help="A run of a method that trains exits: its folder or its id.", autocompletion=complete_run),
     ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
-    backend: Annotated[str | None, typer.Option(help="docker, local or software; overrides the fleet file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
+    ] = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,

@@ -69,7 +69,7 @@ FINE_HZ = 250
 
 
 def check(facts: Facts, backend: str, devices: int = 0) -> list[Check]:
-    """All rows for a backend (`docker`, `local`, `software`) and a fleet of `devices` devices."""
+    """All rows for a backend and a fleet of `devices` devices. Those of a Swarm are in `swarm.checkup`."""
     rows = [*_kernel(facts, backend), *_links(facts, backend), _engine(facts, backend)]
     return [*rows, _broker(facts, devices), *_resources(facts)]
 
@@ -123,7 +123,7 @@ def _links(facts: Facts, backend: str) -> Iterator[Check]:
         "tools", f"no {tools}" if tools else "ip, tc, nsenter", tools and f"{tools} not installed",
         tools and "apt-get install iproute2 util-linux", for_local,
     )  # fmt: skip
-    held_here = for_local or (backend == "docker" and facts.engine.beside_us)
+    held_here = for_local or backend == "swarm" or (backend == "docker" and facts.engine.beside_us)
     yield _module("rate (tbf)", facts.tbf, facts.how, "a kernel with CONFIG_NET_SCH_TBF (modprobe sch_tbf)", held_here)
     yield Check(
         "links", _LINKS[facts.how == "tried", bool(facts.link)],
@@ -136,7 +136,7 @@ def _links(facts: Facts, backend: str) -> Iterator[Check]:
         "modprobe sch_netem; or remove latency_ms from the profiles",
         False,
     )
-    by_helper = backend == "docker" and not (facts.root and facts.engine.beside_us)
+    by_helper = backend == "swarm" or (backend == "docker" and not (facts.root and facts.engine.beside_us))
     yield _module(
         "helper's link (ifb)", facts.ifb, facts.how, "modprobe ifb, or run as root on the engine's host", by_helper
     )
@@ -155,7 +155,7 @@ _LINKS = {
 
 
 def _engine(facts: Facts, backend: str) -> Check:
-    engine, needed = facts.engine, backend == "docker"
+    engine, needed = facts.engine, backend in ("docker", "swarm")
     if engine.error:
         return Check("docker", "none", engine.error, "start Docker, set DOCKER_HOST, or choose --backend local", needed)
     found = f"{engine.version}, runc {engine.runc or 'unknown'}, cgroup driver {engine.cgroup_driver}, "
@@ -268,7 +268,7 @@ def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
         return f"latency does not work here: {facts.netem}"
     if limits.cpus < LEAST_CPUS:
         return f"{limits.cpus:.4f} CPUs are below the smallest quota, {LEAST_CPUS:g}"
-    if backend == "docker" and _would_round(limits, facts):
+    if backend in ("docker", "swarm") and _would_round(limits, facts):
         return f"systemd may round its {limits.cpus:.4f} CPUs"
     if backend != "software" and limits.memory_mib > facts.memory_mib:
         return f"it may use {limits.memory_mib} MiB of memory, but {facts.memory_mib} MiB are available"

@@ -65,6 +65,21 @@ def context(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def has_image(client: Any) -> bool:
+    """Whether the engine has the agent's image."""
+    return _has(client, tag_of(content(os.environ.get("EDGEBED_BASE_IMAGE", ""))))
+
+
+def _has(client: Any, tag: str) -> bool:
+    import docker.errors
+
+    try:
+        client.images.get(tag)
+    except docker.errors.ImageNotFound:
+        return False
+    return True
+
+
 def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
     """The tag of the agent's image; builds the image if the engine has none. The first build takes minutes.
 
@@ -73,15 +88,11 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
         notify: called with one line of progress at a time.
         go_on: called repeatedly during a build; it stops the build by raising.
     """
-    import docker.errors
-
     files = content(os.environ.get("EDGEBED_BASE_IMAGE", ""))
     tag = tag_of(files)
-    try:
-        client.images.get(tag)
+    if _has(client, tag):
         return tag
-    except docker.errors.ImageNotFound:
-        notify(f"building the agent's image {tag} (minutes the first time)")
+    notify(f"building the agent's image {tag} (minutes the first time)")
     base = _pinned(client, base_of(files))
     notify(f"image: base {base}")
     lines: list[str] = []

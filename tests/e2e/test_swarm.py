@@ -67,6 +67,7 @@ def workers() -> Iterator[list[Worker]]:
     try:
         said = subprocess.run([program, "2"], check=True, capture_output=True, text=True).stdout
         found = [(socket, address, id) for socket, address, id in map(str.split, said.splitlines())]
+        push_image("", [], print)  # builds it, once
         with ThreadPoolExecutor() as both:
             list(both.map(lambda worker: push_image("", [f"unix://{worker[0]}"], print), found))
         yield found

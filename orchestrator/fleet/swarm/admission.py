@@ -6,13 +6,15 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from edgebed.errors import CapacityError, UsageError
-from orchestrator.fleet.engine import connect
+from edgebed.errors import CapacityError, FleetError, UsageError
+from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import Claim, Standing, lock, standing, taken_cpus
+from orchestrator.fleet.image import has_image
 from orchestrator.fleet.links import beside_us
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
+from orchestrator.fleet.swarm.checkup import Swarm
 from orchestrator.fleet.swarm.manager import Manager
 from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, dilation_of_nodes, place, quotas
 from orchestrator.fleet.swarm_spec import SwarmFile
@@ -50,6 +52,17 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
     return AdmittedToSwarm(
         factor, alone, others, claim, set_by, placement=placement, fleets=tuple(fleets), setting=setting
     )
+
+
+def find_swarm() -> Swarm:
+    """The Swarm that this host's engine manages, as `edgebed doctor` shows it."""
+    try:
+        with contextlib.closing(connect(ENGINE_S)) as client, engine_errors("the engine does not answer"):
+            manager = Manager(client, {})
+            own = manager.node_id if beside_us(client) else ""
+            return Swarm(tuple(manager.nodes()), own, has_image(client))
+    except FleetError as error:
+        return Swarm(error=str(error), hint=error.hint)
 
 
 def _place(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> Placement:

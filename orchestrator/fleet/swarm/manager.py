@@ -195,9 +195,9 @@ def _found(node: Mapping[str, Any]) -> Found:
     state, availability = str(status.get("State")), str(spec.get("Availability"))
     down = state if state != "ready" else availability if availability != "active" else ""
     cores = (description.get("Resources") or {}).get("NanoCPUs", 0) / 1e9
-    return Found(
-        str(node["ID"]), str(description.get("Hostname") or node["ID"]), str(status.get("Addr") or ""), cores, down
-    )
+    version = str((description.get("Engine") or {}).get("EngineVersion") or "")
+    name, address = str(description.get("Hostname") or node["ID"]), str(status.get("Addr") or "")
+    return Found(str(node["ID"]), name, address, cores, down, version)
 
 
 def _task(row: Mapping[str, Any]) -> Task:

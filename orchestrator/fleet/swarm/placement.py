@@ -24,6 +24,7 @@ class Found(msgspec.Struct, frozen=True):
     address: str
     cores: float
     down: str = ""
+    version: str = ""  # of its engine
 
 
 class Node(msgspec.Struct, frozen=True):
