@@ -27,9 +27,18 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
-from orchestrator.records.types import DeviceOut, HostRound, LimitsSet, RoundFinished, TaskSent
+from orchestrator.records.types import (
+    DeviceJoined,
+    DeviceOut,
+    HostRound,
+    LimitsSet,
+    RoundFinished,
+    ScenarioStep,
+    TaskSent,
+)
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
+from orchestrator.scenario.spec import Event
 from tests.component._faults import causes, short_calibration
 from tests.e2e.rig import FleetUp, experiment
 
@@ -167,6 +176,43 @@ async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, 
         assert held.details["read from"] == "the node's kernel"
     result = await short_calibration(controller)
     assert result.passed, causes(result)
+
+
+async def test_what_a_scenario_asks_is_in_force_on_a_node_and_is_undone(
+    fleet: FleetUp, workers: list[Worker], tmp_path: Path
+) -> None:
+    (tmp_path / "ramp.csv").write_text("time_s,uplink_mbit_s,downlink_mbit_s\n0,5,15\n1,10,15\n")
+    (tmp_path / "experiment.yaml").write_text("")
+    controller = fleet.controller
+    first, second, third, fourth, *_ = sorted(await asyncio.to_thread(devices_on, workers[0][0], controller))
+    events = [
+        {"at_s": 0, "device": first, "limits": {"cpus": 0.04, "downlink_mbit_s": 8}, "for_s": 2},
+        {"at_s": 0, "device": second, "trace": {"file": "ramp.csv", "offset_s": 0, "at_end": "stop"}},
+        {"at_s": 0, "device": third, "do": "cut", "for_s": 1},
+        {"at_s": 0, "device": fourth, "do": "leave"},
+        {"at_s": 2, "device": third, "do": "freeze", "for_s": 1},
+        {"at_s": 2, "device": fourth, "do": "return"},
+        {"at_s": 3, "device": first, "compete_cpus": 0.02, "for_s": 1},
+    ]
+    wanted = msgspec.structs.replace(
+        experiment(rounds=1000, max_batches=8, liveness_s=20.0), scenario=msgspec.convert(events, list[Event])
+    )
+    async with fleet.run(wanted, tmp_path) as run:
+        await run.expect(DeviceJoined, lambda record: record.device == fourth and record.again)
+        for device, kind in ((first, "limits"), (first, "compete"), (third, "cut"), (third, "freeze")):
+            await run.expect(ScenarioStep, lambda r, d=device, k=kind: (r.device, r.kind, r.begins) == (d, k, False))
+        told = {(step.device, step.kind, step.begins): step for step in run.of(ScenarioStep)}
+        rates = [step.held_uplink_bit_s for step in run.of(ScenarioStep) if step.device == second]
+        limited = [r for r in run.of(LimitsSet) if r.device == first and r.why == "scenario"]
+    assert [step.error for step in told.values() if step.error] == []
+    assert (limited[0].held_cpus, limited[0].held_downlink_bit_s) == (0.04, 8_000_000)
+    assert rates == [5_000_000, 10_000_000, 20_000_000]
+    assert [told[third, "cut", begins].held for begins in (True, False)] == ["link down", "link up"]
+    assert [told[third, "freeze", begins].held for begins in (True, False)] == ["container paused", "container running"]
+    assert told[first, "compete", True].held == "busy processes in its container: 1"
+    for name in controller.names:
+        held = await controller.fleet.held(name)
+        assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.05, 20_000_000, 20_000_000)
 
 
 async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(

@@ -89,7 +89,7 @@ class Manager:
             labels: of the container.
         """
         task = docker.types.TaskTemplate(
-            docker.types.ContainerSpec(**container, labels=dict(labels)),
+            docker.types.ContainerSpec(**container, labels=dict(labels), privileges={"NoNewPrivileges": True}),
             restart_policy=docker.types.RestartPolicy("none"),
             placement=docker.types.Placement(constraints=[f"node.id=={node}"]),
             networks=[docker.types.NetworkAttachmentConfig(network)],
