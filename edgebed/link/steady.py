@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import time
 
-PIECE = 1 << 16
+PIECE, PIECE_S = 1 << 16, 0.02
+"""Bytes, and seconds at the rate that is sent: a piece is the smaller of the two."""
+
 WARM_UP_S, MEASURED_S = 0.3, 0.8
 LASTS_S = WARM_UP_S + MEASURED_S + 0.2
 """The sender sends so long, which is longer than the receiver measures."""
 
 
 async def send(writer: asyncio.StreamWriter, bit_s: float) -> None:
-    """Send at this rate, or as fast as the other end and the network take it, for LASTS_S."""
+    """Send at this rate (above 0), or as fast as the other end and the network take it, for LASTS_S."""
 
     async def stream() -> None:
-        data, sent, start = bytes(PIECE), 0, time.monotonic()
+        data, sent, start = bytes(max(1, min(PIECE, int(PIECE_S * bit_s / 8)))), 0, time.monotonic()
         while True:
             writer.write(data)
             await writer.drain()
-            sent += PIECE
+            sent += len(data)
             await asyncio.sleep(max(0.0, start + 8 * sent / bit_s - time.monotonic()))
 
     with contextlib.suppress(OSError, asyncio.TimeoutError):  # the receiver is gone: it tells what it got

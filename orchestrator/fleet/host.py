@@ -17,8 +17,6 @@ from edgebed.limits.cgroups import MOUNT
 from edgebed.limits.cpu_quota import QUOTA_FILES, parse_quota
 
 MEMBERSHIP = Path("/proc/self/cgroup")
-
-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Random since the boot, and the same in all containers."""
 

@@ -22,6 +22,7 @@ class Wire:
         self.node, self._most = node, (down, up)
 
     async def carried(self, bit_s: float, up: bool) -> float:
+        assert bit_s > 0
         return min(bit_s, self._most[up])
 
 
@@ -74,6 +75,11 @@ async def test_a_dilation_that_is_given_is_refused_with_the_figures_of_every_nod
     assert "n1 100 of 100 Mbit/s up and 50 of 50 Mbit/s down; n2 40 of 100 Mbit/s up and 50 of 50 Mbit/s down; " in said
     assert "all together: 140 of 200 Mbit/s up and 100 of 100 Mbit/s down" in said
     assert "dilation: auto (here 2.5)" in refused.value.hint
+
+
+async def test_a_node_without_devices_needs_no_network() -> None:
+    links = {"1": Wire(NODES[0], 1e9, 1e9), "2": Wire(NODES[1], 0.0, 0.0)}
+    assert await dilation_with_network(links, {"1": (1e8, 1e8), "2": (0, 0)}, 1.0, False, print) == 1
 
 
 async def test_a_network_that_carries_nothing_is_no_division_by_zero() -> None:

@@ -98,12 +98,17 @@ async def dilation_with_network(
 
 
 async def _measure(links: Mapping[str, Link], rates: Mapping[str, Rates]) -> list[Flow]:
-    ups = await asyncio.gather(*(link.carried(rates[id][0], True) for id, link in links.items()))
-    downs = await asyncio.gather(*(link.carried(rates[id][1], False) for id, link in links.items()))
+    ups = await asyncio.gather(*(_carried(link, rates[id][0], True) for id, link in links.items()))
+    downs = await asyncio.gather(*(_carried(link, rates[id][1], False) for id, link in links.items()))
     return [
         Flow(link.node.name, rates[id], (up, down))
         for (id, link), up, down in zip(links.items(), ups, downs, strict=True)
     ]
+
+
+async def _carried(link: Link, bit_s: float, up: bool) -> float:
+    """0 for a node without devices."""
+    return await link.carried(bit_s, up) if bit_s else 0.0
 
 
 def in_words(flows: Sequence[Flow]) -> str:
