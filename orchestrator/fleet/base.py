@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits

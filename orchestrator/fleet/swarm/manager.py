@@ -88,8 +88,10 @@ class Manager:
             container: arguments of `docker.types.ContainerSpec`.
             labels: of the container.
         """
+        spec = docker.types.ContainerSpec(**container, labels=dict(labels))
+        spec["Privileges"] = {"NoNewPrivileges": True}  # engines that do not know it ignore it
         task = docker.types.TaskTemplate(
-            docker.types.ContainerSpec(**container, labels=dict(labels), privileges={"NoNewPrivileges": True}),
+            spec,
             restart_policy=docker.types.RestartPolicy("none"),
             placement=docker.types.Placement(constraints=[f"node.id=={node}"]),
             networks=[docker.types.NetworkAttachmentConfig(network)],
