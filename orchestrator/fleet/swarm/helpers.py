@@ -81,7 +81,7 @@ def _make(
     """Services by a name for messages."""
     services, owner = {}, {OWNER: str(this_process())}
     for number, node in enumerate(nodes):
-        name = f"edgebed-{fleet_id}-node-{number}"
+        name = f"edgebed-node-{number}-{fleet_id}"  # no device has such a name
         secret = manager.make_secret(name, settings(ca, node.address, port), "node.json", 0o400)
         services[f"the helper of {node.name}"] = manager.run(
             name, node.id, _container(image, node, secret),
