@@ -74,5 +74,10 @@ def fit_swarm(spec: FleetSpec, swarm: Swarm) -> FleetFit:
         dilation: float | None = dilation_of_nodes(place(spec, nodes, swarm.own), [spec], "auto")
     except EdgebedError as error:
         dilation, lack, hint = None, swarm.error or str(error), swarm.hint or error.hint
-    devices = tuple(DeviceFit(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices)
+    devices = tuple(
+        DeviceFit(
+            device.name, device.profile.limits.dilated(dilation or 1.0), "" if dilation else "the fleet does not fit"
+        )
+        for device in spec.devices
+    )
     return FleetFit(dilation, devices, lack, hint)
