@@ -25,7 +25,7 @@ from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import admit_to, check_backend, open_backend, open_swarm
-from orchestrator.fleet.base import Fleet, ManyHosts
+from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.environment import fleets_over
 from orchestrator.fleet.host import kernel_hz
@@ -33,6 +33,7 @@ from orchestrator.fleet.host_cpus import Admitted
 from orchestrator.fleet.host_load import HostLoad
 from orchestrator.fleet.host_speed import watch_speed
 from orchestrator.fleet.leftovers import loop_group
+from orchestrator.fleet.mixed import many_hosts
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.profile import FleetSpec, load_profile
 from orchestrator.fleet.server_quota import ServerQuota
@@ -94,7 +95,8 @@ async def standing_fleet(
         notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
         await opened.open_broker(stack, await fleet.prepare(), own_broker)
         broker = opened.broker
-        factor, set_by = fleet.dilation() if isinstance(fleet, ManyHosts) else (admitted.dilation, admitted.set_by)
+        hosts = many_hosts(fleet)
+        factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
         controller = FleetController(
             fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
         )
@@ -230,7 +232,8 @@ async def run_methods(
         await trainer.ready()
         held = await _limit_server(stack, controller, trainer)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
-        nodes = controller.fleet.nodes if isinstance(controller.fleet, ManyHosts) else tuple
+        hosts = many_hosts(controller.fleet)
+        nodes = tuple if hosts is None else hosts.nodes
         load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
         return await _run_methods(
             request, controller, prepared, _platform(controller, calibration, load, trainer, held), watch
