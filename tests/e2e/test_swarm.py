@@ -178,6 +178,16 @@ async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, 
     assert result.passed, causes(result)
 
 
+async def test_no_password_stands_in_a_service(fleet: FleetUp) -> None:
+    controller = fleet.controller
+    with contextlib.closing(docker.from_env()) as client:
+        services = client.services.list(filters={"label": f"{FLEET}={controller.fleet_id}"})
+        told = str([service.attrs for service in services])
+    assert len(services) == DEVICES + 3  # and the helpers
+    for name in controller.names:
+        assert controller.broker.access("here", name).password not in told
+
+
 async def test_what_a_scenario_asks_is_in_force_on_a_node_and_is_undone(
     fleet: FleetUp, workers: list[Worker], tmp_path: Path
 ) -> None:
