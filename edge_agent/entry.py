@@ -10,6 +10,7 @@ import sys
 
 from edge_agent.exits import exit_on_error
 from edgebed.errors import UsageError
+from edgebed.typed import nearest
 
 BOARD_COMMANDS = ("join", "leave", "run")
 
@@ -17,6 +18,11 @@ BOARD_COMMANDS = ("join", "leave", "run")
 def main() -> None:
     arguments = sys.argv[1:]
     with exit_on_error():
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in BOARD_COMMANDS:
+            near = nearest(arguments[0], BOARD_COMMANDS)
+            raise UsageError(
+                f"there is no command {arguments[0]!r}{near}", hint="edgebed-agent join | run | leave --help"
+            )
         if not arguments or arguments[0] in BOARD_COMMANDS:
             from edge_agent.board import command
 

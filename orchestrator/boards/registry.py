@@ -89,9 +89,16 @@ class Registry(msgspec.Struct):
             return board
         found = [board for board in self.active() if len(wanted) >= 4 and board.id.startswith(wanted)]
         if len(found) != 1:
-            why = "several boards have ids that begin so" if found else "no board that may connect has this name or id"
-            raise UsageError(f"{wanted!r}: {why}", hint="edgebed boards ls")
+            why = f"several boards have ids that begin with {wanted!r}" if found else self._why_none(wanted)
+            raise UsageError(why, hint="`edgebed boards ls` shows the boards with their names and ids")
         return found[0]
+
+    def _why_none(self, wanted: str) -> str:
+        if any(wanted in (board.name, board.id) for board in self.boards):
+            return f"the board {wanted!r} is revoked"
+        if any(each.name == wanted for each in self.waiting()):
+            return f"the board {wanted!r} was invited and has not joined"
+        return f"no board has the name or id {wanted!r}"
 
     def revoked_serials(self) -> list[int]:
         return [int(serial, 16) for board in self.boards if board.revoked_s is not None for serial in board.serials]
@@ -120,9 +127,13 @@ class Registry(msgspec.Struct):
         wanted = digest(secret)
         return next((each for each in self.invitations if secrets.compare_digest(each.digest, wanted)), None)
 
+    def waiting(self) -> list[Invitation]:
+        """Invitations that nobody has used, also those that have run out."""
+        return [each for each in self.invitations if not (each.used_by or each.withdrawn)]
+
     def withdraw(self, name: str) -> bool:
         """Make unused invitations of this name useless; False if there is none."""
-        open_ = [each for each in self.invitations if each.name == name and not (each.used_by or each.withdrawn)]
+        open_ = [each for each in self.waiting() if each.name == name]
         for each in open_:
             each.withdrawn = True
         return bool(open_)
@@ -132,11 +143,16 @@ class Registry(msgspec.Struct):
     def revoke(self, board: Board, why: str, now: float) -> None:
         board.revoked_s, board.revoked_why = now, why
 
-    def rename(self, board: Board, name: str) -> None:
-        """Raises UsageError where the name is no name, or taken."""
+    def rename(self, board: Board, name: str, now: float) -> None:
+        """Raises UsageError where the name is no name, is taken, or stands in an open invitation."""
         check_name(name, "board")
         if (other := self.named(name)) is not None and other is not board:
             raise UsageError(f"there is a board {name} already (id {other.id})", hint="take another name")
+        if any(each.name == name and each.expires_s > now for each in self.waiting()):
+            raise UsageError(
+                f"a board {name} is invited",
+                hint=f"take another name, or `edgebed boards revoke {name}`, which ends the invitation",
+            )
         board.name = name
 
 

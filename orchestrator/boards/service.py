@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import errno
 import os
 import secrets
 import socket
@@ -189,8 +190,11 @@ def _open(listen: str, port: int) -> socket.socket:
     try:
         return https.listen(listen, port)
     except OSError as error:
-        hint = "--port takes another one; --listen must be an address of this host"
-        raise LinkError(f"cannot listen on {listen}:{port}: {error.strerror or error}", hint=hint) from None
+        why = str(error.strerror or error).partition(" (while attempting")[0]
+        hint = "--listen takes an address of this host"
+        if error.errno == errno.EADDRINUSE:
+            hint = "see which program has the port (ss -ltnp), or take another one with --port"
+        raise LinkError(f"cannot listen on {listen}:{port}: {why}", hint=hint) from None
 
 
 def _hosts(request: ServeRequest) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -30,6 +30,9 @@ from orchestrator.runs.signals import run_to_end
 
 IN_FORCE_S = 5.0
 """Seconds within which a running service has closed the sessions of a revoked board; it needs less than 2."""
+
+LONGEST_S = 30 * 86400.0
+"""Of an invitation: whoever finds its token may join until then."""
 
 Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -60,7 +63,9 @@ def serve_(
     """Serve boards until Ctrl-C: enrolment and shards over HTTPS, and an MQTT broker that asks for certificates."""
     from orchestrator.boards.service import ServeRequest, serve  # not earlier: it loads `cryptography`
 
-    request = ServeRequest(tuple(host or ()), listen, port, mqtt_port)
+    request = ServeRequest(_host_names(host or ()), listen, port, mqtt_port)
+    if port == mqtt_port:
+        raise UsageError(f"--port and --mqtt-port are both {port}", hint="give them different numbers")
     if service:
         options = {"--listen": listen, "--port": str(port), "--mqtt-port": str(mqtt_port)}
         given = [text for pair in [*options.items(), *[("--host", each) for each in host or ()]] for text in pair]
@@ -83,7 +88,10 @@ def invite(
     place = Place.of_user()
     where = place.where()
     if where is None:
-        raise UsageError("the boards service never ran, so its address is not known", hint="edgebed boards serve")
+        raise UsageError(
+            "the boards service never ran, so its address is not known",
+            hint="start it in another terminal: edgebed boards serve",
+        )
     authority = Authority(place.folder)
     with Store(place).change() as registry:
         secret = registry.invite(name, profile, duration_s(expires), replace, time.time())
@@ -140,7 +148,7 @@ def show(name: Name, as_json: Json = False) -> None:
 def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
     """Give a board another name. Its identity is its key, so it need not join again."""
     with Store(Place.of_user()).change() as registry:
-        registry.rename(registry.find(name), new)
+        registry.rename(registry.find(name), new, time.time())
     _say(f"{name} is called {new} now")
 
 
@@ -161,12 +169,23 @@ def revoke(name: Name) -> None:
     _say(f"{board.name} ({board.id}) is revoked; {_until_in_force(place, store)}")
 
 
+def _host_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Raises UsageError for what is neither a host name nor an address: boards could not reach it."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,253}", name):
+            raise UsageError(f"--host {name!r} is no host name", hint="give a name or an address, without a port")
+    return tuple(names)
+
+
 def duration_s(text: str) -> float:
     """Seconds of `90s`, `30m`, `1h`, `2d`. Raises UsageError."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if found is None or int(found[1]) == 0:
-        raise UsageError(f"--expires {text!r} is no time", hint="write 90s, 30m, 1h or 2d")
-    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+    seconds = int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]] if found else 0.0
+    if not 0 < seconds <= LONGEST_S:
+        raise UsageError(
+            f"--expires {text!r} is no time from 1 s to {LONGEST_S / 86400:g} days", hint="write 90s, 30m, 1h or 2d"
+        )
+    return seconds
 
 
 def board_rows(

@@ -40,8 +40,9 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of the profile.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure step times, rates, latency and memory of a board; write a device profile that is fitted to them; measure
-    a device of this host under that profile in the same way. The defaults are the demo's model and batch."""
+    """Write a device profile that is fitted to a board, and measure how like the board a device under it is.
+
+    Step times, rates, latency and memory are measured. The defaults are the demo's model and batch."""
     check_backend(backend)
     board = Store(Place.of_user()).read().find(name).name
     path = output or Path(f"{board}.yaml")

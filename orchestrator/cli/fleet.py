@@ -18,9 +18,10 @@ from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
+from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.fleet.profile import FleetSpec, Limits, factor_of, load_fleet
 from orchestrator.records.board import BOARD_COLUMNS, board_row
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
 from orchestrator.records.vocabulary import UNLIMITED, held_by, threads_note
@@ -55,6 +56,8 @@ def up(
     """Start every device of FLEET. Return when all are running with their limits."""
     own = own_broker(broker, broker_ca, broker_users)
     spec = load_fleet(fleet)
+    check_backend(backend or spec.backend)
+    factor_of(dilation, 1.0)
     place = daemon.FleetFolder.of(spec)
     if place.alive():
         raise UsageError(f"the fleet {spec.name} is already running", hint=f"edgebed fleet down {fleet}")
@@ -138,8 +141,10 @@ def push_image(
         list[str] | None, typer.Option(help="A node's engine: ssh://user@host or unix:///path; may be repeated.")
     ] = None,
 ) -> None:
-    """Bring the agent's image to the nodes of a Swarm: into the registry that FLEET names, and into the engines given
-    with --to. It is built if this host's engine has none."""
+    """Bring the agent's image to the nodes of a Swarm.
+
+    It goes into the registry that FLEET names, and into the engines given with --to. It is built if this host's engine
+    has none."""
     from orchestrator.fleet.swarm import push
 
     spec = load_fleet(fleet)

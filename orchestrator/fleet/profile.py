@@ -121,7 +121,9 @@ class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.profile is None and self.board is None:
             raise ValueError("a device has a `profile`, or is a real `board`")
         if self.limit and (self.board is None or self.profile is None):
-            raise ValueError("`limit` is for a real `board`, which is held to its `profile`")
+            raise ValueError(
+                "`limit` needs a real `board` and a `profile`; write the profile to which it is to be held"
+            )
         if self.accelerator is not None and self.board is None:
             raise ValueError("`accelerator` is for a real `board`; devices of this host train on its CPU")
         if self.board is not None and self.count > 1:

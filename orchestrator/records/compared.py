@@ -21,6 +21,7 @@ from orchestrator.records.groups import by_key, group, named, profiles
 from orchestrator.records.groups import key as key_of
 from orchestrator.records.paired import paired
 from orchestrator.records.palette import ordered, style
+from orchestrator.records.vocabulary import held_by
 
 Summary = dict[str, Any]
 Key = tuple[str, str, str]
@@ -42,7 +43,10 @@ def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
     groups, names, table = by_key(summaries), _names(summaries), compare(summaries)
     targets = sorted({summary["target_accuracy"] for summary in summaries})
     return {
-        "methods": [_method(names[key], runs) for key, runs in groups.items()],
+        "methods": [
+            _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
+            for i, (key, runs) in enumerate(groups.items())
+        ],
         "target": {"y": targets[0], "label": f"target {accuracy(targets[0])}"} if len(targets) == 1 else None,
         "baseline": names[key_of(summaries[-1])] if summaries else "",
         "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
@@ -55,17 +59,20 @@ def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def _names(summaries: Sequence[Summary]) -> dict[Key, str]:
-    """By group its method; with the experiment where two groups have the same."""
-    methods = {key: named(runs[0]) for key, runs in by_key(summaries).items()}
-    count = Counter(methods.values())
-    return {key: name if count[name] == 1 else f"{name}, {key[0]}" for key, name in methods.items()}
+    """By group its method; where two groups have the same, with the experiment, and then with what held the limits."""
+    names = {key: named(runs[0]) for key, runs in by_key(summaries).items()}
+    for more in ({key: key[0] for key in names}, {key: held_by(key[2]) for key in names}):
+        count = Counter(names.values())
+        names = {key: name if count[name] == 1 else f"{name}, {more[key]}" for key, name in names.items()}
+    return names
 
 
-def _method(name: str, runs: Sequence[Summary]) -> dict[str, Any]:
+def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
+    """`before`: how many groups of the same method there are already."""
     (times,) = group(runs)
     return {
         "name": name,
-        "style": msgspec.structs.asdict(style(runs[0]["method"])),
+        "style": msgspec.structs.asdict(style(runs[0]["method"], before)),
         "charts": {chart: _curves(runs, along, quantity) for chart, along, quantity in AXES},
         "time": msgspec.structs.asdict(times.time_to_target_s),
         "reached": f"{times.reached} of {times.runs}",

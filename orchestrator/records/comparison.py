@@ -12,7 +12,7 @@ from orchestrator.records import vocabulary
 from orchestrator.records.bound_by import savings_text, waits_text
 from orchestrator.records.formatting import NONE, accuracy, factor, known, number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
-from orchestrator.records.look_alikes import look_alike_notes
+from orchestrator.records.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.paired import unpaired
 
 RESIDUAL_LIMIT = 0.02
@@ -35,11 +35,14 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1]["time_to_target_s"] if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     notes = _notes(summaries, rows) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
-    notes += look_alike_notes(summaries) + [note for each in summaries for note in _boards(each)]
+    notes = look_alike_notes(summaries) + notes + [note for each in summaries for note in _boards(each)]
     texts = [{key: known(row[key], show) for key, (_, show) in COLUMNS.items()} for row in rows]
     for text, row in zip(texts, rows, strict=True):
         if row["speed_up"] is None:
             text["speed_up"] = f"{NONE} ({'it' if row['time_to_target_s'] is None else 'the last'} missed the target)"
+    for text, summary in zip(texts, summaries, strict=True):
+        if on := ran_on(summary):
+            text["method"] += f", on {on}"
     return Comparison(rows, texts, {key: label for key, (label, _) in COLUMNS.items()}, notes)
 
 

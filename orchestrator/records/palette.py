@@ -146,10 +146,11 @@ class Style(msgspec.Struct, frozen=True):
     marker: int
 
 
-def style(method: str) -> Style:
-    """The same for all runs of a method, whatever is shown beside them."""
+def style(method: str, before: int = 0) -> Style:
+    """The same for all runs of a method, whatever is shown beside them. `before`: how many groups of runs of the same
+    method stand before it: they share the colour, and have another dash and marker."""
     index = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(RUNS)
-    return Style(index, index % len(DASHES), index % MARKERS)
+    return Style(index, (index + before) % len(DASHES), (index + before) % MARKERS)
 
 
 def colour(phase: str) -> str:

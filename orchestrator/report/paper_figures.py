@@ -128,9 +128,8 @@ def _series(summaries: Sequence[Summary]) -> list[Series]:
 
 def _one(label: str, runs: list[Summary], before: int, pairs: Mapping[str, Paired]) -> Series:
     """In the colour of the method; `before`: how many groups of the same method there are already."""
-    own = style(runs[0]["method"])
-    dash = DASHES[(own.dash + before) % len(DASHES)]
-    marker = MARKERS[(own.marker + before) % len(MARKERS)]
+    own = style(runs[0]["method"], before)
+    dash, marker = DASHES[own.dash], MARKERS[own.marker]
     pair = pairs.get(groups.named(runs[0]))
     return Series(label, runs, RUNS[own.colour].light, (0, dash) if dash else "-", marker, pair)
 

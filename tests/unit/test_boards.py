@@ -227,13 +227,21 @@ def test_boards_are_found_by_name_and_by_the_beginning_of_their_id(world: World)
     one = world.join(world.invite("one"), world.board("a")).board
     with world.store.change() as registry:
         assert registry.find("one").id == registry.find(one[:8]).id == one
-        registry.rename(registry.find("one"), "two")
+        registry.rename(registry.find("one"), "two", NOW)
         for wrong in ("one", one[:2], "zzzz"):
-            with pytest.raises(UsageError, match="no board that may connect"):
+            with pytest.raises(UsageError, match="no board has the name or id"):
                 registry.find(wrong)
         with pytest.raises(UsageError, match="no name for a board"):
-            registry.rename(registry.find("two"), "a/b")
-    assert world.store.read().find("two").id == one
+            registry.rename(registry.find("two"), "a/b", NOW)
+        registry.invite("three", "", 60.0, False, NOW)
+        with pytest.raises(UsageError, match="a board three is invited"):
+            registry.rename(registry.find("two"), "three", NOW + 59)
+        with pytest.raises(UsageError, match="'three' was invited and has not joined"):
+            registry.find("three")
+        registry.rename(registry.find("two"), "three", NOW + 61)
+        registry.revoke(registry.find("three"), "by hand", NOW)
+        with pytest.raises(UsageError, match="'three' is revoked"):
+            registry.find("three")
 
 
 def test_a_change_that_fails_changes_nothing(world: World) -> None:
@@ -267,9 +275,22 @@ def test_an_empty_list_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
     assert CliRunner().invoke(build(), ["boards", "ls", "--json"]).stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "bad_host!"], "'bad_host!' is no host name"),
+        (["--host", "mqtt://pi:1"], "is no host name"),
+        (["--port", "7000", "--mqtt-port", "7000"], "are both 7000"),
+    ],
+)
+def test_a_service_with_impossible_options_does_not_start(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(build(), ["boards", "serve", *words], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("2d", 172800)])
 def test_times(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
-    for wrong in (text[:-1], f"-{text}", "0s", f"{text}x"):
+    for wrong in (text[:-1], f"-{text}", "0s", f"{text}x", "31d"):
         with pytest.raises(UsageError, match="is no time"):
             duration_s(wrong)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from edgebed.errors import UsageError
 from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
@@ -63,6 +64,18 @@ def test_a_real_board_is_unlimited_and_says_whether_it_is_there() -> None:
     assert "profile p, connected" in rows
     assert "f (local, unlimited: real boards, grain pacing)" in rows["text"][0]
     assert "profile p, away" in shown(msgspec.structs.replace(held, alive=False), "kernel", board)
+
+
+@pytest.mark.parametrize("option", [{"backend": "kubernetes"}, {"dilation": "x"}, {"dilation": "0.5"}])
+def test_wrong_options_are_refused_before_anything_starts(
+    option: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "fleet.yaml"
+    path.write_text("name: f\ndevices: [{profile: cpu0.2}]\n")
+    with pytest.raises(UsageError):
+        up(path, **option)
+    assert not (tmp_path / "state").exists()
 
 
 def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,16 @@ def test_a_method_has_one_style_whatever_is_beside_it() -> None:
     assert alone["methods"][0]["style"] == beside["methods"][1]["style"] != beside["methods"][0]["style"]
 
 
+def test_groups_of_one_method_have_names_and_lines_of_their_own() -> None:
+    own = run("dtfl", 1)
+    found = compared([own, own | {"enforcement": "unlimited"}, own | {"experiment": "other"}])["methods"]
+    names = [method["name"] for method in found]
+    assert names == ["dtfl, synthetic, limits held by kernel", "dtfl, synthetic, unlimited: real boards", "dtfl, other"]
+    styles = [method["style"] for method in found]
+    assert len({each["colour"] for each in styles}) == 1
+    assert len({each["dash"] for each in styles}) == len({each["marker"] for each in styles}) == 3
+
+
 def test_every_method_can_be_the_baseline_and_a_missing_speed_up_says_why() -> None:
     found = compared([run("dtfl", 1), run("splitfed", 1), run("fedavg", 1, 0.1)])
     place = found["labels"].index("speed-up")

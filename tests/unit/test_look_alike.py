@@ -23,7 +23,10 @@ from orchestrator.look_alike.figures import (
     source_of,
 )
 from orchestrator.look_alike.measure import spread_cuts
-from orchestrator.records.look_alikes import look_alike_notes
+from orchestrator.records.comparison import compare
+from orchestrator.records.look_alikes import look_alike_notes, ran_on
+from orchestrator.records.summary import summarise
+from tests.synthetic import Synthetic
 
 LINK = Link(20e6, 40e6, 5.2)
 
@@ -101,6 +104,18 @@ def test_a_comparison_says_how_unlike_their_boards_look_alikes_were() -> None:
         summary("fedavg", 99.0, "look_alikes", twins | {"z": "pi-1"}, profiles={"x": "p", "y": "p", "w": "p"}),
     ]
     assert look_alike_notes(runs) == [
-        "fedavg: a round on look-alikes took 1.15 times as long as on the boards (pi-1, pi-2)"
+        "fedavg: a round on look-alikes of pi-1, pi-2 took 1.15 times as long as on the boards themselves "
+        "(11.5 s and 10 s, medians)"
     ]
     assert look_alike_notes(runs[1:]) == []
+    assert [ran_on(each) for each in runs] == ["boards", *["look-alikes"] * 3, "boards", ""]
+
+
+def test_columns_of_a_comparison_say_which_run_was_on_boards() -> None:
+    made = summarise(Synthetic().records)
+    named = dict.fromkeys(made["profiles"], "pi")
+    runs = [made | {"real_boards": named}, made | {"look_alikes": named}, made]
+    table = compare(runs)
+    assert [text["method"] for text in table.texts] == ["dtfl, on boards", "dtfl, on look-alikes", "dtfl"]
+    assert [row["method"] for row in table.rows] == ["dtfl"] * 3
+    assert table.notes[0].startswith("dtfl: a round on look-alikes of pi")
