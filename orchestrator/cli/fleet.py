@@ -20,8 +20,9 @@ from orchestrator.experiment import Grain
 from orchestrator.fleet import host_cpus
 from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.base import Enforcement, Held
+from orchestrator.fleet.capacity import factor_of
 from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, Limits, factor_of, load_fleet
+from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
 from orchestrator.records.board import BOARD_COLUMNS, board_row
 from orchestrator.records.formatting import NONE, fixed, number, seconds, size
 from orchestrator.records.vocabulary import UNLIMITED, held_by, threads_note
