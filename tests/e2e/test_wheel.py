@@ -16,6 +16,7 @@ from orchestrator.files.shipped import FOLDERS
 from orchestrator.fleet.image import content, tag_of
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundFinished
+from tests.e2e.cli import MAIN, NO_CALIBRATION
 
 ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
@@ -100,9 +101,8 @@ def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Pa
     short = ("--set", "training.rounds=1", "--allow-uncalibrated")
     said = installed("edgebed", "run", "demo/experiment.yaml", *short, cwd=tmp_path)
     assert "kernel" in said
-    said += installed(
-        "edgebed", "run", "demo/experiment.yaml", *short, "--method", "fedavg", "--backend", "software", cwd=tmp_path
-    )
+    uncalibrated = ("-c", NO_CALIBRATION + MAIN, "run", "demo/experiment.yaml", *short)
+    said = installed("python", *uncalibrated, "--method", "fedavg", "--backend", "software", cwd=tmp_path)
     assert "software" in said
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 3
