@@ -74,7 +74,7 @@ async def test_a_dilation_that_is_given_is_refused_with_the_figures_of_every_nod
     said = str(refused.value)
     assert "n1 100 of 100 Mbit/s up and 50 of 50 Mbit/s down; n2 40 of 100 Mbit/s up and 50 of 50 Mbit/s down; " in said
     assert "all together: 140 of 200 Mbit/s up and 100 of 100 Mbit/s down" in said
-    assert "dilation: auto (here 2.5)" in refused.value.hint
+    assert "dilation: auto (here 2.5; " in refused.value.hint
 
 
 async def test_a_node_without_devices_needs_no_network() -> None:

@@ -88,7 +88,8 @@ async def dilation_with_network(
         raise CapacityError(
             f"the network between the hosts does not carry the rates of all devices at once at D = {dilation:.3g}: "
             f"{in_words(flows)}",
-            hint=f"use dilation: auto (here {dilation * factor:.3g}), fewer or slower links, or a faster network",
+            hint=f"use dilation: auto (here {dilation * factor:.3g}; boards without limits forbid it), fewer or slower "
+            "links, or a faster network",
         )
     if factor > 1:
         notify(
