@@ -89,13 +89,12 @@ class BoardsFleet:
                 f"not connected within {seconds:.0f} s: {', '.join(self._boards[name] for name in self._absent())}",
                 hint="see whether they have power and a network, and what `edgebed-agent run` says on them",
             )
-        here = metadata.version("edgebed")
         for name, state in self._states.items():
             if state.protocol != edgebed.PROTOCOL:
                 raise FleetError(
                     f"the board {self._boards[name]} has edgebed {state.version or 'of an older version'}, whose agent "
                     f"speaks protocol {state.protocol or 'not known'}; this host's speaks {edgebed.PROTOCOL}",
-                    hint=f"on the board: pip install edgebed=={here}, then restart edgebed-agent",
+                    hint=f"on the board: pip install edgebed=={metadata.version('edgebed')}; restart edgebed-agent",
                 )
         return []
 
