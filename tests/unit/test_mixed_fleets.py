@@ -9,7 +9,7 @@ import pytest
 from edgebed.limits.spec import Limits
 from edgebed.wire.messages import Configure
 from orchestrator.calibration.far_end import far_end
-from orchestrator.fleet.base import Enforcement, FarEnd, ProbePeer, TlsListener
+from orchestrator.fleet.base import Enforcement, FarEnd, NodeReading, ProbePeer, TlsListener
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.mixed import MixedFleet, backend_of, many_hosts
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
@@ -57,6 +57,12 @@ class OnNodes(NoBackend):
     def __init__(self) -> None:
         super().__init__(Enforcement.DOCKER)
         self.end = NodesEnd()
+
+    def dilation(self) -> tuple[float, str]:
+        return 1.0, ""
+
+    def nodes(self) -> list[NodeReading]:
+        return []
 
     def tls_listener(self) -> TlsListener:
         return TlsListener("", b"", b"", b"")
