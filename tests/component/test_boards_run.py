@@ -37,7 +37,7 @@ from tests.component._boards import Lab, running, until
 
 R = TypeVar("R")
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
+pytestmark = pytest.mark.mosquitto
 
 EXPERIMENT = """
 name: boards
@@ -97,15 +97,16 @@ def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
+    """Its fleet takes no CPUs of this host, so it may stand beside another one."""
     wanted = request(tmp_path, "  - {board: b1}\n  - {board: b2, name: kitchen}\n", "{name: dtfl}, {name: fedavg}")
     async with boards(lab, "b1", "b2"):
         running_ = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
-        await until(lambda: bool(running_.done() or list(wanted.runs.glob("*/records.jsonl"))), 60)
+        await until(lambda: bool(running_.done() or list(wanted.runs.glob("*/records.jsonl"))), 120)
         if not running_.done():
             with pytest.raises(FleetError, match=r"b2 works for the fleet lab \(f[0-9a-f]{8}, process"):
                 async with session.standing_fleet(load_fleet(tmp_path / "fleet.yaml")):
                     pass
-        await until(lambda: bool(running_.done() or list(wanted.runs.glob("*fedavg*/records.jsonl"))), 60)
+        await until(lambda: bool(running_.done() or list(wanted.runs.glob("*fedavg*/records.jsonl"))), 120)
         await lab.stop()  # the service restarts in mid-run
         await lab.start()
         folders = await asyncio.wait_for(running_, 120)
@@ -129,6 +130,7 @@ async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
     assert [path.name for path in lab.place.shards.glob("*.part")] == []
 
 
+@pytest.mark.fleet
 async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
     lab: Lab, tmp_path: Path, uncalibrated: None
 ) -> None:
