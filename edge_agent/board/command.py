@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="edgebed-agent", description="A board of Edgebed.")
     commands = whole.add_subparsers(dest="command", required=True)
     joining = commands.add_parser("join", help="join a boards service: `edgebed boards invite` prints the command")
-    joining.add_argument("address", metavar="HOST:PORT")
+    joining.add_argument("address", metavar="HOST:PORT", help="of the service, as `edgebed boards invite` prints it")
     joining.add_argument("token", metavar="TOKEN", help="works once; '-' reads it from standard input")
     joining.add_argument("--service", action="store_true", help="write a systemd unit that connects from boot on")
     commands.add_parser("leave", help="undo join: revoke the certificate, remove key, folder and systemd unit")
