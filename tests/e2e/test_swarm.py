@@ -1,4 +1,5 @@
-"""A fleet of twelve over three engines of a Docker Swarm: placement, limits, rounds, and an engine that is killed.
+"""A fleet of twelve over three engines of a Docker Swarm and a board beside them: placement, limits, rounds, and an
+engine that is killed.
 
 EDGEBED_SWARM_UP names the program that joins engines to a Swarm: `PROGRAM 2` prints a line `SOCKET ADDRESS NODE_ID` for
 each of two new ones, whose folder holds the process id of the engine in `pid`; `PROGRAM --down` removes them.
@@ -23,9 +24,11 @@ import pytest
 import pytest_asyncio
 
 from edgebed.errors import CapacityError, FleetError
+from edgebed.limits.spec import Limits
+from orchestrator.fleet import profile
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
 from orchestrator.records.types import (
     DeviceJoined,
@@ -39,6 +42,7 @@ from orchestrator.records.types import (
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from orchestrator.scenario.spec import Event
+from tests.artificial_board import ArtificialBoard, artificial_board
 from tests.component._faults import causes, short_calibration
 from tests.e2e.rig import FleetUp, experiment
 
@@ -52,6 +56,8 @@ pytestmark = [
 ]
 
 DEVICES = 12
+BOARD = Limits(0.2, 20_000_000, 20_000_000, 1024)
+"""What a board is like that has no limits."""
 PROFILE = "cpus: 0.05\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
 FLEET_FILE = """
 name: three-engines
@@ -94,11 +100,21 @@ def spec(workers: list[Worker], tmp_path_factory: pytest.TempPathFactory) -> Fle
     return load_fleet(folder / "fleet.yaml")
 
 
+@pytest.fixture(scope="module")
+def board(spec: FleetSpec) -> Iterator[ArtificialBoard]:
+    """It has joined a boards service of its own, and is connected."""
+    folder = spec.path.parent
+    with pytest.MonkeyPatch.context() as patch, artificial_board(folder, "pi", BOARD) as board:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield board
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(spec: FleetSpec) -> AsyncIterator[FleetUp]:
+async def fleet(spec: FleetSpec, board: ArtificialBoard) -> AsyncIterator[FleetUp]:
     folder = spec.path.parent
     (folder / "shards").mkdir()
-    wanted = experiment()
+    wanted, all_ = experiment(), (*spec.devices, DeviceSpec("pi", profile.BOARD, "pi"))
+    spec = msgspec.structs.replace(spec, devices=all_)
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
     async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
         yield FleetUp(controller, prepared, "swarm")
@@ -169,13 +185,17 @@ async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, 
     controller = fleet.controller
     on_workers = [await asyncio.to_thread(devices_on, worker[0], controller) for worker in workers]
     assert sorted(len(devices) for devices in on_workers) == [4, 5]  # they have 0.4 CPU for devices, the first 0.3
-    for name in controller.names:
+    for name in set(controller.names) - {"pi"}:
         held = await controller.fleet.held(name)
         assert held.cpus == 0.05
         assert (held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (20_000_000, 20_000_000, 1024)
         assert held.details["read from"] == "the node's kernel"
     result = await short_calibration(controller)
     assert result.passed, causes(result)
+    its = [row for row in result.rows if row.device == "pi"]
+    assert [row.quantity for row in its] == ["cpu busy", "uplink", "downlink"]
+    assert not any(row.judged for row in its)
+    assert (await controller.fleet.held("pi")).alive
 
 
 async def test_no_password_stands_in_a_service(fleet: FleetUp) -> None:
@@ -220,7 +240,7 @@ async def test_what_a_scenario_asks_is_in_force_on_a_node_and_is_undone(
     assert [told[third, "cut", begins].held for begins in (True, False)] == ["link down", "link up"]
     assert [told[third, "freeze", begins].held for begins in (True, False)] == ["container paused", "container running"]
     assert told[first, "compete", True].held == "busy processes in its container: 1"
-    for name in controller.names:
+    for name in set(controller.names) - {"pi"}:
         held = await controller.fleet.held(name)
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.05, 20_000_000, 20_000_000)
 
@@ -246,7 +266,7 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
                 process.kill()
     assert again.why == "rejoin"
     assert set(rounds[0].merged) == set(controller.names)
-    assert set(controller.names) - set(rounds[first.round - 1].merged) <= its
+    assert set(controller.names) - set(rounds[first.round].merged) <= its
     assert set(rounds[-1].merged) == set(controller.names)
     heard = [node for host in hosts[:2] for node in host.nodes]
     assert len({node.name for node in heard}) == 3

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from edgebed.errors import CapacityError, FleetError, UsageError
+from edgebed.errors import CapacityError, FleetError
 from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.host import usable_cores
 from orchestrator.fleet.host_cpus import Claim, Standing, lock, standing, taken_cpus
@@ -33,8 +33,6 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
         CapacityError: the fleet fits no placement, with the arithmetic.
         FleetError, UsageError: no Swarm, or `nodes` of the fleet file do not fit it.
     """
-    if fleets[0].boards:
-        raise UsageError("a fleet on a Swarm has no boards", hint="give the boards a fleet file of their own")
     with contextlib.closing(connect(ENGINE_S)) as client:
         manager = Manager(client, {})
         found, own = manager.nodes(), manager.node_id if beside_us(client) else ""
