@@ -316,5 +316,5 @@ async def test_boards_have_a_table_and_marks_on_the_time_axis(tmp_path: Path) ->
         await page.says("section:has(#h-boards) td", "Raspberry Pi 5 Model B Rev 1.0")
         await page.says("section:has(#h-events) td", "its supply voltage is too low")
         await page.page.locator("section:has(#h-lanes) rect.strip.m-board").first.wait_for()
-        assert await page.page.locator("section:has(#h-lanes) rect.strip.m-board").count() == 3
+        assert await page.page.locator("section:has(#h-lanes) rect.strip.m-board").count() == 4
         page.assert_clean()
