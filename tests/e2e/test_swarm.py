@@ -253,12 +253,14 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
     its = await asyncio.to_thread(devices_on, socket, controller)
     left = await asyncio.to_thread(processes_of, socket)
     try:
-        async with fleet.run(experiment(rounds=15, max_batches=8, liveness_s=20.0), tmp_path) as run:
+        async with fleet.run(experiment(rounds=1000, max_batches=8, liveness_s=20.0), tmp_path) as run:
             await run.expect(TaskSent, lambda record: record.round == 2 and record.device in its)
             os.kill(int((Path(socket).parent / "pid").read_text()), signal.SIGKILL)
             first = await run.expect(DeviceOut, lambda record: record.device in its)
             again = await run.expect(LimitsSet, lambda record: record.device in its and record.at_ns > first.at_ns)
-            await run.finish()
+            await run.expect(
+                RoundFinished, lambda record: record.round > first.round and set(record.merged) == set(controller.names)
+            )
             rounds, hosts = run.of(RoundFinished), run.of(HostRound)
     finally:
         for process in left:
@@ -267,7 +269,6 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
     assert again.why == "rejoin"
     assert set(rounds[0].merged) == set(controller.names)
     assert set(controller.names) - set(rounds[first.round].merged) <= its
-    assert set(rounds[-1].merged) == set(controller.names)
     heard = [node for host in hosts[:2] for node in host.nodes]
     assert len({node.name for node in heard}) == 3
     assert workers[1][1] not in {node.name for node in hosts[-1].nodes}
