@@ -125,8 +125,9 @@ export class Chart {
   goal(width, y0, y1) {
     const {line} = this.data, {Y} = this.scale;
     if (!line || line.y < y0 || line.y > y1) return [];
-    return [s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: Y(line.y), y2: Y(line.y)}),
-      s("text.goal-text", {x: LEFT + 6, y: Y(line.y) - 5}, line.label)];
+    const y = Y(line.y), above = y - 5 > TOP; // at the top, the label of the axis is above
+    return [s("line.goal", {x1: LEFT, x2: width - RIGHT, y1: y, y2: y}),
+      s("text.goal-text", {x: LEFT + 6, y: above ? y - 5 : y + 13}, line.label)];
   }
 
   axes(x0, x1, y0, y1) {
