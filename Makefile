@@ -53,7 +53,7 @@ AGENT_PYTHON ?= python3.10
 AGENT_TORCH ?= torch
 test-agent:
 	$(AGENT_PYTHON) -m venv build/agent
-	build/agent/bin/pip --quiet install '$(AGENT_TORCH)' . hypothesis psutil pytest pytest-asyncio pytest-xdist
+	build/agent/bin/pip --quiet install '$(AGENT_TORCH)' . hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist
 	build/agent/bin/pytest -n $(WORKERS) -m "not alone" tests/unit
 
 lint: setup

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.file_times import pytest_addoption, pytest_configure  # noqa: F401  # pytest calls them
+from tests.hangs import pytest_timeout_cancel_timer, pytest_timeout_set_timer  # noqa: F401  # pytest-timeout calls them
 
 if importlib.util.find_spec("xdist") is not None:
     from tests.one_fleet import pytest_xdist_make_scheduler  # noqa: F401  # xdist calls it

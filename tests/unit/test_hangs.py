@@ -1,0 +1,42 @@
+"""A test that hangs is ended, and its report tells where it and its processes were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pytest_timeout")
+
+ROOT = Path(__file__).parents[2]
+HANGS = """
+import subprocess, sys
+
+def wait_in_vain():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"], capture_output=True)
+
+def test_hangs():
+    wait_in_vain()
+
+def test_goes_on():
+    pass
+"""
+
+
+def test_a_test_that_hangs_fails_and_tells_where_its_processes_are(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(HANGS)
+    options = ["--timeout=4", "-p", "tests.hangs", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "1 failed, 1 passed" in done.stdout
+    assert "This test hangs" in done.stdout
+    assert "in wait_in_vain" in done.stdout
+    assert "time.sleep(1000)" in done.stdout  # the command line of the process
