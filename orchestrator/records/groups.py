@@ -13,9 +13,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
-from scipy.stats import t as student
 
-from orchestrator.records.ratios import CONFIDENCE, interval
+from orchestrator.records.ratios import interval, student
 from orchestrator.records.vocabulary import NO_CAUSE
 
 Summary = dict[str, Any]
@@ -121,7 +120,7 @@ def estimate(values: Sequence[float], most: float = inf) -> Estimate:
     mean = fmean(values)
     if len(values) < 2:
         return Estimate(mean, count=1)
-    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    reach = student(len(values) - 1) * stdev(values) / sqrt(len(values))
     least = 0.0 if min(values) >= 0 else -inf
     return Estimate(mean, max(least, mean - reach), min(most, mean + reach), len(values))
 

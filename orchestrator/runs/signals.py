@@ -8,12 +8,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from orchestrator.runs.request import Notify
-
 T = TypeVar("T")
+Notify = Callable[[str], None]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

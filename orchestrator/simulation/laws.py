@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 import numpy as np
-from scipy.optimize import nnls
 
 from orchestrator.simulation.calibration import LinkFit
 from orchestrator.simulation.layer_costs import WidthLaw
@@ -18,6 +17,8 @@ STRETCH = 1.046
 
 def parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
     """Factors of the columns, none negative, by least squares."""
+    from scipy.optimize import nnls  # its import takes 0.2 s, and every command imports this file
+
     matrix = np.array(rows)
     most = np.maximum(matrix.max(axis=0), 1e-12)
     found, _ = nnls(matrix / most, np.maximum(0.0, seconds))

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 
 import edgebed
 from edgebed.errors import UsageError
 from orchestrator import api
+from orchestrator.cli import build
 from orchestrator.experiment import from_dict, load
 from orchestrator.records.summary import load_summary
 from tests.synthetic import Synthetic
@@ -162,6 +164,17 @@ def test_the_api_is_loaded_when_it_is_used_and_never_by_an_agent() -> None:
     assert in_a_new_process(f"import sys, edgebed, edge_agent.__main__; {loaded}") == "[]"
     program = f"import sys, edgebed, orchestrator.cli; orchestrator.cli.build(); {loaded}; edgebed.load_run; {loaded}"
     assert in_a_new_process(program).splitlines() == ["['orchestrator']", "['pandas', 'orchestrator']"]
+
+
+def test_a_command_is_built_alone_and_loads_what_it_needs() -> None:
+    commands = typer.main.get_command(build()).commands
+    assert {"run", "runs", "fleet"} <= set(commands)
+    for name in commands:
+        assert list(typer.main.get_command(build(name)).commands) == [name]
+    assert list(typer.main.get_command(build("rum")).commands) == list(commands)
+    loaded = "print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    program = f"import sys; from orchestrator.cli import build; build('runs'); {loaded}; build(); {loaded}"
+    assert in_a_new_process(program).splitlines() == ["[]", "['torch']"]
 
 
 def test_the_names_that_are_handed_on_are_those_of_the_api_and_no_others() -> None:
