@@ -1,4 +1,8 @@
-"""Before a test is ended by pytest-timeout, its report gets the stack of every process that the test has started."""
+"""What a test that waits in vain tells: what its commands have said so far, and the stack of every process.
+
+Before pytest-timeout ends a test, its report gets the stacks (the two hooks). `run` and `finish` give a command its own
+time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ import pytest
 EARLIER_S = 20.0
 """The stacks are taken so long before the test is ended, because that ends the processes, too."""
 DUMP_S = 5.0
+COMMAND_S = 120.0
+"""Seconds in which a command of a test has ended, where the test says nothing else."""
 _TIMER = pytest.StashKey[threading.Timer]()
 
 
@@ -39,6 +46,34 @@ def _stack(process: psutil.Process) -> str:
     except subprocess.TimeoutExpired:
         return f"{said}\nwaits in the kernel: {waits}; py-spy did not end within {DUMP_S:.0f} s"
     return f"{said}\nwaits in the kernel: {waits}\n{done.stdout or done.stderr}"
+
+
+def run(argv: Sequence[str], timeout_s: float = COMMAND_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command with its output as text. Raises as `finish`."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*argv], stdout=pipe, stderr=pipe, text=True, **options)
+    out, err = finish(process, timeout_s)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = COMMAND_S) -> tuple[str, str]:
+    """Standard output and error of a command, once it has ended and nobody holds its pipes.
+
+    Raises:
+        AssertionError: it has not in time, and was killed; with what it said until then, and the stacks.
+    """
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as late:
+        found = stacks()
+        process.kill()
+        out, err = (_text(said) for said in (late.output, late.stderr))
+    command = " ".join(map(str, process.args)) if isinstance(process.args, list) else process.args
+    raise AssertionError(f"no end of `{command}` within {timeout_s:.0f} s\n{out}\nstandard error: {err}\n{found}")
+
+
+def _text(said: str | bytes | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def _report() -> None:

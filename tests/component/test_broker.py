@@ -31,6 +31,7 @@ from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 from tests.component._faults import process_status
+from tests.hangs import run
 
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
 
@@ -165,7 +166,7 @@ def image() -> Iterator[str]:
     """An image with this machine's Mosquitto: the real one would have to be downloaded."""
     tag, binary = f"edgebed-test-mosquitto:{os.getpid()}", shutil.which("mosquitto", path="/usr/sbin:/usr/bin")
     assert binary is not None
-    libraries = re.findall(r"/\S+", subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout)
+    libraries = re.findall(r"/\S+", run(["ldd", binary]).stdout)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
         for path in (binary, "/etc/passwd", *libraries):

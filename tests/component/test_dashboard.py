@@ -27,6 +27,7 @@ from orchestrator.records import types as t
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import write_summary
 from orchestrator.report import write_results
+from tests.hangs import finish, run
 from tests.synthetic import Synthetic
 
 CLI = [sys.executable, "-c", "from orchestrator.cli import main; main()", "dashboard"]
@@ -210,12 +211,12 @@ def command(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Pop
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Page: "), line or process.communicate()
+        assert line.startswith("Page: "), line or finish(process)
         yield line.removeprefix("Page: ").strip(), process
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        finish(process)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -260,7 +261,7 @@ def test_a_port_that_is_taken_is_told_with_its_hint(tmp_path: Path) -> None:
     with command(tmp_path) as (address, _):
         port = str(httpx.URL(address).port)
         env = os.environ | {"EDGEBED_RUNS": str(tmp_path)}
-        again = subprocess.run([*CLI, "--port", port], env=env, capture_output=True, text=True, check=False)
+        again = run([*CLI, "--port", port], env=env)
         assert again.returncode == 2
         assert "--port 0" in again.stderr
 
@@ -313,7 +314,7 @@ def test_the_page_beside_a_run_ends_with_it(tmp_path: Path) -> None:
 def test_the_server_needs_no_torch() -> None:
     """It is started beside a run, whose host is small: it must not load what only training needs."""
     code = "import sys, orchestrator.dashboard.__main__; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_records_are_only_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.fleet import netns, network_path
 from orchestrator.fleet.leftovers import find_leftovers, remove
 from orchestrator.fleet.network_path import Measured
+from tests.hangs import COMMAND_S
 
 
 @pytest.mark.root
@@ -32,7 +33,7 @@ def test_it_is_measured_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.root
 def test_links_of_a_killed_measurement_are_found_and_removed() -> None:
     left = f"edgebed-{netns.path_name(2**22 + 1)}-0"  # no process has such a number
-    subprocess.run(["ip", "netns", "add", left], check=True)
+    subprocess.run(["ip", "netns", "add", left], check=True, timeout=COMMAND_S)
     try:
         (found,) = [each for each in find_leftovers() if each.name == left]
         remove(found)

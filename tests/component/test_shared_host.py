@@ -33,6 +33,7 @@ from orchestrator.records.disturbance import Work, not_got_s
 from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import small_fleet
+from tests.hangs import run
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
 
@@ -74,7 +75,7 @@ async def test_an_idle_fleet_counts_until_its_process_is_killed(tmp_path: Path) 
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
 
     def edgebed(*arguments: str) -> Any:
-        done = subprocess.run([*EDGEBED, *arguments], env=environment, capture_output=True, text=True)
+        done = run([*EDGEBED, *arguments], env=environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) if done.stdout else None
 

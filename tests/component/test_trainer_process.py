@@ -25,6 +25,7 @@ from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.training.process import TrainerProcess
 from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
+from tests.hangs import COMMAND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one process for all tests
 
@@ -179,7 +180,7 @@ async def test_the_process_ends_with_the_orchestrator() -> None:
         "asyncio.run(main())\n"
     )
     run = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
-    out, _ = await run.communicate()
+    out, _ = await asyncio.wait_for(run.communicate(), COMMAND_S)
     pid = int(out)
     with contextlib.suppress(psutil.NoSuchProcess):
         await asyncio.to_thread(psutil.Process(pid).wait, 60)

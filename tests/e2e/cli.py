@@ -17,6 +17,7 @@ import psutil
 
 from orchestrator.records.reader import read
 from orchestrator.records.types import LimitsSet, Record
+from tests.hangs import finish
 
 R = TypeVar("R")
 
@@ -38,9 +39,13 @@ session.calibrate_fleet = left_out
 """Saves the 10 s before each run where a test is about something else."""
 
 
+HEED_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A shell that started the tests in the background made them ignore Ctrl-C; what they start inherits that."""
+
+
 def command(calibrated: bool) -> list[str]:
     one_broker = ONE_BROKER if "EDGEBED_TEST_BROKER" in os.environ else ""
-    return [sys.executable, "-c", one_broker + ("" if calibrated else NO_CALIBRATION) + MAIN]
+    return [sys.executable, "-c", HEED_INTERRUPTS + one_broker + ("" if calibrated else NO_CALIBRATION) + MAIN]
 
 
 FLEET = """
@@ -73,11 +78,6 @@ def write_experiment(folder: Path) -> Path:
     return path
 
 
-def _heed_interrupts() -> None:
-    """A shell that started the tests in the background made them ignore Ctrl-C; what they start would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Cli:
     """One `edgebed` process, in a process group of its own as a shell would start it."""
 
@@ -93,12 +93,11 @@ class Cli:
             env=env,
             cwd=folder,
             start_new_session=True,
-            preexec_fn=_heed_interrupts,
         )
 
     def wait(self, timeout_s: float = 120.0) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
-        out, err = self.process.communicate(timeout=timeout_s)
+        out, err = finish(self.process, timeout_s)
         return self.process.returncode, out, err
 
     def interrupt(self) -> None:
@@ -122,7 +121,7 @@ class Cli:
 
         until(lambda: found() is not None or self.process.poll() is not None, timeout_s)
         record = found()
-        assert record is not None, f"the process ended without it: {self.process.communicate()}"
+        assert record is not None, f"the process ended without it: {finish(self.process)}"
         return record
 
     def children(self) -> list[psutil.Process]:
@@ -132,7 +131,7 @@ class Cli:
         """For a test that failed half-way."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            finish(self.process)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from orchestrator.rounds.driver import QUEUED_UPLOADS, RoundDriver
 from orchestrator.training.server import HalfTrainer
 from tests.component._faults import pid_of
 from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up
+from tests.hangs import COMMAND_S
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto, pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,13 +68,13 @@ async def back_in_a_round(run: Rig, device: str, after: Record) -> RoundFinished
 
 def shell(pid: int, *command: str) -> None:
     """Run a command in the network namespace of a process."""
-    subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *command], check=True)
+    subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *command], check=True, timeout=COMMAND_S)
 
 
 def interface(pid: int) -> str:
     """The device's one interface beside loopback."""
     command = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-o", "link"]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_S).stdout.splitlines()
     (name,) = {line.split(": ")[1].split("@")[0] for line in lines} - {"lo"}
     return name
 

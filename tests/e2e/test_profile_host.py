@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from orchestrator.simulation.calibration import load_calibration
 from tests.e2e.cli import command
+from tests.hangs import run
 
 pytestmark = [pytest.mark.root, pytest.mark.alone]
 
@@ -24,14 +24,7 @@ training: {{rounds: 1}}
 
 def edgebed(folder: Path, *arguments: str) -> str:
     environment = os.environ | {"EDGEBED_CACHE": str(folder / "cache"), "EDGEBED_RUNS": str(folder / "runs")}
-    done = subprocess.run(
-        [*command(calibrated=False), *arguments],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run([*command(calibrated=False), *arguments], 300, env=environment, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

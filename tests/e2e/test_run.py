@@ -36,6 +36,7 @@ from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder
 from tests.e2e.cli import Cli, cli, fleet_id, summary, traces, until, write_experiment
 from tests.e2e.rig import experiment, rig
+from tests.hangs import COMMAND_S
 
 FLAT = {
     "method": str,
@@ -219,11 +220,15 @@ def test_signals_during_the_clean_up_leave_nothing_either(tmp_path: Path) -> Non
         until(lambda: (len(made()) == 3 and len(run.children()) >= 5) or run.process.poll() is not None, 60)
         (fleet,) = {path.name.split("-")[1] for path in made()}
         run.process.send_signal(signal.SIGHUP)
-        while run.process.poll() is None:  # an impatient person at the keyboard
+
+        def ended() -> bool:  # of an impatient person at the keyboard
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.process.wait(0.1)
             if run.process.poll() is None:
                 run.interrupt()
+            return run.process.poll() is not None
+
+        until(ended, COMMAND_S)
         code, _, err = run.wait()
     assert code == 130, err
     assert "SIGHUP: ending, and removing the fleet" in err
@@ -237,7 +242,7 @@ def test_signals_during_the_clean_up_leave_nothing_either(tmp_path: Path) -> Non
 def test_a_disk_that_fills_up_ends_a_run_with_its_last_checkpoint(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(runs)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(runs)], check=True, timeout=COMMAND_S)
     try:
         many = ["run", str(write_experiment(tmp_path)), "--method", "fedavg", "--set", "training.rounds=500"]
         with cli(tmp_path, *many, calibrated=False) as run:
@@ -264,7 +269,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_its_last_checkpoint(tmp_path: Path
             assert again.wait()[0] == 130
         assert summary(folder)["rounds"] > kept.progress.round
     finally:
-        subprocess.run(["umount", "-l", str(runs)], check=True)
+        subprocess.run(["umount", "-l", str(runs)], check=True, timeout=COMMAND_S)
 
 
 # ---- conditions the paper varies ----

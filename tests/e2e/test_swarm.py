@@ -45,6 +45,7 @@ from orchestrator.scenario.spec import Event
 from tests.artificial_board import ArtificialBoard, artificial_board
 from tests.component._faults import causes, short_calibration
 from tests.e2e.rig import FleetUp, experiment
+from tests.hangs import COMMAND_S
 
 pytestmark = [
     pytest.mark.alone,
@@ -80,14 +81,14 @@ def workers() -> Iterator[list[Worker]]:
     """Two engines beside this host's own, all with the agent's image; removed at the end."""
     program = os.environ["EDGEBED_SWARM_UP"]
     try:
-        said = subprocess.run([program, "2"], check=True, capture_output=True, text=True).stdout
+        said = subprocess.run([program, "2"], check=True, capture_output=True, text=True, timeout=300).stdout
         found = [(socket, address, id) for socket, address, id in map(str.split, said.splitlines())]
         push_image("", [], print)  # builds it, once
         with ThreadPoolExecutor() as both:
             list(both.map(lambda worker: push_image("", [f"unix://{worker[0]}"], print), found))
         yield found
     finally:
-        subprocess.run([program, "--down"], check=True, capture_output=True)
+        subprocess.run([program, "--down"], check=True, capture_output=True, timeout=COMMAND_S)
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +160,15 @@ async def test_cores_that_the_nodes_do_not_have_together_are_found(spec: FleetSp
 @contextlib.contextmanager
 def slow_link(address: str) -> Iterator[None]:
     """What this host sends to an address comes at 30 Mbit/s."""
-    found = subprocess.run(["ip", "route", "get", address], check=True, capture_output=True, text=True).stdout
+    command = ["ip", "route", "get", address]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_S).stdout
     link = found.split(" dev ")[1].split()[0]
     slow = ["dev", link, "root", "tbf", "rate", "30mbit", "burst", "128kb", "latency", "50ms"]
-    subprocess.run(["tc", "qdisc", "add", *slow], check=True)
+    subprocess.run(["tc", "qdisc", "add", *slow], check=True, timeout=COMMAND_S)
     try:
         yield
     finally:
-        subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
+        subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True, timeout=COMMAND_S)
 
 
 async def test_a_slow_network_to_a_node_is_found(spec: FleetSpec, workers: list[Worker]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -17,6 +16,7 @@ from orchestrator.fleet.image import content, tag_of
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundFinished
 from tests.e2e.cli import MAIN, NO_CALIBRATION
+from tests.hangs import run
 
 ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
@@ -37,21 +37,14 @@ class Installed:
     def __call__(self, command: str, *arguments: str, cwd: Path = Path("/")) -> str:
         """Run a command of the environment; returns its standard output."""
         env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EDGEBED_RUNS")}
-        done = subprocess.run(
-            [str(self.python.parent / command), *arguments],
-            cwd=cwd,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run([str(self.python.parent / command), *arguments], cwd=cwd, env=env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -106,7 +99,7 @@ def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Pa
     assert "software" in said
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 3
-    for run in runs:
-        assert (run / "report.html").is_file()
-        rounds = [record for record in read(run / "records.jsonl") if isinstance(record, RoundFinished)]
+    for folder in runs:
+        assert (folder / "report.html").is_file()
+        rounds = [record for record in read(folder / "records.jsonl") if isinstance(record, RoundFinished)]
         assert [len(record.merged) for record in rounds] == [5]

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pytest_timeout")
 
+from tests.hangs import run
+
 ROOT = Path(__file__).parents[2]
 HANGS = """
 import subprocess, sys
@@ -40,3 +42,13 @@ def test_a_test_that_hangs_fails_and_tells_where_its_processes_are(tmp_path: Pat
     assert "This test hangs" in done.stdout
     assert "in wait_in_vain" in done.stdout
     assert "time.sleep(1000)" in done.stdout  # the command line of the process
+
+
+SAYS_AND_WAITS = "import sys, time; print('began', flush=True); print('trouble', file=sys.stderr); time.sleep(1000)"
+
+
+def test_a_command_that_does_not_end_is_killed_and_its_words_and_its_stack_are_told() -> None:
+    with pytest.raises(AssertionError, match=r"no end of `.*` within 3 s\nbegan\n") as told:
+        run([sys.executable, "-c", SAYS_AND_WAITS], 3)
+    assert "standard error: trouble" in str(told.value)
+    assert "waits in the kernel" in str(told.value)
