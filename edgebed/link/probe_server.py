@@ -86,6 +86,8 @@ class ProbeServer:
         while True:
             try:
                 connection, _ = listener.accept()
+            except ConnectionAbortedError:  # of one connection: the others must still be heard
+                continue
             except OSError:
                 return
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()

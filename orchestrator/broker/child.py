@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import os
-import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,27 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 against 0.45 ms per MB), and nearly half the goodput on loopback."""
 
 END_S = 3.0
+
+LAUNCH = """
+import ctypes, grp, os, pwd, sys
+parent, user, *command = sys.argv[1:]
+if user:
+    os.setgroups([])
+    os.setgid(grp.getgrnam(user).gr_gid)
+    os.setuid(pwd.getpwnam(user).pw_uid)
+libc = ctypes.CDLL(None)
+if hasattr(libc, "prctl"):
+    libc.prctl(1, 9)
+if os.getppid() != int(parent):
+    sys.exit("its orchestrator has ended")
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"{command[0]} cannot be run: {error.strerror}")
+"""
+"""A program that becomes the broker. First it has the kernel kill it when the thread that started it ends
+(PR_SET_PDEATHSIG), which a change of the user would undo. `preexec_fn` would do this in a copy of our process, whose
+other threads may hold locks: it could wait for ever, and we for it."""
 
 
 class Child:
@@ -56,19 +75,15 @@ class Child:
 
 async def begin(command: Sequence[str], user: str, **streams: Any) -> asyncio.subprocess.Process:
     """Start a broker, as this user where it is not "". Raises LinkError."""
-    identity: dict[str, Any] = {"user": user, "group": user, "extra_groups": []} if user else {}
     try:
         return await asyncio.create_subprocess_exec(
-            command[0],
-            *command[1:],
+            *(sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), user, *command),
             start_new_session=True,  # Ctrl-C must not end the broker before we have cleaned up
-            preexec_fn=_die_with_parent,
             env={**os.environ, **MALLOC},
-            **identity,
             **streams,
         )
     except OSError as error:
-        raise LinkError(f"{command[0]} cannot be run: {error.strerror}") from None
+        raise LinkError(f"{sys.executable} cannot be run: {error.strerror}") from None
 
 
 async def end(process: asyncio.subprocess.Process | None) -> None:
@@ -81,12 +96,3 @@ async def end(process: asyncio.subprocess.Process | None) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel shall kill it when the thread that started it ends (prctl PR_SET_PDEATHSIG)."""
-    with contextlib.suppress(AttributeError):
-        _libc.prctl(1, signal.SIGKILL)

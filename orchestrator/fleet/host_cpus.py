@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -210,19 +209,10 @@ def _claims() -> Iterator[Standing]:
 @contextlib.contextmanager
 def lock() -> Iterator[None]:
     """One process of this host at a time, of any user."""
-    path, deadline = TEMPORARY / "edgebed-cpus.lock", time.monotonic() + LOCK_S
+    path = TEMPORARY / "edgebed-cpus.lock"
     file = _open_shared(path)
     try:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"another process has held {path} for {LOCK_S:.0f} s", hint=f"see who: fuser {path}"
-                    ) from None
-                time.sleep(0.01)
+        ownership.lock_in_time(file, path, LOCK_S)
         yield
     finally:
         os.close(file)

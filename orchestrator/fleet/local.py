@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import sys
@@ -27,7 +26,7 @@ from orchestrator.fleet.rival import Rivals
 from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.users import Users, closed_to_others
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = LOCK_S = 120.0
 CAP_SYS_ADMIN = 21
 KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
 """Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
@@ -85,7 +84,7 @@ class LocalFleet:
         return [wire.host_address for wire in self._wires.values()]
 
     def _make(self) -> None:
-        with _one_at_a_time():
+        with _one_at_a_time(self._making.go_on):
             leftovers.collect()
             self._folder.mkdir(parents=True)
             self._owned = ownership.hold(self._folder)
@@ -385,9 +384,10 @@ def may_mount() -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def _one_at_a_time(go_on: Callable[[], None]) -> Iterator[None]:
     """Lock the choice of subnets: two fleets that look at the same time would choose the same ones."""
     leftovers.STATE.mkdir(parents=True, exist_ok=True)
-    with (leftovers.STATE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = leftovers.STATE / "lock"
+    with path.open("w") as lock:
+        ownership.lock_in_time(lock.fileno(), path, LOCK_S, go_on)
         yield

@@ -7,6 +7,7 @@ are views of it. The memory is freed when the last of them is gone.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -70,10 +71,15 @@ def receive(at: socket.socket, kind: type[H] | Any, flags: int = 0) -> Parcel[H]
 
     Args:
         flags: of `recvmsg`; with `MSG_DONTWAIT` it raises BlockingIOError where nothing has arrived.
+
+    Raises:
+        OSError: this process may have no more open files.
     """
     data, files, _, _ = socket.recv_fds(at, 1, 1, flags | socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
+    if not files:  # the kernel could not hand it over
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
         memory = mmap.mmap(files[0], os.fstat(files[0]).st_size)
     finally:

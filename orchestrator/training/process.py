@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
+import psutil
 
 from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
@@ -32,10 +33,14 @@ from orchestrator.training import parcel
 from orchestrator.training.child import READY
 from orchestrator.training.copies import copy_of
 from orchestrator.training.server import HalfTrainer
+from orchestrator.training.stillness import Stillness
 
 T = TypeVar("T")
 START_S, END_S = 120.0, 5.0
 """Seconds in which the process must have started, and in which it must have ended."""
+
+LOOK_S, STILL_LOOKS = 10.0, 60
+"""Seconds between two looks at its CPU time, and the looks after which a process that has used none hangs."""
 
 RESUME = "`edgebed run --resume RUN` continues from the last checkpoint"
 MEMORY = "; if the host's memory was short (see `dmesg`), use smaller batches, fewer devices or a larger host"
@@ -66,6 +71,7 @@ class TrainerProcess:
         self._kept: dict[int, tuple[int, object]] = {}  # number, by id of a context or of samples, which stay alive
         self._guarded: set[asyncio.Future[Any]] = set()
         self._failure: RunError | None = None
+        self._why = ""
         self._closing = False
         self._lifted = 0
         self._cpus = math.inf
@@ -88,6 +94,7 @@ class TrainerProcess:
             )
         self.pid = self._process.pid
         asyncio.get_running_loop().add_reader(ours, self._read)
+        self._watching = asyncio.create_task(self._watch())
 
     async def ready(self) -> None:
         """Raises RunError where the process has not started in time."""
@@ -131,8 +138,10 @@ class TrainerProcess:
         if self._closing:
             return
         self._closing = True
+        self._watching.cancel()
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
+        self._fail(RunError("the trainer's process was closed", hint=RESUME))
         try:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
@@ -234,8 +243,11 @@ class TrainerProcess:
     async def _send(
         self, call: o.Call, groups: parcel.Groups | None, answered: asyncio.Future[parcel.Parcel[o.Answer]]
     ) -> parcel.Parcel[o.Answer]:
-        with contextlib.suppress(ConnectionError):  # the process has ended: the answer says why
+        try:
             await asyncio.to_thread(parcel.send, self._socket, call, groups)
+        except OSError as error:
+            if not (self._closing or isinstance(error, ConnectionError)):
+                raise  # otherwise the process has ended, and the answer says why
         answer = await answered
         if isinstance(answer.head.result, o.Failed):
             raise answer.head.result.problem.error()
@@ -256,21 +268,52 @@ class TrainerProcess:
             return
         except ConnectionError:
             answer = None
+        except (OSError, ValueError, msgspec.MsgspecError) as error:  # somebody waits for what cannot be read
+            self._end(f"was ended, because an answer of it cannot be read: {error}")
+            return
         if answer is None:
             self._gone = asyncio.ensure_future(self._ended())
         elif (future := self._calls.get(answer.head.number)) is not None and not future.done():
             future.set_result(answer)
 
+    async def _watch(self) -> None:
+        """End the process once it hangs."""
+        stillness = Stillness(STILL_LOOKS)
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process = psutil.Process(self.pid)
+            while True:
+                await asyncio.sleep(LOOK_S)
+                used = process.cpu_times()
+                if stillness.hangs(self._at_work, used.user + used.system, self._cpus):
+                    state, seconds = process.status(), STILL_LOOKS * LOOK_S
+                    self._end(f"hung and was ended: {state}, with work to do, no CPU time used for {seconds:.0f} s")
+                    return
+
+    @property
+    def _at_work(self) -> bool:
+        return any(not future.done() for future in self._calls.values())
+
+    def _end(self, why: str) -> None:
+        """Kill the process; its end is then told as every other."""
+        self._why = why
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def _ended(self) -> None:
-        """The process has ended by itself: every call fails, and guarded work is cancelled."""
+        """The process has ended: every call fails, and guarded work is cancelled."""
         asyncio.get_running_loop().remove_reader(self._socket)
         code = await self._process.wait()
-        self._failure = RunError(f"the trainer's process {cause(code)}{last_words(self._log)}", hint=RESUME + MEMORY)
+        why = self._why or cause(code)
+        self._fail(RunError(f"the trainer's process {why}{last_words(self._log)}", hint=RESUME + MEMORY))
+        for task in self._guarded:
+            task.cancel()
+
+    def _fail(self, failure: RunError) -> None:
+        self._failure = self._failure or failure
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self._failure)
-        for task in self._guarded:
-            task.cancel()
+                future.exception()  # it need not be waited for
 
 
 class RemoteHalf(ServerHalf):

@@ -119,6 +119,23 @@ asyncio.run(main())
         child.wait(timeout=10)
 
 
+@pytest.mark.parametrize("kind", OURS)
+def test_it_starts_whatever_lock_another_thread_holds(kind: str) -> None:
+    """A copy of this process would wait for the lock for ever; only a new program may be started."""
+    code = f"""
+import asyncio, os, threading
+from orchestrator.broker.open_broker import open_broker
+lock = threading.Lock()
+lock.acquire()
+os.register_at_fork(after_in_child=lock.acquire)
+async def main():
+    async with open_broker([], kinds=["{kind}"]):
+        print("open")
+asyncio.run(main())
+"""
+    assert run([sys.executable, "-c", code], 60).stdout == "open\n"
+
+
 async def test_nothing_to_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosquitto, "find", lambda: None)
     with pytest.raises(LinkError, match="none is installed") as caught:

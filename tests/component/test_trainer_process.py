@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +25,9 @@ from edgebed.methods.base import METHODS, Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.training import orders as o
+from orchestrator.training import parcel
+from orchestrator.training import process as process_module
 from orchestrator.training.process import TrainerProcess
 from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
@@ -136,6 +142,56 @@ async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
         assert "--resume" in caught.value.hint
         await trainer.close()
     assert not psutil.pid_exists(process.pid)
+
+
+async def test_a_process_that_hangs_is_ended_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(process_module, "STILL_LOOKS", 50)
+    async with TrainerProcess() as process:
+        await process.ready()
+        work = asyncio.create_task(process.guard(asyncio.Event().wait()))
+        os.kill(process.pid, signal.SIGSTOP)  # as if it waited for itself
+        async with asyncio.timeout(30):
+            with pytest.raises(RunError, match="hung and was ended: stopped, with work to do") as caught:
+                await process.call(o.Forget(0))
+            with pytest.raises(RunError, match="hung"):
+                await work
+        assert "--resume" in caught.value.hint
+
+
+async def test_an_answer_that_cannot_be_read_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TrainerProcess() as process:
+        await process.ready()
+
+        receive = parcel.receive
+
+        def full(*arguments: Any) -> None:
+            receive(*arguments)
+            monkeypatch.undo()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(parcel, "receive", full)
+        async with asyncio.timeout(30):
+            with pytest.raises(RunError, match=r"cannot be read: .*Too many open files"):
+                await process.call(o.Forget(0))
+
+
+async def test_whoever_waits_for_an_answer_is_told_that_the_process_is_closed() -> None:
+    async with TrainerProcess() as process:
+        await process.ready()
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(process.call(o.Forget(0)))
+        await asyncio.sleep(0)
+    with pytest.raises(RunError, match="closed"):
+        await waiting
+
+
+async def test_a_parcel_without_its_memory_is_told() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"p")
+        with pytest.raises(OSError, match="Too many open files"):
+            parcel.receive(ours, o.Answer)
 
 
 def cpu_s(pid: int) -> dict[str, float]:

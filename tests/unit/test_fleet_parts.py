@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import itertools
 import json
 import os
@@ -19,9 +21,10 @@ from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.limits import cgroups
 from edgebed.limits.cpu_quota import CpuQuota
 from edgebed.wire import fork_protocol
-from orchestrator.fleet import links, netns, ownership
+from orchestrator.fleet import leftovers, links, local, netns, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.host import quota_cpus
+from orchestrator.fleet.local import LocalFleet
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.fleet.subnets import free_subnets, parse_routes
 
@@ -221,3 +224,21 @@ def test_the_quota_in_force_is_read_from_what_the_helper_prints() -> None:
     assert quota_cpus(links.parse_files("cpu.max 3000 100000\n")) == 0.03
     assert quota_cpus(links.parse_files("cpu.cfs_quota_us -1\ncpu.cfs_period_us 100000\n")) is None
     assert links.parse_files("") == {}
+
+
+async def test_a_fleet_does_not_wait_for_ever_for_another_one_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "STATE", tmp_path)
+    with (tmp_path / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # as an orchestrator that is stopped holds it
+        closed = LocalFleet(spec(), "f00000001", kernel=True)
+        waiting = asyncio.create_task(closed.prepare())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await closed.close()
+            with pytest.raises(FleetError, match="being closed"):
+                await waiting
+        monkeypatch.setattr(local, "LOCK_S", 0.05)
+        with pytest.raises(FleetError, match=r"another process has held .*lock"):
+            await LocalFleet(spec(), "f00000002", kernel=True).prepare()
