@@ -20,15 +20,13 @@ import msgspec
 from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.cgroups import CHILD, MOUNT, PARENT, SLICE
 from edgebed.limits.cpu_quota import QUOTA_FILES
+from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.capacity import Carried, path_dilation
 from orchestrator.fleet.environment import dilation_over
 from orchestrator.fleet.host import quota_cpus, usable_cores
 from orchestrator.fleet.network_path import carried_for
 from orchestrator.fleet.profile import FleetSpec
-
-TEMPORARY = Path("/tmp")
-"""Holds the lock and the claims of users other than root. Not TMPDIR, which may differ between processes."""
 
 LOCK_S = 20.0
 LOCAL = re.compile(r"(f[0-9a-f]{8})-\d+$")
@@ -209,29 +207,8 @@ def _claims() -> Iterator[Standing]:
 @contextlib.contextmanager
 def lock() -> Iterator[None]:
     """One process of this host at a time, of any user."""
-    path = TEMPORARY / "edgebed-cpus.lock"
-    file = _open_shared(path)
-    try:
-        ownership.lock_in_time(file, path, LOCK_S)
+    with shared_lock(TEMPORARY / "edgebed-cpus.lock", LOCK_S):
         yield
-    finally:
-        os.close(file)
-
-
-def _open_shared(path: Path) -> int:
-    """A file of any user that can be locked: opened to read, because the kernel forbids to open another user's file in
-    /tmp with O_CREAT (fs.protected_regular)."""
-    for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDONLY):
-        try:
-            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except (FileNotFoundError, FileExistsError):
-            continue
-        except OSError as error:
-            raise FleetError(f"{path} cannot be opened: {error.strerror}", hint=f"chmod 644 {path}") from None
-        with contextlib.suppress(PermissionError):  # it is another user's
-            os.fchmod(file, 0o644)
-        return file
-    raise FleetError(f"{path} cannot be made", hint=f"touch {path}")
 
 
 # ---- cgroups ---------------------------------------------------------------------------------------------------------

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import re
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edgebed.errors import FleetError
+from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.files.shipped import shipped, sources
 
 REPOSITORY = "edgebed-agent"
 SOURCES = ("edgebed", "edge_agent")
 BASE_LABEL = "edgebed.base"
 """Label of the image: the base image, by digest if the engine pulled it from a registry."""
+
+BUILD_S = 1800.0
+"""Seconds for which a build of another process is waited for."""
 
 _DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
@@ -81,7 +86,8 @@ def _has(client: Any, tag: str) -> bool:
 
 
 def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
-    """The tag of the agent's image; builds the image if the engine has none. The first build takes minutes.
+    """The tag of the agent's image; builds the image if the engine has none. The first build takes minutes. If another
+    process of this host builds it, waits for that.
 
     Args:
         client: a docker client.
@@ -90,8 +96,32 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
     """
     files = content(os.environ.get("EDGEBED_BASE_IMAGE", ""))
     tag = tag_of(files)
-    if _has(client, tag):
-        return tag
+    if not _has(client, tag):
+        with _sole_builder(client, tag, notify, go_on):
+            if not _has(client, tag):  # nobody has built it meanwhile
+                _build(client, files, tag, notify, go_on)
+    return tag
+
+
+@contextlib.contextmanager
+def _sole_builder(client: Any, tag: str, notify: Callable[[str], None], go_on: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of this host for building an image on this engine."""
+    engine = str(client.info().get("ID") or client.api.base_url)
+    name = hashlib.sha256(f"{engine} {tag}".encode()).hexdigest()[:16]
+    lines = iter([f"another process builds the agent's image {tag}: waiting for it"])
+
+    def wait() -> None:
+        go_on()
+        for line in lines:
+            notify(line)
+
+    with shared_lock(TEMPORARY / f"edgebed-build-{name}.lock", BUILD_S, wait):
+        yield
+
+
+def _build(
+    client: Any, files: Mapping[str, bytes], tag: str, notify: Callable[[str], None], go_on: Callable[[], None]
+) -> None:
     notify(f"building the agent's image {tag} (minutes the first time)")
     base = _pinned(client, base_of(files))
     notify(f"image: base {base}")
@@ -114,7 +144,6 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
             notify(f"image: {line}")
         if "error" in event:
             raise _not_built(f"{event['error']} Last lines: {' | '.join(lines[-5:])}")
-    return tag
 
 
 def _pinned(client: Any, base: str) -> str:

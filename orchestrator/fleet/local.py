@@ -17,6 +17,7 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
 from edgebed.limits.throttle import confirm, held_by_kernel
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
+from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet import leftovers, netns, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.making import CleanUp, Making
@@ -389,5 +390,5 @@ def _one_at_a_time(go_on: Callable[[], None]) -> Iterator[None]:
     leftovers.STATE.mkdir(parents=True, exist_ok=True)
     path = leftovers.STATE / "lock"
     with path.open("w") as lock:
-        ownership.lock_in_time(lock.fileno(), path, LOCK_S, go_on)
+        lock_in_time(lock.fileno(), path, LOCK_S, go_on)
         yield

@@ -14,14 +14,11 @@ import os
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
-
-from edgebed.errors import FleetError
 
 OWNER, BROKER = "edgebed.owner", "edgebed.broker"
 """Labels of containers and networks. The value of the first is an `Owner`, as text."""
@@ -203,30 +200,6 @@ def abandoned() -> Iterator[Path]:
     for path in sorted(Path(tempfile.gettempdir()).glob("edgebed-*")):
         if path.name.startswith(PREFIXES) and is_abandoned(path):
             yield path
-
-
-def lock_in_time(file: int, path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> None:
-    """Lock an open file for this process alone.
-
-    Args:
-        path: of the file, for messages.
-        go_on: called while it waits; may raise.
-
-    Raises:
-        FleetError: another process has held it for `limit_s` seconds.
-    """
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            go_on()
-            if time.monotonic() > deadline:
-                raise FleetError(
-                    f"another process has held {path} for {limit_s:.0f} s", hint=f"see who: fuser {path}"
-                ) from None
-            time.sleep(0.01)
 
 
 def is_held(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Cleaning up waits for what is being made; containers start on kernels without IPv6; a build can be given up."""
+"""Cleaning up waits for what is being made; containers start on kernels without IPv6."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import docker.errors
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import containers, image, leftovers, links
+from orchestrator.fleet import containers, leftovers, links
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
@@ -195,83 +195,3 @@ async def test_other_refusals_of_the_engine_are_told(engine: Engine) -> None:
     with pytest.raises(FleetError, match="no space left"):
         await start()
     assert engine.started == []
-
-
-def test_a_build_is_given_up_when_the_fleet_is_closed() -> None:
-    read: list[int] = []
-
-    def stream() -> Iterator[dict[str, str]]:
-        for number in range(1000):
-            read.append(number)
-            yield {"stream": "Collecting torch"}
-
-    def get(name: str) -> SimpleNamespace:
-        if name.startswith(image.REPOSITORY):
-            raise docker.errors.ImageNotFound("none")
-        return SimpleNamespace(id="sha256:1", attrs={})
-
-    client = SimpleNamespace(images=SimpleNamespace(get=get), api=SimpleNamespace(build=lambda **options: stream()))
-
-    def go_on() -> None:
-        if len(read) == 3:
-            raise FleetError("the fleet is being closed", hint="")
-
-    with pytest.raises(FleetError, match="closed"):
-        image.ensure_image(client, lambda line: None, go_on)
-    assert len(read) == 3
-
-
-# ---- the base image ----
-
-
-def built(monkeypatch: pytest.MonkeyPatch, digests: list[str], base: str = "", here: bool = True) -> dict[str, Any]:
-    """What the engine is asked to build, where it has the base image with these digests, or can pull it."""
-    asked: dict[str, Any] = {}
-    pulled: list[str] = []
-
-    def get(name: str) -> SimpleNamespace:
-        if name.startswith(image.REPOSITORY) or not here:
-            raise docker.errors.ImageNotFound("none")
-        return SimpleNamespace(id="sha256:1", attrs={"RepoDigests": digests})
-
-    def pull(name: str) -> SimpleNamespace:
-        pulled.append(name)
-        return SimpleNamespace(id="sha256:1", attrs={"RepoDigests": digests})
-
-    def build(**options: Any) -> Iterator[dict[str, str]]:
-        asked.update(options)
-        return iter(())
-
-    monkeypatch.setenv("EDGEBED_BASE_IMAGE", base)
-    client = SimpleNamespace(images=SimpleNamespace(get=get, pull=pull), api=SimpleNamespace(build=build))
-    assert image.ensure_image(client, lambda line: None) == asked["tag"]
-    return asked | {"pulled": pulled}
-
-
-def test_the_image_is_labelled_with_the_digest_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert built(monkeypatch, ["python@sha256:2"])["labels"][image.BASE_LABEL] == "python@sha256:2"
-    assert built(monkeypatch, [])["labels"][image.BASE_LABEL] == "sha256:1"
-    missing = built(monkeypatch, ["python@sha256:2"], here=False)
-    assert missing["pulled"] == [image.base_of(image.content())] == ["python:3.11-slim-bookworm"]
-    assert missing["labels"][image.BASE_LABEL] == "python@sha256:2"
-
-
-def test_another_base_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, other = built(monkeypatch, []), built(monkeypatch, [], base="python@sha256:3")
-    assert image.base_of(image.content("python@sha256:3")) == "python@sha256:3"
-    assert ours["tag"] != other["tag"]
-    assert ours["tag"] == image.tag_of(image.content())
-    assert b"ARG BASE=python@sha256:3\n" in other["fileobj"].read()
-
-
-def test_a_base_that_cannot_be_pulled_is_named() -> None:
-    def absent(name: str) -> None:
-        raise docker.errors.ImageNotFound("none")
-
-    def refused(name: str) -> None:
-        raise docker.errors.APIError("no route to the registry")
-
-    client = SimpleNamespace(images=SimpleNamespace(get=absent, pull=refused))
-    with pytest.raises(FleetError, match=r"base image python:3\.11-slim-bookworm cannot be pulled: no route") as raised:
-        image.ensure_image(client, lambda line: None)
-    assert "docker load" in raised.value.hint

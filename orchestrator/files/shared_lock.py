@@ -1,0 +1,67 @@
+"""Locks that processes of this host share. The kernel frees a lock when its holder ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edgebed.errors import FleetError
+
+TEMPORARY = Path("/tmp")
+"""Holds files that any user may lock. Not TMPDIR, which may differ between processes."""
+
+
+@contextlib.contextmanager
+def shared_lock(path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock of a file in TEMPORARY, which is made if it is missing. Arguments and errors as in
+    `lock_in_time`."""
+    file = _open(path)
+    try:
+        lock_in_time(file, path, limit_s, go_on)
+        yield
+    finally:
+        os.close(file)
+
+
+def lock_in_time(file: int, path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> None:
+    """Lock an open file for this process alone.
+
+    Args:
+        path: of the file, for messages.
+        go_on: called while it waits; may raise.
+
+    Raises:
+        FleetError: another process has held it for `limit_s` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            go_on()
+            if time.monotonic() > deadline:
+                raise FleetError(
+                    f"another process has held {path} for {limit_s:.0f} s", hint=f"see who: fuser {path}"
+                ) from None
+            time.sleep(0.01)
+
+
+def _open(path: Path) -> int:
+    """A file of any user that can be locked: opened to read, because the kernel forbids to open another user's file in
+    /tmp with O_CREAT (fs.protected_regular)."""
+    for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDONLY):
+        try:
+            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except (FileNotFoundError, FileExistsError):
+            continue
+        except OSError as error:
+            raise FleetError(f"{path} cannot be opened: {error.strerror}", hint=f"chmod 644 {path}") from None
+        with contextlib.suppress(PermissionError):  # it is another user's
+            os.fchmod(file, 0o644)
+        return file
+    raise FleetError(f"{path} cannot be made", hint=f"touch {path}")
