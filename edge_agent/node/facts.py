@@ -25,7 +25,8 @@ got."""
 
 def facts(proc: Path = Path("/proc")) -> dict[str, Any]:
     """Cores, memory, load of the last minute, and CPU seconds: since the boot, used by all programs of the node, and
-    stolen by its hypervisor; used by this process. `machine` is the same for engines that share a machine."""
+    stolen by its hypervisor; used by this process. `machine` is the same for engines that share a machine. `at_s` is
+    the time on the steady clock, `utc_s` that on the clock that people set."""
     used_s, stolen_s = cpu_seconds((proc / "stat").read_text(), os.sysconf("SC_CLK_TCK"))
     memory = next(line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
     return {
@@ -37,6 +38,7 @@ def facts(proc: Path = Path("/proc")) -> dict[str, Any]:
         "helper_s": time.process_time(),
         "machine": (proc / "sys/kernel/random/boot_id").read_text().strip(),
         "at_s": time.monotonic(),
+        "utc_s": time.time(),
     }
 
 

@@ -116,6 +116,8 @@ class NodeReading(msgspec.Struct, frozen=True):
         helper_s: of our helper there.
         cpus: the quotas of its devices together.
         load: mean of the last minute.
+        clock_s, clock_error_s: its clock (UTC) minus ours, and the error of that.
+        drift_s: by how much its steady clock has moved against ours since it was first asked.
     """
 
     name: str
@@ -127,6 +129,9 @@ class NodeReading(msgspec.Struct, frozen=True):
     helper_s: float
     cpus: float
     load: float
+    clock_s: float | None = None
+    clock_error_s: float | None = None
+    drift_s: float | None = None
 
 
 @runtime_checkable

@@ -25,6 +25,9 @@ def rounds_of_nodes(
                 ours_s=_ours_s(end, starts, after),
                 load=end.load,
                 here=end.machine == own_machine,
+                clock_s=end.clock_s,
+                clock_error_s=end.clock_error_s,
+                drift_s=end.drift_s,
             )
 
 

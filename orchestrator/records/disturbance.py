@@ -50,13 +50,14 @@ class Disturbance(msgspec.Struct, frozen=True):
 
 class NodeShares(msgspec.Struct, frozen=True):
     """What a node of a Swarm did in one round: shares of the CPU time of all its cores. `others`: at least, by programs
-    that are not of Edgebed; `load`: mean of the last minute."""
+    that are not of Edgebed; `load`: mean of the last minute; `clock_s`: its clock minus this host's."""
 
     busy: float
     stolen: float
     others: float
     cores: float
     load: float
+    clock_s: float | None = None
 
 
 class HostOfRound(msgspec.Struct, frozen=True):
@@ -239,7 +240,7 @@ def _by_node(node: NodeRound) -> Iterable[Disturbance]:
 def _of_node(node: NodeRound) -> NodeShares:
     all_s = node.cores * node.wall_s
     others_s = max(0.0, node.busy_s - node.ours_s)
-    return NodeShares(node.busy_s / all_s, node.stolen_s / all_s, others_s / all_s, node.cores, node.load)
+    return NodeShares(node.busy_s / all_s, node.stolen_s / all_s, others_s / all_s, node.cores, node.load, node.clock_s)
 
 
 def _merged(found: Iterable[Disturbance]) -> list[Disturbance]:

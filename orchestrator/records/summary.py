@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -341,19 +341,20 @@ def _count(disturbed: list[list[str] | None]) -> int | None:
     return sum(bool(causes) for causes in known) if known else None
 
 
-def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
+def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
     """Lists by name, with an entry per row; None where a row lacks the name."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _nodes(rounds: list[dict[str, NodeShares]]) -> dict[str, dict[str, list[float | None]]]:
-    """Shares of the CPU time of a Swarm's nodes, and their load: lists by node, with an entry per round."""
+    """Shares of the CPU time of a Swarm's nodes, and their load and clock: lists by node, with an entry per round."""
     return {
         "busy_share": _columns([{name: each.busy for name, each in nodes.items()} for nodes in rounds]),
         "stolen_share": _columns([{name: each.stolen for name, each in nodes.items()} for nodes in rounds]),
         "others_share": _columns([{name: each.others for name, each in nodes.items()} for nodes in rounds]),
         "load": _columns([{name: each.load for name, each in nodes.items()} for nodes in rounds]),
+        "clock_s": _columns([{name: each.clock_s for name, each in nodes.items()} for nodes in rounds]),
     }
 
 

@@ -274,6 +274,9 @@ class NodeRound(msgspec.Struct, frozen=True):
     ours_s: float  # at most: the quotas of all devices of the machine, and its helpers
     load: float  # mean of the last minute, as its kernel tells
     here: bool = False  # it is the host of the orchestrator, on which `HostRound` judges
+    clock_s: float | None = None  # its clock (UTC) minus that of the orchestrator's host; None: not measured
+    clock_error_s: float | None = None  # of that: half a round trip
+    drift_s: float | None = None  # moved by its steady clock against the orchestrator's since the fleet started
 
 
 class HostRound(msgspec.Struct, frozen=True, tag="host_round"):

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from edge_agent.node import facts as node_facts
 from edge_agent.node import helper as node_helper
 from edge_agent.node.helper import Helper
 from edge_agent.node.settings import Settings, read_settings
@@ -19,7 +21,9 @@ from edgebed.errors import FleetError
 from orchestrator.boards.authority import Authority
 from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet.swarm.helpers import settings, write_credentials
+from orchestrator.fleet.swarm.kernel_clock import ask_clocks
 from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
+from orchestrator.fleet.swarm.nodes import compare_clocks
 from orchestrator.fleet.swarm.placement import Node
 
 HOST = "127.0.0.1"
@@ -82,6 +86,33 @@ async def test_the_orchestrator_hears_what_the_node_is_like(up: Up) -> None:
     assert facts["engine"] is True
     busy = await up.link().call("busy", cpus=0.2, seconds=0.5)
     assert 0.02 < busy["cpu_s"] < 0.2
+
+
+async def test_the_clock_of_a_node_is_compared(up: Up) -> None:
+    """It is that of this machine."""
+    said: list[str] = []
+    told = (await compare_clocks({"id": up.link()}, said.append))["id"]
+    assert told.clock.wrong_s < 0.001
+    assert told.steady.wrong_s == 0
+    assert said == []
+
+
+async def test_a_node_whose_clock_is_wrong_is_named(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, behind_s, said = node_facts.facts, 90.0, list[str]()
+    monkeypatch.setattr(node_facts, "facts", lambda: {**real(), "utc_s": time.time() - behind_s})
+    await compare_clocks({"id": up.link()}, said.append)
+    assert said[0].startswith("the clock of n1 is 90 s behind this host")
+    behind_s = 3 * 3600.0
+    with pytest.raises(FleetError, match="n1 is 3 hours behind this host"):
+        await compare_clocks({"id": up.link()}, said.append)
+
+
+@pytest.mark.root
+def test_a_kernel_tells_its_clock() -> None:
+    """Of IPv4 addresses only."""
+    found = ask_clocks({"here": HOST, "other": "fd00::1"})
+    assert found["here"].wrong_s <= 0.002
+    assert set(found) == {"here"}
 
 
 async def test_a_node_may_not_command_another_and_a_stranger_reaches_nothing(up: Up, tmp_path: Path) -> None:

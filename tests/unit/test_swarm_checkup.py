@@ -35,7 +35,7 @@ def fleet(cpus: float) -> FleetSpec:
 
 def test_all_nodes_are_ready() -> None:
     rows = list(check_swarm(SWARM, needed=True))
-    assert [row.lack for row in rows] == ["", "", ""]
+    assert [row.lack for row in rows] == ["", "", "", ""]
     assert rows[0].found == "2 of 2 nodes ready: one 10.0.0.1 (4 cores), two 10.0.0.2 (2 cores)"
     assert rows[1].found == "Docker 20.10.24 on 2"
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+import msgspec
+
 from edgebed.errors import CapacityError, FleetError
 from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.host import usable_cores
@@ -15,6 +17,8 @@ from orchestrator.fleet.links import beside_us
 from orchestrator.fleet.profile import FleetSpec
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.fleet.swarm.checkup import Swarm
+from orchestrator.fleet.swarm.clocks import Clock
+from orchestrator.fleet.swarm.kernel_clock import ask_clocks
 from orchestrator.fleet.swarm.manager import Manager
 from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, dilation_of_nodes, place, quotas
 from orchestrator.fleet.swarm_spec import SwarmFile
@@ -58,9 +62,21 @@ def find_swarm() -> Swarm:
         with contextlib.closing(connect(ENGINE_S)) as client, engine_errors("the engine does not answer"):
             manager = Manager(client, {})
             own = manager.node_id if beside_us(client) else ""
-            return Swarm(tuple(manager.nodes()), own, has_image(client))
+            nodes = tuple(manager.nodes())
+            clocks, why = _clocks(nodes)
+            return Swarm(nodes, own, has_image(client), clocks, why)
     except FleetError as error:
         return Swarm(error=str(error), hint=error.hint)
+
+
+def _clocks(nodes: Sequence[Found]) -> tuple[tuple[Clock, ...], str]:
+    """Of the nodes that answer, and why none was asked."""
+    try:
+        found = ask_clocks({node.id: node.address for node in nodes if not node.down})
+    except PermissionError:
+        return (), "asking needs root"
+    hosts = {node.id: node.host for node in nodes}
+    return tuple(msgspec.structs.replace(clock, node=hosts[id]) for id, clock in found.items()), ""
 
 
 def _place(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> Placement:

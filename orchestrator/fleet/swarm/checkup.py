@@ -10,6 +10,7 @@ import msgspec
 from edgebed.errors import EdgebedError
 from orchestrator.fleet.checkup import Check, DeviceFit, FleetFit
 from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.swarm.clocks import HINT, MOST_WRONG_S, NOTED_S, Clock, spelled
 from orchestrator.fleet.swarm.placement import Found, choose_nodes, dilation_of_nodes, place
 from orchestrator.fleet.swarm_spec import SwarmFile
 
@@ -20,12 +21,15 @@ class Swarm(msgspec.Struct, frozen=True):
     Attributes:
         own: the id of this host's node; "" if the engine is elsewhere.
         image: this host's engine has the agent's image.
+        clocks: of the nodes that answer; `clocks_why`: why none was asked.
         error, hint: why this engine manages no Swarm, and what to do; then the rest is empty.
     """
 
     nodes: tuple[Found, ...] = ()
     own: str = ""
     image: bool = False
+    clocks: tuple[Clock, ...] = ()
+    clocks_why: str = ""
     error: str = ""
     hint: str = ""
 
@@ -38,6 +42,7 @@ def check_swarm(swarm: Swarm, needed: bool) -> Iterator[Check]:
         return
     yield _nodes(swarm, needed)
     yield _versions(swarm)
+    yield _clocks(swarm, needed)
     yield Check(
         "image on the nodes",
         f"{'there' if swarm.image else 'not yet built'} on this host; not known of the others",
@@ -56,6 +61,18 @@ def _nodes(swarm: Swarm, needed: bool) -> Check:
     if not ready:
         lack = f"no node can hold devices: {lack}"
     return Check("Swarm", found, lack, "docker node ls; docker node update" if lack else "", needed and not ready)
+
+
+def _clocks(swarm: Swarm, needed: bool) -> Check:
+    """Silent nodes are no lack: many networks do not let the question through, and a run measures over TLS."""
+    silent = {node.host for node in swarm.nodes if not node.down} - {clock.node for clock in swarm.clocks}
+    not_known = f"not known of {', '.join(sorted(silent))}: {swarm.clocks_why or 'no answer'}" if silent else ""
+    within = max((abs(clock.offset_s) + clock.error_s for clock in swarm.clocks), default=0.0)
+    known = f"{len(swarm.clocks)} within {spelled(within)} of this host's" if swarm.clocks else ""
+    wrong = [clock for clock in swarm.clocks if clock.wrong_s > NOTED_S]
+    fatal = any(clock.wrong_s > MOST_WRONG_S for clock in wrong)
+    found = "; ".join(text for text in (known, not_known) if text)
+    return Check("clocks of the nodes", found, ", ".join(map(str, wrong)), HINT if wrong else "", needed and fatal)
 
 
 def _versions(swarm: Swarm) -> Check:

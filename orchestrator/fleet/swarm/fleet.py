@@ -38,11 +38,12 @@ from orchestrator.fleet.profile import FleetSpec
 from orchestrator.fleet.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.swarm import nodes as on_node
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
+from orchestrator.fleet.swarm.clocks import drift_note
 from orchestrator.fleet.swarm.far_end import NodesEnd
 from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
 from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
-from orchestrator.fleet.swarm.node_link import NodeLink
+from orchestrator.fleet.swarm.node_link import NodeLink, Told
 from orchestrator.fleet.swarm.node_shaper import NodeShaper
 from orchestrator.fleet.swarm.placement import describe, place_again, quotas
 from orchestrator.fleet.swarm.push import pushed
@@ -92,7 +93,9 @@ class SwarmFleet(ContainerDevices):
         self._access: dict[str, Access] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._shards: dict[str, Path] = {}
-        self._facts: dict[str, dict[str, Any]] = {}  # of nodes, as their helpers told last
+        self._first: dict[str, Told] = {}  # by node, what its helper told at the start, and last
+        self._last: dict[str, Told] = {}
+        self._drifted: set[str] = set()  # nodes of whose clocks a line was said
         self._lost: dict[str, str] = {}  # nodes, and why
         self._moved: set[str] = set()  # devices that were placed anew
         self._closing = False
@@ -105,8 +108,8 @@ class SwarmFleet(ContainerDevices):
     # ---- life ----
 
     async def prepare(self) -> list[str]:
-        """Start the node helpers, prove the nodes' cores, make the network on each, and prove that between them. The
-        broker needs no address that agents reach, but that of `tls_listener`."""
+        """Start the node helpers, compare clocks, prove the nodes' cores, make the network on each, and prove that
+        between them. The broker needs no address that agents reach, but that of `tls_listener`."""
         self._image = await self._making.run(self._ready_image)
         await asyncio.to_thread(self._manager.remove_dead)
         port = choose_port(self._file.helper_port)
@@ -114,13 +117,14 @@ class SwarmFleet(ContainerDevices):
         self._links = await start_helpers(
             self._manager, self._placement.nodes, self._image, self._fleet_id, self._ca, credentials, port
         )
+        self._first = await on_node.compare_clocks(self._links, self._notify)
         await self._making.run(self._make)
         await on_node.prove(list(self._links.values()))
         await self._measure_network()
         for line in describe(self._placement, self._admitted.dilation, quotas(self._spec)):
             self._notify(line)
         for id, link in self._links.items():
-            hear = functools.partial(self._facts.__setitem__, id)
+            hear = functools.partial(self._hear, id)
             self._watches[id] = asyncio.create_task(on_node.watch(link, hear, self._lose(id)))
         return []
 
@@ -130,6 +134,13 @@ class SwarmFleet(ContainerDevices):
         factor = await dilation_with_network(self._links, rates, admitted.dilation, admitted.may_grow, self._notify)
         if factor > admitted.dilation:
             self._admitted = admitted.with_dilation(factor)
+
+    def _hear(self, node: str, told: Told) -> None:
+        self._last[node] = told
+        note = drift_note(self._first[node].steady, told.steady)
+        if note and node not in self._drifted:
+            self._drifted.add(node)
+            self._notify(note)
 
     def dilation(self) -> tuple[float, str]:
         return self._admitted.dilation, self._admitted.set_by
@@ -167,7 +178,10 @@ class SwarmFleet(ContainerDevices):
         return True
 
     def nodes(self) -> list[NodeReading]:
-        return [on_node.reading(self._links[id].node, facts, self._cpus_on(id)) for id, facts in self._facts.items()]
+        return [
+            on_node.reading(self._links[id].node, self._first[id], last, self._cpus_on(id))
+            for id, last in self._last.items()
+        ]
 
     def _cpus_on(self, node: str) -> float:
         """The quotas of its devices together; without end where one has no limits yet."""

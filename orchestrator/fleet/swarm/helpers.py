@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 from edgebed.errors import FleetError
 from orchestrator.fleet.base import ALONE, Certifier
 from orchestrator.fleet.ownership import OWNER, this_process
+from orchestrator.fleet.swarm.clocks import Clock, clock_of, refuse_wrong
 from orchestrator.fleet.swarm.manager import Manager
 from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
 from orchestrator.fleet.swarm.placement import Node
@@ -61,8 +63,9 @@ async def start_helpers(
     """A link to the helper of every node, by the node's id.
 
     Raises:
-        FleetError: one did not start, because the node has not the image, say.
+        FleetError: one did not start, because the node has not the image, say; or the clock of its node is wrong.
     """
+    began_s = time.time()
     services = await asyncio.to_thread(_make, manager, nodes, image, fleet_id, ca, port)
     try:
         await asyncio.to_thread(manager.wait_running, services, PULL_S if "@" in image else START_S)
@@ -70,9 +73,20 @@ async def start_helpers(
         if "address already in use" in str(error).lower():
             raise FleetError(str(error), hint="name another helper_port in the fleet file") from None
         raise
+    refuse_wrong(await asyncio.to_thread(_clocks_at_start, manager, nodes, services, began_s))
     links = {node.id: NodeLink(node, credentials, port) for node in nodes}
     await asyncio.gather(*(link.open() for link in links.values()))
     return links
+
+
+def _clocks_at_start(
+    manager: Manager, nodes: Sequence[Node], services: Mapping[str, str], began_s: float
+) -> list[Clock]:
+    """The nodes' clocks as their engines told them when the helpers started: TLS with a helper fails if its clock is
+    very wrong, and does not say why."""
+    tasks = manager.tasks(services.values())
+    pairs = [(node.name, tasks[id]) for node, id in zip(nodes, services.values(), strict=True) if id in tasks]
+    return [clock_of(name, began_s, task.at_s, time.time()) for name, task in pairs]
 
 
 def _make(

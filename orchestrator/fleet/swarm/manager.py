@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -22,12 +23,14 @@ RUNNING, FAILED = "running", ("failed", "rejected", "complete", "shutdown", "orp
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What became of a service's container: `error` is "" while nothing went wrong."""
+    """What became of a service's container: `error` is "" while nothing went wrong; `at_s`: when it got into this
+    state, in seconds since 1970 on its node's clock."""
 
     service: str
     state: str
     container: str
     error: str
+    at_s: float
 
 
 class Manager:
@@ -205,7 +208,8 @@ def _found(node: Mapping[str, Any]) -> Found:
 def _task(row: Mapping[str, Any]) -> Task:
     status = row["Status"]
     container = (status.get("ContainerStatus") or {}).get("ContainerID") or ""
-    return Task(row["ServiceID"], str(status["State"]), str(container), str(status.get("Err") or ""))
+    at_s = dt.datetime.fromisoformat(status["Timestamp"]).timestamp()
+    return Task(row["ServiceID"], str(status["State"]), str(container), str(status.get("Err") or ""), at_s)
 
 
 def _hint(error: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import docker
 import docker.errors
 import docker.tls
+import msgspec
 
 from edgebed.errors import FleetError
 from edgebed.link import steady
+from orchestrator.fleet.swarm.clocks import Clock, clock_of
 from orchestrator.fleet.swarm.placement import Node
 
 ANY_VERSION = "1.41"
@@ -23,6 +26,22 @@ ANY_VERSION = "1.41"
 
 ANSWER_S, ENGINE_S = 10.0, 120
 READY_S, LOOK_S = 20.0, 0.1
+
+CLOCK_TIMES = 5
+"""Questions for a node's clock, of which the quickest counts."""
+
+
+Times = tuple[float, float]
+"""On this host's clock (UTC), and on its steady clock."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a helper told of its node in one answer, and what the answer tells of its clocks: the one that people set
+    (UTC), and the steady one."""
+
+    facts: dict[str, Any]
+    clock: Clock
+    steady: Clock
 
 
 class Credentials:
@@ -84,9 +103,27 @@ class NodeLink:
 
     async def call(self, command: str, timeout_s: float = ANSWER_S, **arguments: Any) -> Any:
         """The result of a command. Raises FleetError: no answer, or the helper's error."""
+        return (await self._timed(command, timeout_s, arguments))[0]
+
+    async def facts(self, timeout_s: float = ANSWER_S) -> Told:
+        """Raises FleetError: no answer."""
+        facts, (asked_s, asked_at_s), (heard_s, heard_at_s) = await self._timed("facts", timeout_s, {})
+        clock = clock_of(self.node.name, asked_s, facts["utc_s"], heard_s)
+        return Told(facts, clock, clock_of(self.node.name, asked_at_s, facts["at_s"], heard_at_s))
+
+    async def quickest_facts(self) -> Told:
+        """The quickest of several answers: its clocks are known best. Raises FleetError: no answer."""
+        told = [await self.facts() for _ in range(CLOCK_TIMES)]
+        return min(told, key=lambda each: each.steady.error_s)
+
+    async def _timed(self, command: str, timeout_s: float, arguments: dict[str, Any]) -> tuple[Any, Times, Times]:
+        """The result of a command, when it was sent, and when the answer came."""
         try:
-            async with asyncio.timeout(timeout_s):
-                line = await self._exchange(json.dumps({"call": command, **arguments}).encode() + b"\n")
+            async with asyncio.timeout(timeout_s), self._connection() as (reader, writer):
+                sent = time.time(), time.monotonic()
+                writer.write(json.dumps({"call": command, **arguments}).encode() + b"\n")
+                line = await reader.readline()
+                heard = time.time(), time.monotonic()
             answer = json.loads(line)
         except TimeoutError:
             raise self._unreached(f"no answer to {command!r} within {timeout_s:g} s") from None
@@ -94,7 +131,7 @@ class NodeLink:
             raise self._unreached(str(error) or type(error).__name__) from None
         if "error" in answer:
             raise FleetError(f"{self.node.name}: {answer['error']}")
-        return answer["result"]
+        return answer["result"], sent, heard
 
     async def carried(self, bit_s: float, up: bool) -> float:
         """Bits per second that arrive of so many that are sent, from the node (`up`) or to it. Raises FleetError."""
@@ -120,11 +157,6 @@ class NodeLink:
                 return float(json.loads(await reader.readline())["result"])
             finally:
                 sending.cancel()
-
-    async def _exchange(self, line: bytes) -> bytes:
-        async with self._connection() as (reader, writer):
-            writer.write(line)
-            return await reader.readline()
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

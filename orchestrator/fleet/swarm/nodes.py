@@ -26,7 +26,8 @@ from orchestrator.fleet.engine import (
     remove_named,
 )
 from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
-from orchestrator.fleet.swarm.node_link import NodeLink
+from orchestrator.fleet.swarm.clocks import notes, refuse_wrong
+from orchestrator.fleet.swarm.node_link import NodeLink, Told
 from orchestrator.fleet.swarm.placement import Node
 
 PROOF_S, PROVED = 1.0, 0.9
@@ -55,11 +56,26 @@ async def prove(links: Sequence[NodeLink]) -> None:
     )
 
 
-def reading(node: Node, facts: Mapping[str, Any], cpus: float) -> NodeReading:
+async def compare_clocks(links: Mapping[str, NodeLink], notify: Callable[[str], None]) -> dict[str, Told]:
+    """What each node tells at the start, its clocks above all; `notify` gets a line for each that is wrong.
+
+    Raises:
+        FleetError: clocks are so wrong that TLS would fail.
+    """
+    told = dict(zip(links, await asyncio.gather(*(link.quickest_facts() for link in links.values())), strict=True))
+    clocks = [each.clock for each in told.values()]
+    refuse_wrong(clocks)
+    for line in notes(clocks):
+        notify(line)
+    return told
+
+
+def reading(node: Node, first: Told, last: Told, cpus: float) -> NodeReading:
     """Args:
-    facts: that its helper told.
+    first, last: what its helper told at the start and now.
     cpus: the quotas of its devices together.
     """
+    facts = last.facts
     return NodeReading(
         name=node.name,
         machine=facts["machine"],
@@ -70,10 +86,13 @@ def reading(node: Node, facts: Mapping[str, Any], cpus: float) -> NodeReading:
         helper_s=facts["helper_s"],
         cpus=min(cpus, facts["cores"]),
         load=facts["load"],
+        clock_s=last.clock.offset_s,
+        clock_error_s=last.clock.error_s,
+        drift_s=last.steady.offset_s - first.steady.offset_s,
     )
 
 
-async def watch(link: NodeLink, told: Callable[[dict[str, Any]], None], lost: Callable[[str], None]) -> None:
+async def watch(link: NodeLink, told: Callable[[Told], None], lost: Callable[[str], None]) -> None:
     """Ask a helper again and again for its facts, and pass them to `told`; call `lost(why)` once its node counts as
     lost, and return."""
     answered = time.monotonic()
@@ -81,12 +100,12 @@ async def watch(link: NodeLink, told: Callable[[dict[str, Any]], None], lost: Ca
     while True:
         await asyncio.sleep(PING_S)
         try:
-            facts = await link.call("facts", LOST_S / 2)
+            heard = await link.facts(LOST_S / 2)
         except FleetError as error:
             why = str(error)
         else:
-            told(facts)
-            if facts["engine"]:
+            told(heard)
+            if heard.facts["engine"]:
                 answered = time.monotonic()
             why = "its engine does not answer"
         if time.monotonic() - answered > LOST_S:
