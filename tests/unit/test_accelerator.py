@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
+from edge_agent import __main__ as agent_main
 from edge_agent import accelerator as ac
 from edge_agent import torch_check
 from edge_agent.__main__ import settings_from
+from edge_agent.agent import Settings, presence
+from edge_agent.sensors.watch import board_facts
 from edge_agent.torch_check import check_torch, torch_note
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.errors import UsageError
+from edgebed.wire.messages import decode_control
+from orchestrator.fleet.control.membership import Membership
+from orchestrator.records.types import DeviceJoined, Record
 
 CUDA = torch.device("cuda")
 GIVEN = ["--broker", "mqtt://h", "--fleet", "f1", "--device", "d1", "--shard", "x"]
@@ -77,6 +85,62 @@ def test_cuda_that_works_is_taken(broken_cuda: None, monkeypatch: pytest.MonkeyP
     assert ac.find_accelerator("auto") == ac.find_accelerator("cuda") == CUDA
     assert ac.accelerator_facts(CUDA) == {"accelerator": "Orin"}
     assert ac.accelerator_facts(ac.CPU) == {"accelerator": "cpu"}
+
+
+# ---- from the command line to the record, with a stand-in for torch.cuda ----
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """With what settings agents began to serve."""
+    settings: list[Settings] = []
+    monkeypatch.setattr(agent_main, "serve", settings.append)
+    monkeypatch.setattr(agent_main, "warm_up", lambda accelerator: None)
+    monkeypatch.delenv("EDGEBED_ACCELERATOR", raising=False)
+    board_facts.cache_clear()
+    return settings
+
+
+def start(monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["edgebed-agent", *GIVEN, "--board", *more])
+    agent_main.main()
+
+
+def recorded(settings: Settings) -> str:
+    """The fact `accelerator` in the record of a device that joins with these settings."""
+    x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
+    shard = Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", torch.device(settings.accelerator))
+    records: list[Record] = []
+    membership = Membership(["d1"], lambda device, message: None, records.append, pinned=lambda name: False)
+    membership.on_control("d1", decode_control(presence(settings, "1", True, shard)))
+    (joined,) = [record for record in records if isinstance(record, DeviceJoined)]
+    return joined.host["accelerator"]
+
+
+@pytest.mark.parametrize("wanted", [(), ("--accelerator", "auto"), ("--accelerator", "cuda")])
+def test_the_name_of_a_cuda_device_that_works_is_recorded(
+    wanted: tuple[str, ...], started: list[Settings], broken_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this stand-in, any convolution works there."""
+    for module in (ac, torch_check):
+        monkeypatch.setattr(module, "try_convolution", lambda accelerator: None)
+    start(monkeypatch, *wanted)
+    assert [settings.accelerator for settings in started] == ["cuda"]
+    assert recorded(started[0]) == "Orin"
+
+
+@pytest.mark.parametrize("cuda", ["without_cuda", "broken_cuda"])
+def test_a_board_without_a_cuda_device_that_works_trains_and_is_recorded_on_the_cpu(
+    cuda: str, started: list[Settings], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_check, "try_convolution", lambda accelerator: None)
+    request.getfixturevalue(cuda)
+    start(monkeypatch)
+    assert recorded(started[0]) == "cpu"
+    with pytest.raises(SystemExit) as ended:
+        start(monkeypatch, "--accelerator", "cuda")
+    assert ended.value.code == UsageError.exit_code
+    assert len(started) == 1
 
 
 def test_the_cpu_can_do_a_convolution() -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from edge_agent.node import facts as node_facts
 from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.host_load import HostLoad
 from orchestrator.fleet.host_speed import HostSpeed
 from orchestrator.fleet.node_load import rounds_of_nodes
+from orchestrator.fleet.swarm.clocks import Clock
+from orchestrator.fleet.swarm.node_link import Told
+from orchestrator.fleet.swarm.nodes import reading
+from orchestrator.fleet.swarm.placement import Node
 from orchestrator.records import types as t
 from orchestrator.records.disturbance import disturbed_line, hosts_of_rounds
 from orchestrator.records.run_index import sort
@@ -80,6 +87,50 @@ def test_a_round_is_marked_with_the_node_that_was_disturbed(changed: dict[str, A
     assert hosts_of_rounds(sort(records))[1].why == why
     lines = [line for record in records if (line := disturbed_line(record)) is not None]
     assert lines == [f"round 2 was disturbed: {why}"]
+
+
+def told(proc: Path, at_s: float, used_s: int, stolen_s: int) -> Told:
+    """What the helper of a machine of 4 cores tells, whose /proc is made here."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    for file, text in {
+        "stat": f"cpu  {used_s * ticks} 0 0 9000 0 0 0 {stolen_s * ticks}\n",
+        "meminfo": "MemAvailable: 2048 kB\n",
+        "loadavg": f"{used_s / 10} 0 0 1/2 3\n",
+        "sys/kernel/random/boot_id": f"boot of {proc.name}\n",
+    }.items():
+        (proc / file).parent.mkdir(parents=True, exist_ok=True)
+        (proc / file).write_text(text)
+    facts = {**node_facts.facts(proc), "cores": 4, "at_s": at_s, "helper_s": 0.0}
+    return Told(facts, Clock(proc.name, 0.0, 0.0), Clock(proc.name, at_s, 0.0))
+
+
+def test_of_two_machines_with_different_loads_the_right_one_is_named(tmp_path: Path) -> None:
+    """From what their helpers tell to the mark of the round. Devices have 3 CPUs on each. In 10 s all programs of n1
+    use 25 CPU seconds; those of n2 use 38, and its hypervisor takes 2."""
+    nodes = [Node(name, name, "10.0.0.1", 4.0, 0.1) for name in ("n1", "n2")]
+    first = [told(tmp_path / node.name, 50.0, 10, 0) for node in nodes]
+    last = [told(tmp_path / "n1", 60.0, 35, 0), told(tmp_path / "n2", 60.0, 48, 2)]
+    now = [
+        [reading(node, begin, end, 3.0) for node, begin, end in zip(nodes, first, ends, strict=True)]
+        for ends in (first, last)
+    ]
+    heard = iter(now)
+    records: list[t.Record] = []
+    record = HostLoad(HostSpeed(), {}, lambda: next(heard)).recording(records.append)
+    record(t.RoundStarted(1, 0, 0.0, 0.1, ()))
+    record(t.RoundFinished(2, 0, 1.0, (), "all done"))
+    (host,) = [each for each in records if isinstance(each, t.HostRound)]
+    assert [(node.busy_s, node.stolen_s, node.load) for node in host.nodes] == [(25.0, 0.0, 3.5), (38.0, 2.0, 4.8)]
+    marked = hosts_of_rounds(sort(with_nodes(*host.nodes)))[1]
+    assert marked.causes == ["rival"]
+    assert marked.why == "on n2, other programs used 20% of the cores, and none were free"
+
+
+def test_the_record_has_the_clock_of_a_node() -> None:
+    clocks = {"clock_s": 1.5, "clock_error_s": 0.01, "drift_s": 0.002}
+    (node,) = rounds_of_nodes([read("n1", "a", 1.0, 0.0)], [read("n1", "a", 3.0, 5.0, **clocks)], "")
+    assert (node.clock_s, node.clock_error_s, node.drift_s) == (1.5, 0.01, 0.002)
+    assert summarise(with_nodes(node))["nodes"]["clock_s"] == {"n1": [None, 1.5, None, None]}
 
 
 def test_two_nodes_are_named_together() -> None:

@@ -1,0 +1,67 @@
+"""What the Swarm's manager is asked for, and what it tells of tasks. A stand-in for the engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.fleet.swarm.manager import Manager
+
+TASK = {
+    "ServiceID": "s1",
+    "CreatedAt": "2026-11-22T12:00:00.5Z",
+    "Status": {
+        "State": "running",
+        "Timestamp": "2026-11-22T12:00:01.123456789Z",
+        "ContainerStatus": {"ContainerID": "c1"},
+    },
+}
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def manager(asked: dict[str, Any]) -> Manager:
+    def create_service(task: dict[str, Any], name: str, **more: Any) -> dict[str, str]:
+        asked.update(more, task=task, name=name)
+        return {"ID": "s1"}
+
+    swarm = {"ControlAvailable": True, "NodeID": "n1", "NodeAddr": "10.0.0.1"}
+    api = SimpleNamespace(create_service=create_service, tasks=lambda filters: [TASK])
+    return Manager(SimpleNamespace(info=lambda: {"Swarm": swarm}, api=api), {"owner": "me"})
+
+
+def start(manager: Manager) -> str:
+    container = {"image": "sha256:1", "cap_drop": ["ALL"], "read_only": True}
+    return manager.run("dev-1", "n2", container, network="net", labels={"device": "dev-1"}, most_processes=64)
+
+
+def test_a_service_asks_for_no_rights(manager: Manager, asked: dict[str, Any]) -> None:
+    """This is what is asked for. Docker 20.10 ignores the first of it."""
+    assert start(manager) == "s1"
+    spec = asked["task"]["ContainerSpec"]
+    assert spec["Privileges"] == {"NoNewPrivileges": True}
+    assert spec["CapabilityDrop"] == ["ALL"]
+    assert spec["ReadOnly"] is True
+
+
+def test_a_service_has_one_container_on_its_node_and_no_quota(manager: Manager, asked: dict[str, Any]) -> None:
+    """The engine refuses period and quota beside a limit of CPUs."""
+    start(manager)
+    task = asked["task"]
+    assert task["Placement"] == {"Constraints": ["node.id==n2"]}
+    assert task["RestartPolicy"]["Condition"] == "none"
+    assert task["Resources"]["Limits"] == {"Pids": 64}
+    assert asked["mode"] == {"replicated": {"Replicas": 1}}
+
+
+def test_a_task_tells_when_its_node_said_that_it_runs(manager: Manager) -> None:
+    """In seconds since 1970, of nine decimals."""
+    (task,) = manager.tasks(["s1"]).values()
+    assert (task.state, task.container) == ("running", "c1")
+    assert task.at_s == pytest.approx(1795348801.123456, abs=1e-5)
