@@ -136,8 +136,10 @@ export class Chart {
       ticks(y0, y1, 5).map((v) => [
         s("line.grid", {x1: LEFT, x2: width - RIGHT, y1: Y(v), y2: Y(v)}),
         s("text.tick.end", {x: LEFT - 6, y: Y(v) + 4}, data.y[1](v))]),
-      ticks(x0, x1, Math.max(2, Math.floor(width / 110))).filter((v) => !data.whole || Number.isInteger(v)).map((v) =>
-        s("text.tick.middle", {x: X(v), y: bottom + 15}, data.x[1](v))),
+      ticks(x0, x1, Math.max(2, Math.floor(width / 110))).filter((v) => !data.whole || Number.isInteger(v)).map((v) => {
+        const text = data.x[1](v), half = 4 * text.length; // pixels, and some to spare: the last label stays inside
+        return s("text.tick.middle", {x: Math.min(X(v), width - half), y: bottom + 15}, text);
+      }),
       s("line.base", {x1: LEFT, x2: width - RIGHT, y1: bottom, y2: bottom}),
       s("text.label", {x: width - RIGHT, y: this.height - 4}, data.x[0]),
       s("text.label.start", {x: 0, y: 12}, data.y[0]));
