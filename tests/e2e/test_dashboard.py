@@ -300,8 +300,27 @@ async def test_the_page_and_python_write_figures_alike(tmp_path: Path) -> None:
         script = """async ([names, values]) => { const f = await import("/static/format.js");
             return names.map((name) => values.map((value) => f[name](name === "rate" ? 1e4 * value : value))); }"""
         found = await watched.page.evaluate(script, [list(pairs), values])
+        await last_tick(watched)
     for (name, show), texts in zip(pairs.items(), found, strict=True):
         assert dict(zip(values, texts, strict=True)) == {value: show(value) for value in values}, name
+
+
+async def last_tick(watched: Watched) -> None:
+    """Where the last tick of an axis stands at its end, its label is not cut."""
+    script = """async (bytes) => {
+        const {Chart} = await import("/static/charts.js");
+        const chart = new Chart("bytes");
+        document.body.replaceChildren(chart.element);
+        chart.element.style.width = "600px";
+        const line = {name: "", cls: "c0", points: [[0, 0], [bytes, 1]]};
+        chart.draw({series: [line], x: ["bytes", "bytes"], y: ["", "share"]});
+        const label = [...chart.svg.querySelectorAll("text.tick.middle")].at(-1);
+        const room = chart.svg.getBoundingClientRect().right - label.getBoundingClientRect().right;
+        return [label.textContent, room];
+    }"""
+    text, room = await watched.page.evaluate(script, 125e6)
+    assert text == "125 MB"
+    assert room >= 0
 
 
 async def test_boards_have_a_table_and_marks_on_the_time_axis(tmp_path: Path) -> None:
