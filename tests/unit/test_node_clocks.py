@@ -92,22 +92,24 @@ def test_any_packet_is_read_without_an_error(packet: bytes) -> None:
 
 # ---- what the doctor says ----
 
+NODES = (Found("a", "one", "10.0.0.1", 4.0), Found("b", "two", "10.0.0.2", 2.0))
+ONE, TWO = map(str, NODES)
+
 
 def row_of(*clocks: Clock, why: str = "") -> Check:
-    nodes = (Found("a", "one", "10.0.0.1", 4.0), Found("b", "two", "10.0.0.2", 2.0))
-    rows = list(check_swarm(Swarm(nodes, "a", image=True, clocks=clocks, clocks_why=why), needed=True))
+    rows = list(check_swarm(Swarm(NODES, "a", image=True, clocks=clocks, clocks_why=why), needed=True))
     return next(row for row in rows if row.name == "clocks of the nodes")
 
 
 def test_the_doctor_tells_how_far_clocks_are_off() -> None:
-    right = row_of(Clock("one", 0.0, 0.001), Clock("two", -0.02, 0.003))
+    right = row_of(Clock(ONE, 0.0, 0.001), Clock(TWO, -0.02, 0.003))
     assert (right.found, right.lack) == ("2 within 23 ms of this host's", "")
-    noted = row_of(Clock("one", 0.0, 0.001), Clock("two", 90.0, 0.003))
-    assert (noted.lack, fit([noted])) == ("two is 90 s ahead of this host", True)
-    assert not fit([row_of(Clock("one", 0.0, 0.001), Clock("two", -3 * HOUR, 0.003))])
+    noted = row_of(Clock(ONE, 0.0, 0.001), Clock(TWO, 90.0, 0.003))
+    assert (noted.lack, fit([noted])) == ("two 10.0.0.2 is 90 s ahead of this host", True)
+    assert not fit([row_of(Clock(ONE, 0.0, 0.001), Clock(TWO, -3 * HOUR, 0.003))])
 
 
 def test_the_doctor_says_whose_clock_it_does_not_know() -> None:
-    assert row_of(why="asking needs root").found == "not known of one, two: asking needs root"
-    assert row_of(Clock("one", 0.0, 0.001)).found == "1 within 1 ms of this host's; not known of two: no answer"
+    assert row_of(why="asking needs root").found == f"not known of {ONE}, {TWO}: asking needs root"
+    assert row_of(Clock(ONE, 0.0, 0.001)).found == f"1 within 1 ms of this host's; not known of {TWO}: no answer"
     assert row_of().lack == ""

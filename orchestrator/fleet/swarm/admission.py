@@ -6,8 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-import msgspec
-
 from edgebed.errors import CapacityError, FleetError
 from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.host import usable_cores
@@ -72,11 +70,9 @@ def find_swarm() -> Swarm:
 def _clocks(nodes: Sequence[Found]) -> tuple[tuple[Clock, ...], str]:
     """Of the nodes that answer, and why none was asked."""
     try:
-        found = ask_clocks({node.id: node.address for node in nodes if not node.down})
+        return tuple(ask_clocks({str(node): node.address for node in nodes if not node.down})), ""
     except PermissionError:
         return (), "asking needs root"
-    hosts = {node.id: node.host for node in nodes}
-    return tuple(msgspec.structs.replace(clock, node=hosts[id]) for id, clock in found.items()), ""
 
 
 def _place(found: Sequence[Found], own: str, spec: FleetSpec, taken: float) -> Placement:

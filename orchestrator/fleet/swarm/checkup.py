@@ -55,9 +55,9 @@ def check_swarm(swarm: Swarm, needed: bool) -> Iterator[Check]:
 def _nodes(swarm: Swarm, needed: bool) -> Check:
     ready, down = [node for node in swarm.nodes if not node.down], [node for node in swarm.nodes if node.down]
     found = f"{len(ready)} of {len(swarm.nodes)} nodes ready: " + ", ".join(
-        f"{node.host} {node.address} ({node.cores:g} cores)" for node in ready
+        f"{node} ({node.cores:g} cores)" for node in ready
     )
-    lack = ", ".join(f"{node.host} {node.address} is {node.down}" for node in down)
+    lack = ", ".join(f"{node} is {node.down}" for node in down)
     if not ready:
         lack = f"no node can hold devices: {lack}"
     return Check("Swarm", found, lack, "docker node ls; docker node update" if lack else "", needed and not ready)
@@ -65,7 +65,7 @@ def _nodes(swarm: Swarm, needed: bool) -> Check:
 
 def _clocks(swarm: Swarm, needed: bool) -> Check:
     """Silent nodes are no lack: many networks do not let the question through, and a run measures over TLS."""
-    silent = {node.host for node in swarm.nodes if not node.down} - {clock.node for clock in swarm.clocks}
+    silent = {str(node) for node in swarm.nodes if not node.down} - {clock.node for clock in swarm.clocks}
     not_known = f"not known of {', '.join(sorted(silent))}: {swarm.clocks_why or 'no answer'}" if silent else ""
     within = max((abs(clock.offset_s) + clock.error_s for clock in swarm.clocks), default=0.0)
     known = f"{len(swarm.clocks)} within {spelled(within)} of this host's" if swarm.clocks else ""

@@ -24,8 +24,8 @@ DAY_S, NOT_UTC = 86400.0, 1 << 31
 """A kernel that cannot tell UTC sets this bit."""
 
 
-def ask_clocks(nodes: Mapping[str, str]) -> dict[str, Clock]:
-    """The clocks of nodes that answer, by name.
+def ask_clocks(nodes: Mapping[str, str]) -> list[Clock]:
+    """The clocks of nodes that answer.
 
     Args:
         nodes: IPv4 addresses by name; others are left out.
@@ -41,7 +41,7 @@ def ask_clocks(nodes: Mapping[str, str]) -> dict[str, Clock]:
                 if name not in found or clock.error_s < found[name].error_s:
                     found[name] = clock
             asked = {name: asked[name] for name in found}
-    return found
+    return list(found.values())
 
 
 def _ask(icmp: socket.socket, nodes: Mapping[str, str], number: int) -> dict[str, Clock]:

@@ -26,6 +26,9 @@ class Found(msgspec.Struct, frozen=True):
     down: str = ""
     version: str = ""  # of its engine
 
+    def __str__(self) -> str:
+        return f"{self.host} {self.address}"
+
 
 class Node(msgspec.Struct, frozen=True):
     """A node that holds devices. `reserved` of its `cores` are for the helper and, on its node, the orchestrator."""
