@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from orchestrator.fleet.swarm.manager import Manager
+from edgebed.errors import FleetError
+from orchestrator.boards.authority import Authority
+from orchestrator.fleet.swarm.helpers import start_helpers, write_credentials
+from orchestrator.fleet.swarm.manager import Manager, Task
+from orchestrator.fleet.swarm.placement import Node
 
 TASK = {
     "ServiceID": "s1",
@@ -65,3 +71,19 @@ def test_a_task_tells_when_its_node_said_that_it_runs(manager: Manager) -> None:
     (task,) = manager.tasks(["s1"]).values()
     assert (task.state, task.container) == ("running", "c1")
     assert task.at_s == pytest.approx(1795348801.123456, abs=1e-5)
+
+
+async def test_a_helper_that_started_at_a_wrong_time_tells_its_nodes_clock(tmp_path: Path) -> None:
+    """Before a connection to it is tried, which TLS would refuse."""
+    behind_s = {"n1": 0.0, "n2": 3 * 3600.0}
+    stand_in = SimpleNamespace(
+        make_secret=lambda *_: {},
+        run=lambda name, node, *_, **__: node,
+        wait_running=lambda *_: {},
+        tasks=lambda services: {id: Task(id, "running", "c", "", time.time() - behind_s[id]) for id in services},
+    )
+    nodes, ca = [Node(id, id, "127.0.0.1", 1.0, 0.1) for id in behind_s], Authority(tmp_path)
+    with pytest.raises(FleetError, match=r"minutes: n2 is 3 hours behind this host$"):
+        await start_helpers(
+            cast(Manager, stand_in), nodes, "image", "f1", ca, write_credentials(tmp_path, ca), port=20_000
+        )
