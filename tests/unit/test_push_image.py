@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.swarm.push import engine_at, pushed
+from orchestrator.fleet.swarm import push
+from orchestrator.fleet.swarm.push import engine_at, push_image, pushed
 
 FORWARDS = """#!/bin/sh
 echo "$@" > {folder}/asked
@@ -93,3 +94,17 @@ def test_an_image_of_a_registry_is_named_by_its_content() -> None:
     assert pushed(image, "near:5000/lab") == digests[1]
     with pytest.raises(FleetError, match="was not pushed from here to near:5000"):
         pushed(image, "near:5000")
+
+
+def test_an_engine_gets_the_image_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it has the name of a registry first: an engine that has only that name builds the image anew."""
+    loaded: list[str] = []
+    image = SimpleNamespace(id="sha256:1", tags=["near:5000/edgebed-agent:1", "edgebed-agent:1"])
+    image.save = lambda chunk_size, named: [image.tags[0] if named is True else named]
+    images = SimpleNamespace(get=lambda tag: image, list=list, load=loaded.extend)
+    engine = SimpleNamespace(images=images, close=lambda: None)
+    monkeypatch.setattr(push, "connect", lambda: engine)
+    monkeypatch.setattr(push, "ensure_image", lambda *_: "edgebed-agent:1")
+    monkeypatch.setattr("docker.DockerClient", lambda *_, **__: engine)
+    assert push_image("", ["unix:///far.sock"], print) == "edgebed-agent:1"
+    assert loaded == ["edgebed-agent:1"]

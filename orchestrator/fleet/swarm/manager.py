@@ -214,7 +214,10 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 def _hint(error: str) -> str:
     if "No such image" in error or "not found" in error:
-        return "the node has not this image: edgebed fleet push-image FLEET loads it on every node (docs/swarm.md)"
+        return (
+            "the node has not this image: edgebed fleet push-image FLEET loads it on every node; from a registry the "
+            "node's engine must be able to pull it (docs/swarm.md)"
+        )
     if "bind source path does not exist" in error:
         return "the node's engine has another socket: name it as `socket` of the node in the fleet file"
     return "docker service ps --no-trunc SERVICE says more"

@@ -23,6 +23,11 @@ TIMEOUT_S = 1800
 PIECE = 2 << 20
 LOOK_S = 0.1
 
+REFUSED = (
+    "docker login; an engine uses a registry without TLS only if its /etc/docker/daemon.json names it: "
+    '{"insecure-registries": ["HOST:PORT"]}'
+)
+
 
 def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], None]) -> str:
     """Build the image where it is missing, and bring it there; returns its name.
@@ -37,13 +42,13 @@ def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], No
     with contextlib.closing(connect()) as client:
         tag = ensure_image(client, notify)
         image = client.images.get(tag)
+        name = f"{registry}/{tag}" if registry else tag
         if registry:
-            tag = f"{registry}/{tag}"
-            _push(client, image, tag, notify)
+            _push(client, image, name, notify)
         for address in engines:
             with engine_at(address) as engine:
-                _load(image, engine, address, notify)
-    return str(tag)
+                _load(image, tag, engine, address, notify)
+    return name
 
 
 def pushed(image: Any, registry: str) -> str:
@@ -112,13 +117,13 @@ def _ssh(address: str, socket: Path) -> list[str]:
     return ["ssh", "-N", "-T", "-o", "ExitOnForwardFailure=yes", "-L", forward, *user, *port, "--", url.hostname]
 
 
-def _load(image: Any, engine: Any, address: str, notify: Callable[[str], None]) -> None:
+def _load(image: Any, tag: str, engine: Any, address: str, notify: Callable[[str], None]) -> None:
     with engine_errors(f"{address} does not take the image"):
         if image.id in {each.id for each in engine.images.list()}:
             notify(f"{address} has it")
             return
         notify(f"loading it into {address}")
-        engine.images.load(image.save(chunk_size=PIECE, named=True))
+        engine.images.load(image.save(chunk_size=PIECE, named=tag))
 
 
 def _push(client: Any, image: Any, tag: str, notify: Callable[[str], None]) -> None:
@@ -127,4 +132,4 @@ def _push(client: Any, image: Any, tag: str, notify: Callable[[str], None]) -> N
         image.tag(tag)
         for event in client.images.push(tag, stream=True, decode=True):
             if "error" in event:
-                raise FleetError(f"the registry does not take {tag}: {event['error']}", hint="docker login")
+                raise FleetError(f"the registry does not take {tag}: {event['error']}", hint=REFUSED)
