@@ -1,9 +1,11 @@
-"""Ends a command on Ctrl-C (SIGINT), SIGTERM or SIGHUP (closed terminal) in the same way: once, with its clean-up."""
+"""Ends a command on Ctrl-C (SIGINT), SIGTERM or SIGHUP (closed terminal) in the same way: once, with its clean-up. A
+command whose work is done ends in time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -11,9 +13,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from edgebed.errors import RunError
+
 T = TypeVar("T")
 Notify = Callable[[str], None]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+CLOSE_S = 120.0
+"""Seconds in which the event loop of a work that is done must have closed, with its last tasks and worker threads."""
 
 
 def _tell(line: str) -> None:
@@ -51,15 +58,21 @@ def without_interrupts(notify: Notify = _tell) -> Iterator[None]:
 def run_to_end(work: Coroutine[Any, Any, T], notify: Notify = _tell) -> T:
     """Run `work`. The first signal cancels it; later ones disturb neither its clean-up nor the messages after it.
 
+    A worker thread that does not end would keep the process for ever, so the process is ended then, with the threads'
+    stacks and the exit code of a RunError.
+
     Raises:
         KeyboardInterrupt: a signal has ended the work, and it has cleaned up.
     """
     end = _End(notify)
+    late = threading.Timer(CLOSE_S, _leave)
+    late.daemon = True
     try:
-        return asyncio.run(_until_signal(work, end))
+        return asyncio.run(_until_signal(work, end, late))
     except _Interrupted:
         raise KeyboardInterrupt from None
     finally:
+        late.cancel()
         end.restore()
 
 
@@ -67,13 +80,25 @@ class _Interrupted(Exception):
     """A signal has ended the work."""
 
 
-async def _until_signal(work: Coroutine[Any, Any, T], end: _End) -> T:
+async def _until_signal(work: Coroutine[Any, Any, T], end: _End, late: threading.Timer) -> T:
     task = asyncio.ensure_future(work)
     end.watch(task)
     try:
         return await task
     except asyncio.CancelledError:
         raise _Interrupted from None
+    finally:
+        late.start()
+
+
+def _leave() -> None:
+    """Called in a thread of its own, when the others do not end."""
+    names = ", ".join(each.name for each in threading.enumerate() if not each.daemon)
+    _tell(f"edgebed: the work is done, but after {CLOSE_S:.0f} s a task or thread of it has not ended ({names})")
+    _tell("Hint: what was measured is in the folder of the run; `edgebed compare RUN` prints it. The stacks are:")
+    with contextlib.suppress(Exception):  # nothing to write to
+        faulthandler.dump_traceback(sys.stderr)
+    os._exit(RunError.exit_code)
 
 
 class _End:

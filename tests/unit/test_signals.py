@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from edgebed.errors import RunError
 from orchestrator.runs.signals import ENDING, ending_alike, run_to_end, without_interrupts
 
 
@@ -150,6 +151,28 @@ def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(tmp_path: Path
     finally:
         child.kill()
     assert (tmp_path / "cleaned").read_text() == "whole"
+
+
+HANGS = """
+import asyncio, threading
+from orchestrator.runs import signals
+signals.CLOSE_S = 0.5
+
+def wait_in_vain():
+    threading.Event().wait()
+
+async def work():
+    asyncio.get_running_loop().run_in_executor(None, wait_in_vain)
+
+signals.run_to_end(work())
+"""
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == RunError.exit_code
+    assert "a task or thread of it has not ended (MainThread, asyncio_0" in done.stderr
+    assert "in wait_in_vain" in done.stderr
 
 
 def test_a_clean_up_is_not_interrupted_and_ctrl_c_works_again_afterwards() -> None:
