@@ -27,9 +27,10 @@ class HostSpeed:
         self._pieces: deque[tuple[int, float]] = deque(maxlen=KEPT)  # (monotonic ns at its end, ms of CPU time)
 
     def add(self, line: bytes) -> None:
-        """A line of the loop's output."""
-        at_ns, cpu_ns = line.split()
-        self._pieces.append((int(at_ns), int(cpu_ns) / 1e6))
+        """A line of the loop's output. One that is cut off, as the last one of a loop that was killed, is left out."""
+        with contextlib.suppress(ValueError):
+            at_ns, cpu_ns = map(int, line.split())
+            self._pieces.append((at_ns, cpu_ns / 1e6))
 
     def between(self, start_ns: int, end_ns: int) -> tuple[float | None, int]:
         """Median milliseconds of CPU time of the pieces that ended in this time, and their number."""

@@ -24,6 +24,13 @@ def test_the_speed_of_a_round_is_the_median_of_its_pieces() -> None:
     assert found.between(30, 40) == (None, 0)
 
 
+def test_a_piece_that_is_cut_off_is_left_out() -> None:
+    found = speed((10, 2_000_000))
+    for cut in (b"123", b"123 4", b"\n", b"12a 5\n"):
+        found.add(cut)
+    assert found.between(0, 10) == (2.0, 1)
+
+
 def test_every_finished_round_is_told_after_its_end() -> None:
     told: list[Record] = []
     record = HostLoad(HostSpeed(), {"gone": lambda: None, "unknown": lambda: 4194305}).recording(told.append)
