@@ -146,7 +146,7 @@ def test_what_is_wrong_is_raised_here_with_its_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.fleet
-async def test_a_real_run_from_a_dict_where_an_event_loop_runs_already(tmp_path: Path) -> None:
+async def test_a_real_run_from_a_dict_where_an_event_loop_runs_already(tmp_path: Path, uncalibrated: None) -> None:
     """Two devices that hold their limits themselves. The callback ends the run in its second round."""
     for name, cpus in (("weak", 0.2), ("strong", 0.4)):
         text = f"cpus: {cpus}\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"

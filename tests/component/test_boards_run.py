@@ -86,16 +86,6 @@ def request(
     return Request(load(path), path, folder / "runs", allow_uncalibrated=True)
 
 
-@pytest.fixture
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calibration has tests of its own."""
-
-    async def left_out(*_: object) -> session.Calibration:
-        return session.Calibration((), False)
-
-    monkeypatch.setattr(session, "calibrate_fleet", left_out)
-
-
 async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
     """Its fleet takes no CPUs of this host, so it may stand beside another one."""
     wanted = request(tmp_path, "  - {board: b1}\n  - {board: b2, name: kitchen}\n", "{name: dtfl}, {name: fedavg}")

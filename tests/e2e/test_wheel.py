@@ -91,12 +91,10 @@ def test_everything_is_found_without_the_tree(installed: Installed) -> None:
 def test_the_sample_runs_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
     said = installed("edgebed", "init", "demo", cwd=tmp_path)
     assert said.splitlines()[-1] == "Next: edgebed run demo/experiment.yaml"
-    short = ("--set", "training.rounds=1", "--allow-uncalibrated")
-    said = installed("edgebed", "run", "demo/experiment.yaml", *short, cwd=tmp_path)
-    assert "kernel" in said
-    uncalibrated = ("-c", NO_CALIBRATION + MAIN, "run", "demo/experiment.yaml", *short)
-    said = installed("python", *uncalibrated, "--method", "fedavg", "--backend", "software", cwd=tmp_path)
-    assert "software" in said
+    run = ("-c", NO_CALIBRATION + MAIN, "run", "demo/experiment.yaml", "--set", "training.rounds=1")
+    run = (*run, "--allow-uncalibrated")
+    assert "kernel" in installed("python", *run, cwd=tmp_path)
+    assert "software" in installed("python", *run, "--method", "fedavg", "--backend", "software", cwd=tmp_path)
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 3
     for folder in runs:

@@ -106,6 +106,16 @@ def test_digits_are_all_there_and_the_seed_decides_the_parts(tmp_path: Path) -> 
     assert not torch.equal(load(tmp_path, "digits", seed=2).test_x, split.test_x)
 
 
+def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    theirs, split = load_digits(), load(tmp_path, "digits", seed=1)
+    train, test = hold_out(torch.arange(len(theirs.target)), 0.2, 1)
+    for part, x, y in ((train, split.train_x, split.train_y), (test, split.test_x, split.test_y)):
+        assert torch.equal(x, torch.from_numpy(theirs.images[part].astype(np.float32) / 16.0).unsqueeze(1))
+        assert torch.equal(y, torch.from_numpy(theirs.target[part]))
+
+
 def test_experiments_can_be_shrunk(tmp_path: Path) -> None:
     split = load(tmp_path, "digits", train_samples=50, test_samples=20)
     assert torch.bincount(split.train_y).tolist() == [5] * 10
