@@ -66,6 +66,17 @@ def test_a_service_has_one_container_on_its_node_and_no_quota(manager: Manager, 
     assert asked["mode"] == {"replicated": {"Replicas": 1}}
 
 
+def test_a_node_that_still_fetches_the_image_is_told_from_one_that_is_away(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASK, "Status", {"State": "preparing", "Timestamp": "2026-11-22T12:00:01Z"})
+    with pytest.raises(FleetError, match=r"^far did not start within -1 s: it is preparing$") as late:
+        manager.wait_running({"far": "s1"}, -1.0)
+    assert "docker pull" in late.value.hint
+    with pytest.raises(FleetError, match="it is not yet given to a node"):
+        manager.wait_running({"far": "s2"}, -1.0)
+
+
 def test_a_task_tells_when_its_node_said_that_it_runs(manager: Manager) -> None:
     """In seconds since 1970, of nine decimals."""
     (task,) = manager.tasks(["s1"]).values()

@@ -128,12 +128,8 @@ class Manager:
                 task = tasks.get(service)
                 if task is not None and task.state in FAILED:
                     raise FleetError(f"{name} did not start: {task.error or task.state}", hint=_hint(task.error))
-                if time.monotonic() > deadline:
-                    state = "not yet given to a node" if task is None else f"{task.state} {task.error}".strip()
-                    if task is None or task.state != RUNNING:
-                        raise FleetError(
-                            f"{name} did not start within {deadline_s:.0f} s: it is {state}", hint="docker node ls"
-                        )
+                if time.monotonic() > deadline and (task is None or task.state != RUNNING):
+                    raise _too_late(f"{name} did not start within {deadline_s:.0f} s", task)
             if len(tasks) == len(services) and all(task.state == RUNNING for task in tasks.values()):
                 return {name: tasks[service].container for name, service in services.items()}
             time.sleep(LOOK_S)
@@ -210,6 +206,15 @@ def _task(row: Mapping[str, Any]) -> Task:
     container = (status.get("ContainerStatus") or {}).get("ContainerID") or ""
     at_s = dt.datetime.fromisoformat(status["Timestamp"]).timestamp()
     return Task(row["ServiceID"], str(status["State"]), str(container), str(status.get("Err") or ""), at_s)
+
+
+def _too_late(what: str, task: Task | None) -> FleetError:
+    if task is None:
+        return FleetError(f"{what}: it is not yet given to a node", hint="docker node ls")
+    hint = "docker node ls"
+    if task.state == "preparing":
+        hint = "the node still fetches or unpacks the image: `docker pull` it there before, or load it (docs/swarm.md)"
+    return FleetError(f"{what}: it is {task.state} {task.error}".rstrip(), hint=hint)
 
 
 def _hint(error: str) -> str:
