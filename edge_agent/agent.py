@@ -38,6 +38,7 @@ from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.tls import Identity
 from edgebed.pacing import Pacer
+from edgebed.timeouts import timeout
 from edgebed.wire.messages import (
     Cancel,
     Configure,
@@ -353,8 +354,9 @@ class Agent:
         """Send heartbeats. Never returns. Raises LinkError when no answer came for too long."""
         while True:
             before = time.monotonic()
-            with contextlib.suppress(asyncio.TimeoutError):  # in Python 3.10 another class than TimeoutError
-                await asyncio.wait_for(self._beat_now.wait(), self.heartbeat_s)
+            with contextlib.suppress(TimeoutError):
+                async with timeout(self.heartbeat_s):
+                    await self._beat_now.wait()
             self._beat_now.clear()
             self._silence.add(time.monotonic() - before, self.heartbeat_s)
             if self.phases.name in OWN_WORK and self._thread_cpu.advanced():  # waiting uses a little CPU, too

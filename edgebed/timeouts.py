@@ -1,4 +1,8 @@
-"""`asyncio.timeout`, also for Python 3.10, which has none (JetPack 6 comes with it)."""
+"""`asyncio.timeout`, also for Python 3.10, which has none (JetPack 6 comes with it).
+
+`asyncio.wait_for` is not used: up to Python 3.11 it loses a cancellation that comes together with its result. A loop
+with it then goes on, and who waits for the end of its task waits for ever.
+"""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from edge_agent.board.limiter import Limiter
 from edgebed.errors import EdgebedError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.timeouts import timeout
 from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
 
 RETRY_S = (1.0, 30.0)
@@ -205,8 +206,9 @@ class Standby:
             if self._final:
                 await self._changed.wait()
                 return
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), pause)
+            with contextlib.suppress(TimeoutError):
+                async with timeout(pause):
+                    await self._changed.wait()
             pause = min(2 * pause, RETRY_S[1])
 
     async def _work(self, wanted: Assignment) -> bool:
@@ -309,7 +311,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), END_S)
-    except asyncio.TimeoutError:
+        async with timeout(END_S):
+            await process.wait()
+    except TimeoutError:
         process.kill()
         await process.wait()

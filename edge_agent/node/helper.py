@@ -22,6 +22,7 @@ from edgebed.errors import EdgebedError, UsageError
 from edgebed.link import steady
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
+from edgebed.timeouts import timeout
 
 LONGEST_LINE = 1 << 16
 PING = b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n"
@@ -71,11 +72,12 @@ class Helper:
 
     async def _ping(self) -> bool:
         try:
-            reader, writer = await asyncio.wait_for(self._engine(), PING_S)
-            writer.write(PING)
-            answer = await asyncio.wait_for(reader.read(64), PING_S)
-            await pump.close(writer)
-        except (OSError, asyncio.TimeoutError):
+            async with timeout(2 * PING_S):
+                reader, writer = await self._engine()
+                writer.write(PING)
+                answer = await reader.read(64)
+                await pump.close(writer)
+        except (OSError, TimeoutError):
             return False
         return b" 200 " in answer
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 
+from edgebed.timeouts import timeout
+
 PIECE, PIECE_S = 1 << 16, 0.02
 """Bytes, and seconds at the rate that is sent: a piece is the smaller of the two."""
 
@@ -25,16 +27,18 @@ async def send(writer: asyncio.StreamWriter, bit_s: float) -> None:
             sent += len(data)
             await asyncio.sleep(max(0.0, start + 8 * sent / bit_s - time.monotonic()))
 
-    with contextlib.suppress(OSError, asyncio.TimeoutError):  # the receiver is gone: it tells what it got
-        await asyncio.wait_for(stream(), LASTS_S)
+    with contextlib.suppress(OSError, TimeoutError):  # the receiver is gone: it tells what it got
+        async with timeout(LASTS_S):
+            await stream()
 
 
 async def receive(reader: asyncio.StreamReader) -> float:
     """Bits per second that arrived in MEASURED_S, from WARM_UP_S after the call on."""
     start, counted = time.monotonic() + WARM_UP_S, 0
     while (left_s := start + MEASURED_S - time.monotonic()) > 0:
-        with contextlib.suppress(asyncio.TimeoutError):
-            data = await asyncio.wait_for(reader.read(PIECE), left_s)
+        with contextlib.suppress(TimeoutError):
+            async with timeout(left_s):
+                data = await reader.read(PIECE)
             if not data:
                 break
             counted += len(data) if time.monotonic() >= start else 0

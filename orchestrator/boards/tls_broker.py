@@ -133,7 +133,8 @@ class TlsBroker:
         self._reloaded.clear()
         self._process.send_signal(signal.SIGHUP)
         try:
-            await asyncio.wait_for(self._reloaded.wait(), RELOAD_S)
+            async with asyncio.timeout(RELOAD_S):
+                await self._reloaded.wait()
         except TimeoutError:
             raise LinkError(f"the broker did not read its files within {RELOAD_S:.0f} s") from None
         await self.close_sessions(revoked)
@@ -145,7 +146,8 @@ class TlsBroker:
     async def _take_over(self, session: Session) -> None:
         """Connect with its client id, whereupon the broker closes the other connection."""
         link = MqttLink(self.local, session.client)
-        await asyncio.wait_for(link.open(), KICK_S)
+        async with asyncio.timeout(KICK_S):
+            await link.open()
         await link.close()
         if self._sessions.get(session.client) is session:
             del self._sessions[session.client]

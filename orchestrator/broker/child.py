@@ -92,7 +92,8 @@ async def end(process: asyncio.subprocess.Process | None) -> None:
         return
     process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), END_S)
+        async with asyncio.timeout(END_S):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

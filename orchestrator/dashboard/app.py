@@ -185,7 +185,8 @@ class DashboardAPI:
                 spoken = time.monotonic()
                 yield b": still here\n\n"
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self._closing.wait()
         yield _event("bye", b"{}")
 
     async def round(self, request: Request) -> Response:

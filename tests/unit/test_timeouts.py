@@ -1,12 +1,13 @@
-"""The timeout that stands in for `asyncio.timeout` on Python 3.10."""
+"""The timeout that stands in for `asyncio.timeout` on Python 3.10, and that no cancellation is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from edgebed.timeouts import timeout_by_cancelling
+from edgebed.timeouts import timeout, timeout_by_cancelling
 
 
 async def test_what_takes_too_long_ends_with_a_timeout() -> None:
@@ -30,3 +31,26 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("within", [timeout, timeout_by_cancelling])
+async def test_a_cancellation_that_comes_together_with_the_result_ends_a_loop(within: type[asyncio.Timeout]) -> None:
+    """`asyncio.wait_for` would go on."""
+    wanted, rounds = asyncio.Event(), 0
+
+    async def work() -> None:
+        nonlocal rounds
+        while rounds < 5:
+            rounds += 1
+            with contextlib.suppress(TimeoutError):
+                async with within(0.01):
+                    await wanted.wait()
+            wanted.clear()
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    wanted.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rounds == 1
