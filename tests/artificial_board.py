@@ -26,6 +26,7 @@ from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
 from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet import netns
+from orchestrator.fleet.subnets import free_subnets, host_networks
 
 POOL = IPv4Network("198.18.0.0/15")
 """Addresses for benchmarks (RFC 2544): no fleet takes them."""
@@ -89,7 +90,7 @@ def artificial_boards(
     folder: Path, boards: Mapping[str, Limits], *, limited: bool = True
 ) -> Iterator[list[ArtificialBoard]]:
     """Several boards, by name, of one service."""
-    subnets = POOL.subnets(new_prefix=30)
+    subnets = free_subnets(POOL, 30, host_networks())  # others may run boards too, or a killed test has left some
     with contextlib.ExitStack() as stack:
         wires = [
             stack.enter_context(_wire(f"{os.getpid() % 2**15}-{index}", next(subnets))) for index in range(len(boards))

@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_starts(
 def test_an_error_of_the_operating_system_anywhere_is_told_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> object:
+    def broken(command: str) -> object:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/far/away/figures.pdf")
 
     monkeypatch.setattr(cli, "build", broken)
