@@ -40,9 +40,10 @@ class Clock(msgspec.Struct, frozen=True):
         return f"{self.node} is {spelled(abs(self.offset_s))} {way} this host"
 
 
-def clock_of(node: str, asked_s: float, told_s: float, heard_s: float) -> Clock:
-    """From one question: our clock when it was asked and when the answer came, and the node's in between."""
-    return Clock(node, told_s - (asked_s + heard_s) / 2, (heard_s - asked_s) / 2)
+def clock_of(node: str, asked_s: float, told_s: float, heard_s: float, step_s: float = 0.0) -> Clock:
+    """From one question: our clock when it was asked and when the answer came, and the node's in between, which is
+    rounded down to a multiple of `step_s`."""
+    return Clock(node, told_s - (asked_s + heard_s - step_s) / 2, (heard_s - asked_s + step_s) / 2)
 
 
 def refuse_wrong(clocks: Iterable[Clock]) -> None:
@@ -64,10 +65,10 @@ def drift_note(first: Clock, last: Clock) -> str:
     node, drift_s = last.node, last.offset_s - first.offset_s
     if abs(drift_s) - first.error_s - last.error_s <= DRIFT_S:
         return ""
-    way = "gained" if drift_s > 0 else "lost"
+    way, where = ("gained", "late") if drift_s > 0 else ("lost", "early")
     return (
-        f"the clock of {node} has {way} {seconds(abs(drift_s))} since the start: phases of its devices stand in the "
-        "timeline by so much too late or too early"
+        f"the clock of {node} has {way} {seconds(abs(drift_s))} since the start: phases of its devices may stand too "
+        f"{where} in the timeline by that"
     )
 
 

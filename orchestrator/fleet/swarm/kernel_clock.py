@@ -20,7 +20,8 @@ MESSAGE = struct.Struct("!BBHHHIII")
 TIMES, ANSWER_S = 3, 1.0
 """Questions to each node, of which the quickest counts, and seconds for the answers to one."""
 
-DAY_S, NOT_UTC = 86400.0, 1 << 31
+STEP_S, DAY_S = 0.001, 86400.0
+NOT_UTC = 1 << 31
 """A kernel that cannot tell UTC sets this bit."""
 
 
@@ -62,7 +63,7 @@ def _ask(icmp: socket.socket, nodes: Mapping[str, str], number: int) -> dict[str
         heard, told = time.time(), parse_reply(packet, identifier, number)
         if told is not None and address in names:
             told = sent[address] + (told - sent[address] + DAY_S / 2) % DAY_S - DAY_S / 2
-            found[names[address]] = clock_of(names[address], sent[address], told, heard)
+            found[names[address]] = clock_of(names[address], sent[address], told, heard, STEP_S)
     return found
 
 
