@@ -1,4 +1,4 @@
-"""`asyncio.timeout`, also for Python 3.10, which has none (JetPack 6 comes with it).
+"""`asyncio.timeout`, also for Python 3.10, which has none (JetPack 6 comes with it); the end of a process in time.
 
 `asyncio.wait_for` is not used: up to Python 3.11 it loses a cancellation that comes together with its result. A loop
 with it then goes on, and who waits for the end of its task waits for ever.
@@ -38,3 +38,22 @@ if sys.version_info >= (3, 11):
     timeout = asyncio.timeout
 else:
     timeout = timeout_by_cancelling
+
+KILLED_S = 30.0
+
+
+async def end_in_time(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Wait for the end of a process that was asked to end; kill it after so many seconds.
+
+    Returns as well where it has not ended KILLED_S seconds later: then the kernel holds it, or another process holds
+    its pipes, and nobody can end it.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with timeout(seconds):
+            await process.wait()
+            return
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        process.kill()
+    with contextlib.suppress(TimeoutError):
+        async with timeout(KILLED_S):
+            await process.wait()

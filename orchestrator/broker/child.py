@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgebed.errors import LinkError
+from edgebed.timeouts import end_in_time
 from orchestrator.broker.seams import Listen
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
@@ -90,10 +92,6 @@ async def end(process: asyncio.subprocess.Process | None) -> None:
     """End a broker and wait for it; kill it where it does not end by itself."""
     if process is None or process.returncode is not None:
         return
-    process.terminate()
-    try:
-        async with asyncio.timeout(END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        process.terminate()
+    await end_in_time(process, END_S)

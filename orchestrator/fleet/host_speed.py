@@ -11,6 +11,7 @@ from statistics import median
 
 from edgebed.errors import LimitError
 from edgebed.limits.cgroups import Cgroup
+from edgebed.timeouts import end_in_time
 from orchestrator.fleet.profile import Limits
 
 QUOTA = Limits(cpus=0.05, uplink_bit_s=0, downlink_bit_s=0, memory_mib=256)
@@ -28,9 +29,9 @@ class HostSpeed:
 
     def add(self, line: bytes) -> None:
         """A line of the loop's output. One that is cut off, as the last one of a loop that was killed, is left out."""
-        with contextlib.suppress(ValueError):
-            at_ns, cpu_ns = map(int, line.split())
-            self._pieces.append((at_ns, cpu_ns / 1e6))
+        if line.endswith(b"\n"):
+            at_ns, cpu_ns = line.split()
+            self._pieces.append((int(at_ns), int(cpu_ns) / 1e6))
 
     def between(self, start_ns: int, end_ns: int) -> tuple[float | None, int]:
         """Median milliseconds of CPU time of the pieces that ended in this time, and their number."""
@@ -56,12 +57,7 @@ async def watch_speed(name: str) -> AsyncIterator[HostSpeed]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await process.wait()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_in_time(process, END_S)
         reader.cancel()
         if cgroup is not None:
             cgroup.remove()

@@ -16,6 +16,7 @@ from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
 from edgebed.limits.throttle import confirm, held_by_kernel
+from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet import leftovers, netns, ownership
@@ -28,6 +29,7 @@ from orchestrator.fleet.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.users import Users, closed_to_others
 
 START_TIMEOUT_S = LOCK_S = 120.0
+FORK_SERVER_END_S = 5.0
 CAP_SYS_ADMIN = 21
 KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
 """Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
@@ -188,7 +190,7 @@ class LocalFleet:
         if self._writer is not None:
             self._writer.close()
         if self._fork_server is not None:
-            await self._end_fork_server(self._fork_server)
+            await end_in_time(self._fork_server, FORK_SERVER_END_S)
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -197,14 +199,6 @@ class LocalFleet:
         for held in (self._owned, self._users):
             if held is not None:
                 await asyncio.to_thread(held.close)
-
-    async def _end_fork_server(self, fork_server: asyncio.subprocess.Process) -> None:
-        try:
-            async with asyncio.timeout(5.0):
-                await fork_server.wait()
-        except TimeoutError:
-            fork_server.kill()
-            await fork_server.wait()
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None:
         self._exit = callback

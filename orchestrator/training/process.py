@@ -27,6 +27,7 @@ from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, Serve
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.pacing import LATE_S
+from edgebed.timeouts import end_in_time
 from edgebed.wire.messages import Assignment, Codec, Optimizer
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
@@ -142,12 +143,7 @@ class TrainerProcess:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         self._fail(RunError("the trainer's process was closed", hint=RESUME))
-        try:
-            async with asyncio.timeout(END_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await end_in_time(self._process, END_S)
         self._log.close()
 
     async def __aenter__(self) -> TrainerProcess:

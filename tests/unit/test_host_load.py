@@ -26,7 +26,7 @@ def test_the_speed_of_a_round_is_the_median_of_its_pieces() -> None:
 
 def test_a_piece_that_is_cut_off_is_left_out() -> None:
     found = speed((10, 2_000_000))
-    for cut in (b"123", b"123 4", b"\n", b"12a 5\n"):
+    for cut in (b"9", b"9 4"):
         found.add(cut)
     assert found.between(0, 10) == (2.0, 1)
 

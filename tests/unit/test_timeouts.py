@@ -1,13 +1,16 @@
-"""The timeout that stands in for `asyncio.timeout` on Python 3.10, and that no cancellation is lost."""
+"""The timeout that stands in for `asyncio.timeout` on Python 3.10; no cancellation is lost; processes end in time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 
 import pytest
 
-from edgebed.timeouts import timeout, timeout_by_cancelling
+from edgebed import timeouts
+from edgebed.timeouts import end_in_time, timeout, timeout_by_cancelling
 
 
 async def test_what_takes_too_long_ends_with_a_timeout() -> None:
@@ -54,3 +57,38 @@ async def test_a_cancellation_that_comes_together_with_the_result_ends_a_loop(wi
     with pytest.raises(asyncio.CancelledError):
         await task
     assert rounds == 1
+
+
+async def python(code: str) -> tuple[asyncio.subprocess.Process, bytes]:
+    """A process that runs this, and the first line that it prints."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    return process, await process.stdout.readline()
+
+
+async def test_a_process_that_ends_is_not_killed() -> None:
+    process, _ = await python("print(flush=True); input()")
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    await end_in_time(process, 60)
+    assert process.returncode == 0
+
+
+async def test_a_process_that_does_not_end_is_killed() -> None:
+    process, _ = await python("import time; print(flush=True); time.sleep(1000)")
+    await end_in_time(process, 0.01)
+    assert process.returncode == -9
+
+
+async def test_a_pipe_that_another_process_holds_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python 3.11 `wait` waits for the pipes of the process, too."""
+    monkeypatch.setattr(timeouts, "KILLED_S", 0.1)
+    code = "import subprocess; other = subprocess.Popen(['sleep', '1000']); print(other.pid, flush=True); other.wait()"
+    process, other = await python(code)
+    try:
+        async with asyncio.timeout(30):
+            await end_in_time(process, 0.01)
+    finally:
+        os.kill(int(other), 9)
+        await process.wait()
