@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 
 import pytest
 
-from edgebed import timeouts
 from edgebed.timeouts import end_in_time, timeout, timeout_by_cancelling
 
 
@@ -79,16 +77,3 @@ async def test_a_process_that_does_not_end_is_killed() -> None:
     process, _ = await python("import time; print(flush=True); time.sleep(1000)")
     await end_in_time(process, 0.01)
     assert process.returncode == -9
-
-
-async def test_a_pipe_that_another_process_holds_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Python 3.11 `wait` waits for the pipes of the process, too."""
-    monkeypatch.setattr(timeouts, "KILLED_S", 0.1)
-    code = "import subprocess; other = subprocess.Popen(['sleep', '1000']); print(other.pid, flush=True); other.wait()"
-    process, other = await python(code)
-    try:
-        async with asyncio.timeout(30):
-            await end_in_time(process, 0.01)
-    finally:
-        os.kill(int(other), 9)
-        await process.wait()
