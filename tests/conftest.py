@@ -17,7 +17,11 @@ import pytest
 import torch
 
 from tests.file_times import pytest_addoption, pytest_configure  # noqa: F401  # pytest calls them
-from tests.hangs import pytest_timeout_cancel_timer, pytest_timeout_set_timer  # noqa: F401  # pytest-timeout calls them
+from tests.hangs import (  # noqa: F401  # pytest and pytest-timeout call them
+    pytest_runtest_protocol,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
+)
 
 if importlib.util.find_spec("xdist") is not None:
     from tests.one_fleet import pytest_xdist_make_scheduler  # noqa: F401  # xdist calls it

@@ -1,16 +1,18 @@
 """What a test that waits in vain tells: what its commands have said so far, and the stack of every process.
 
-Before pytest-timeout ends a test, its report gets the stacks (the two hooks). `run` and `finish` give a command its own
-time.
+Before pytest-timeout ends a test, its report gets the stacks. If the test does not end then either, because its
+clean-up waits in vain, the worker's process ends: pytest-xdist counts the test as failed and goes on with another
+worker. `run` and `finish` give a command its own time.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ import pytest
 EARLIER_S = 20.0
 """The stacks are taken so long before the test is ended, because that ends the processes, too."""
 DUMP_S = 5.0
+LATER_S = 120.0
+"""The clean-up of a test that was ended has so long."""
 COMMAND_S = 120.0
 """Seconds in which a command of a test has ended, where the test says nothing else."""
 _TIMER = pytest.StashKey[threading.Timer]()
@@ -92,3 +96,30 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
     if (timer := item.stash.get(_TIMER, None)) is not None:
         timer.cancel()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """pytest-timeout is not enough: once a test has failed it no longer watches, and asyncio may swallow its error."""
+    known = item.config.pluginmanager.hasplugin("timeout")
+    limit_s = float(item.config.getoption("timeout") or item.config.getini("timeout") or 0) if known else 0.0
+    timer = threading.Timer(limit_s + LATER_S, _end_worker, [item])
+    timer.daemon = True
+    if limit_s:
+        timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
+
+
+def _end_worker(item: pytest.Item) -> None:
+    found = stacks()
+    if (capture := item.config.pluginmanager.getplugin("capturemanager")) is not None:
+        capture.suspend_global_capture(in_=True)
+    print(
+        f"\nThe clean-up of {item.nodeid} hangs, so this process of pytest ends.\n{found}",
+        file=sys.__stderr__,
+        flush=True,
+    )
+    os._exit(1)

@@ -44,6 +44,33 @@ def test_a_test_that_hangs_fails_and_tells_where_its_processes_are(tmp_path: Pat
     assert "time.sleep(1000)" in done.stdout  # the command line of the process
 
 
+HANGS_AT_ITS_END = """
+import pytest, tests.hangs, threading
+
+tests.hangs.LATER_S = 2.0
+
+@pytest.fixture
+def without_end():
+    yield
+    threading.Event().wait()
+
+def test_fails(without_end):
+    raise AssertionError("so its limit is no longer watched")
+
+def test_goes_on():
+    pass
+"""
+
+
+def test_a_clean_up_that_hangs_ends_its_worker_and_the_others_tests_go_on(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(HANGS_AT_ITS_END)
+    options = ["--timeout=4", "-n", "1", "-p", "tests.hangs", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    done = run([sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)], cwd=ROOT)
+    assert "1 passed" in done.stdout
+    assert "crashed while running" in done.stdout
+    assert "without_end (" in done.stderr  # in the stack of the process
+
+
 SAYS_AND_WAITS = "import sys, time; print('began', flush=True); print('trouble', file=sys.stderr); time.sleep(1000)"
 
 
