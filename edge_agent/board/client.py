@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -92,7 +93,7 @@ class Service:
 
         Raises:
             WireError: what arrived has another SHA-256; it is removed.
-            FileError: it cannot be written.
+            FileError: it cannot be written. If the disk is full, other shards are removed: the next try may have room.
         """
         path, part = folder / f"{sha256}.safetensors", folder / f"{sha256}.part"
         if path.exists():
@@ -109,6 +110,8 @@ class Service:
         except http.client.HTTPException as error:
             raise LinkError(f"the shard from {self} broke off: {error!r}", hint="it is continued") from None
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                _make_room(folder, part)
             raise FileError.of(error, part) from None
         return path
 
@@ -219,6 +222,13 @@ def _forget_old(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files[MOST_SHARDS:]:
         path.unlink()
+
+
+def _make_room(folder: Path, wanted: Path) -> None:
+    """Remove all shards and parts but this one."""
+    for path in (*folder.glob("*.safetensors"), *folder.glob("*.part")):
+        if path != wanted:
+            path.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

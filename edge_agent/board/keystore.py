@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgebed.errors import FileError, UsageError
+from edgebed.errors import FileError, FleetError, UsageError
 from edgebed.link.tls import REJOIN, Identity
 
 RENEW_SHARE = 1 / 3
@@ -63,6 +66,19 @@ class Keystore:
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(f"{self._about} cannot be used: {error}", hint=REJOIN) from None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the one `edgebed-agent run` of this folder. Raises FleetError where there is another one, FileError."""
+        try:
+            folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FileError.of(error, self.folder) from None
+        try:
+            _lock(folder)
+            yield
+        finally:
+            os.close(folder)
+
     def request(self) -> str:
         """A CSR of this board's key, in PEM. The key is made at the first call, and never leaves the folder. Raises
         FileError, UsageError."""
@@ -96,8 +112,10 @@ class Keystore:
         return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
     def wants_renewal(self, now: datetime | None = None) -> bool:
+        """Also one that is not valid yet: it was made when the service's clock was ahead."""
         begin, end = self.life()
-        return end - (now or datetime.now(timezone.utc)) < (end - begin) * RENEW_SHARE
+        now = now or datetime.now(timezone.utc)
+        return now < begin or end - now < (end - begin) * RENEW_SHARE
 
     def remove(self) -> None:
         """Raises FileError."""
@@ -142,3 +160,14 @@ class Keystore:
             part.replace(path)
         except OSError as error:
             raise FileError.of(error, path) from None
+
+
+def _lock(folder: int) -> None:
+    """Raises FleetError."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FleetError(
+            "`edgebed-agent run` already runs on this board",
+            hint="end it first; where it is a service: systemctl stop edgebed-agent",
+        ) from None

@@ -25,7 +25,7 @@ from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
 from edge_agent.board.keystore import Keystore
 from edge_agent.board.limiter import Limiter
-from edgebed.errors import EdgebedError, LimitError, LinkError, UsageError, WireError, in_words
+from edgebed.errors import EdgebedError, FileError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.timeouts import timeout
@@ -45,6 +45,8 @@ MOST_WORDS = 500
 END_S = 10.0
 """An agent that is told to end is killed after so long."""
 
+ENDED = "`edgebed-agent run` was ended on the board"
+
 
 class Standby:
     """Args:
@@ -60,6 +62,7 @@ class Standby:
         self._wanted: Assignment | None = None
         self._changed = asyncio.Event()
         self._error, self._final, self._failures, self._told = "", False, 0, ""
+        self._life, self._ended = secrets.token_hex(8), ""  # the latter: why this process ends
         self._limiter = Limiter(keys.folder, self._about.host)
         self._limit_now = asyncio.Event()
         self._limited: tuple[int, Held | None, str] = (0, None, "")  # as in BoardState
@@ -73,21 +76,31 @@ class Standby:
         return Address(self._about.host, self._about.mqtt_port, identity=self._keys.identity)
 
     async def run(self) -> None:
-        """Never returns. Raises UsageError, FileError for a folder that cannot be used."""
+        """Never returns. Raises UsageError, FileError for a folder that cannot be used, FleetError where another
+        process does this for the same board."""
+        with self._keys.held():
+            await self._run()
+
+    async def _run(self) -> None:
         self._link.subscribe(WAITING.control_to(self._about.board), self._assign)
         self._link.on_connect(self._publish)
         tasks: list[asyncio.Task[None]] = []
+        ended = ENDED
         try:
             await asyncio.to_thread(self._limiter.undo)  # of a life that was cut off
             await self._connect()
             tasks = [asyncio.create_task(work) for work in (self._serve(), self._renew_in_time(), self._guard())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
+        except EdgebedError as error:
+            ended = f"`edgebed-agent run` ended on the board: {error}"
+            raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(BoardState(False)), retain=True)
+            self._ended = ended  # told when the agent has ended: it could still be given work until then
+            self._publish()
             await self._link.close()
 
     async def _serve(self) -> None:
@@ -130,8 +143,8 @@ class Standby:
             if self._keys.wants_renewal():
                 self._renew()
             self._service.check(self._keys.identity)
-        except LinkError as other:
-            error = other
+        except (LinkError, FileError) as other:
+            return f"{other}; it is tried again ({other.hint})"
         return f"{error}; it is tried again ({error.hint})"
 
     def _tell(self, line: str) -> None:
@@ -144,9 +157,13 @@ class Standby:
 
     async def _renew_in_time(self) -> None:
         while True:
-            with contextlib.suppress(LinkError):  # it is tried again; most of a month is left
+            try:
                 if self._keys.wants_renewal():
                     await asyncio.to_thread(self._renew)
+            except LinkError:
+                pass  # it is tried again; most of a month is left
+            except FileError as error:
+                self._notify(f"the certificate was not renewed: {error}; it is tried again ({error.hint})")
             await asyncio.sleep(RENEWAL_CHECK_S * random.uniform(0.5, 1.0))
 
     def _renew(self) -> None:
@@ -173,18 +190,21 @@ class Standby:
             self._changed.set()
 
     def _publish(self) -> None:
-        fleet = self._wanted.fleet if self._wanted else ""
-        state = BoardState(
+        state = BoardState(False, error=self._ended) if self._ended else self._state()
+        self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(state), retain=True)
+
+    def _state(self) -> BoardState:
+        return BoardState(
             True,
             version_of("edgebed"),
-            fleet,
+            self._wanted.fleet if self._wanted else "",
             self._error,
             self._final,
             edgebed.PROTOCOL,
             self._failures,
             *self._limited,
+            self._life,
         )
-        self._link.publish(WAITING.state(self._about.board), msgspec.json.encode(state), retain=True)
 
     async def _do(self, wanted: Assignment | None) -> None:
         """Until the assignment changes."""

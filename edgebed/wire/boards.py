@@ -131,12 +131,14 @@ class BoardState(msgspec.Struct, frozen=True):
 
     Attributes:
         fleet: that of the assignment in hand; "" without one.
-        error: why the assignment cannot be carried out; "" where it can.
+        error: why the assignment cannot be carried out; "" where it can. With `online=False`: why the board has ended
+            its connection; "" where it broke, and may come back.
         final: it is not tried again.
         protocol: that its agent speaks; 0: an older version, which did not say.
         failures: of this assignment so far.
         limited: of the assignment whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
             not.
+        life: random; another one when `edgebed-agent run` was started again, whereby its agent has ended.
     """
 
     online: bool
@@ -149,6 +151,7 @@ class BoardState(msgspec.Struct, frozen=True):
     limited: int = 0
     held: Held | None = None
     unheld: str = ""
+    life: str = ""
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from edgebed.errors import WireError
+from edgebed.errors import FileError, WireError
 from edgebed.wire.boards import MOST_BODY, SHA256, Join, Refusal, Renew, decode_json
 from orchestrator.boards.enrolment import Enrolment, Refused, unknown_token
 from orchestrator.boards.https import PEER
@@ -63,11 +63,11 @@ class BoardsApp:
         self.asgi = Starlette(
             routes=[
                 Route("/ca", self.ca),
-                Route("/join", answered(self.join), methods=["POST"]),
-                Route("/renew", answered(self.renew), methods=["POST"]),
-                Route("/leave", answered(self.leave), methods=["POST"]),
-                Route("/me", answered(self.me)),
-                Route("/shards/{sha256}", answered(self.shard)),
+                Route("/join", self.answered(self.join), methods=["POST"]),
+                Route("/renew", self.answered(self.renew), methods=["POST"]),
+                Route("/leave", self.answered(self.leave), methods=["POST"]),
+                Route("/me", self.answered(self.me)),
+                Route("/shards/{sha256}", self.answered(self.shard)),
             ]
         )
 
@@ -107,26 +107,28 @@ class BoardsApp:
             raise Refused(404, "there is no such shard", "the run that needs it puts it here")
         return FileResponse(path)
 
+    def answered(self, handler: Answer) -> Answer:
+        """Turns a refusal into its answer. Why the service failed itself is told here, not to the board."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Refused as refused:
+                return _json(Refusal(refused.error, refused.hint), refused.status)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except FileError as error:
+                self._notify(f"{request.url.path} of {_address(request)} failed: {error}; {error.hint}")
+                return _json(Refusal("the service failed; its own output says why", "try again later"), 503)
+
+        return answer
+
     async def _miss(self, address: str) -> None:
         count = self._misses.add(address, time.monotonic())
         if count in (1, FREE_MISSES) or (count > FREE_MISSES and count % 1000 == 0):
             self._notify(f"refused: {count} wrong token(s) from {address} within a minute")
         if count > FREE_MISSES:
             await asyncio.sleep(DELAY_S)
-
-
-def answered(handler: Answer) -> Answer:
-    """Turns a refusal into its answer."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Refused as refused:
-            return _json(Refusal(refused.error, refused.hint), refused.status)
-        except ClientDisconnect:
-            return Response(status_code=400)
-
-    return answer
 
 
 async def _message(request: Request, kind: type[T]) -> T:

@@ -72,6 +72,7 @@ class BoardsFleet:
         self._states = dict.fromkeys(self._ids, AWAY)
         self._assigned: dict[str, Assignment] = {}
         self._stopped: set[str] = set()
+        self._lives: dict[str, str] = {}  # by device: `life` of the board that started its agent
         self._changed = asyncio.Event()
         self._exit: Callable[[str, str], None] = lambda device, why: None
         self._link = MqttLink(broker.address, broker.client("desk"))
@@ -86,7 +87,7 @@ class BoardsFleet:
         seconds = RECONNECT_S if self._broker.started else CONNECT_S
         if not await self._until(lambda: not self._absent(), seconds):
             raise FleetError(
-                f"not connected within {seconds:.0f} s: {', '.join(self._boards[name] for name in self._absent())}",
+                f"not connected within {seconds:.0f} s: {', '.join(self._told_away(name) for name in self._absent())}",
                 hint="see whether they have power and a network, and what `edgebed-agent run` says on them",
             )
         for name, state in self._states.items():
@@ -251,13 +252,26 @@ class BoardsFleet:
             return
         before, self._states[device] = self._states[device], state
         self._changed.set()
-        gone = state.final and not state.online  # revoked: it can say nothing itself
-        ours = self._open and device in self._assigned and (gone or state.fleet == self._fleet_id)
-        if ours and state.error and state != before:
-            self._exit(device, state.error)
+        if self._open and device in self._assigned and state != before and (why := self._end_of_agent(device, state)):
+            self._exit(device, why)
+
+    def _end_of_agent(self, device: str, state: BoardState) -> str:
+        """Why the agent of this device has ended, as far as its board's new state tells; else ""."""
+        if not state.online:  # it ended in order, or is revoked; without an error its connection broke
+            if state.error:
+                self._lives.pop(device, None)
+            return state.error
+        if state.fleet != self._fleet_id:
+            return ""
+        before, self._lives[device] = self._lives.get(device, state.life), state.life
+        return state.error or ("" if before == state.life else "its board was restarted")
 
     def _absent(self) -> list[str]:
         return [name for name, state in self._states.items() if not state.online]
+
+    def _told_away(self, device: str) -> str:
+        error = self._states[device].error
+        return f"{self._boards[device]} ({error})" if error else self._boards[device]
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import CapacityError, FleetError, UsageError
+from edgebed.errors import CapacityError, FileError, FleetError, UsageError
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.fleet.ownership import is_held
@@ -111,20 +111,22 @@ def claimed(place: Place, ids: Mapping[str, str], taken: Taken) -> Iterator[None
 
     Raises:
         FleetError: another fleet has some of them.
+        FileError: the folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
         others = []
         for name, board in ids.items():
             path = _claim_path(place, board)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, file)
             try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(file, 0)
+                os.pwrite(file, msgspec.json.encode(taken), 0)
             except BlockingIOError:
                 others.append(f"{name} works for {_holder(path)}")
-                continue
-            os.ftruncate(file, 0)
-            os.pwrite(file, msgspec.json.encode(taken), 0)
+            except OSError as error:
+                raise FileError.of(error, path) from None
         if others:
             raise FleetError(
                 f"boards are taken: {'; '.join(others)}",

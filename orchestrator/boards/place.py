@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 class Where(msgspec.Struct, frozen=True):
     """How boards reach the service: host names and addresses, the best one first, and ports. `listen`: the address on
-    which it listens."""
+    which it listens. `asked`: the hosts were given; else they are found, and follow this host's address."""
 
     hosts: tuple[str, ...]
     port: int
     mqtt_port: int
     listen: str = "0.0.0.0"
+    asked: bool = True
 
     @property
     def address(self) -> str:
@@ -97,7 +98,10 @@ class Place(msgspec.Struct, frozen=True):
         deadline = time.monotonic() + 1.0  # `running` of another process has the lock for a moment
         while (file := self._lock(fcntl.LOCK_EX)) is None:
             if time.monotonic() > deadline:
-                raise FleetError("the boards service is already running", hint="edgebed boards ls shows its boards")
+                raise FleetError(
+                    "the boards service is already running",
+                    hint="edgebed boards ls shows its boards. A run starts one where none stands, and ends it after",
+                )
             time.sleep(0.05)
         return file
 
@@ -121,7 +125,15 @@ class Place(msgspec.Struct, frozen=True):
         return _read(self.folder / "live.json", Live) if self.running() else None
 
     def tell_live(self, live: Live) -> None:
-        write_secret(self.folder / "live.json", msgspec.json.encode(live))
+        """Not synced to disk: it is of no use after a loss of power."""
+        path = self.folder / "live.json"
+        part = path.with_suffix(".part")
+        try:
+            part.touch(0o600)
+            part.write_bytes(msgspec.json.encode(live))
+            part.replace(path)
+        except OSError as error:
+            raise FileError.of(error, path) from None
 
     def local(self) -> Local | None:
         """None where the service never ran."""

@@ -182,12 +182,23 @@ class Store:
     @contextlib.contextmanager
     def change(self) -> Iterator[Registry]:
         """The registry, to be changed; written at the end of the block, unless it raises. Raises FileError."""
-        with self._path.with_suffix(".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked():
             registry = self.read()
             yield registry
             registry.version += 1
             write_secret(self._path, msgspec.json.format(msgspec.json.encode(registry)))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Raises FileError."""
+        path = self._path.with_suffix(".lock")
+        try:
+            lock = path.open("a")
+        except OSError as error:
+            raise FileError.of(error, path) from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def stamp(self) -> tuple[int, int]:
         """Changes when the file does."""

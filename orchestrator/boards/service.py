@@ -9,27 +9,31 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 
-from edgebed.errors import FleetError, LinkError
+from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT
 from orchestrator.boards import https
+from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_address
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Live, Local, Place, Where
+from orchestrator.boards.place import Live, Local, Place, Where, write_secret
 from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
-from orchestrator.boards.tls_broker import LOOPBACK, Files, TlsBroker
+from orchestrator.boards.tls_broker import Files, TlsBroker
 from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet.ownership import OwnedFolder
 
 LOOK_S = 0.2
 """How often the registry's file is looked at: a revocation is in force so much later at most."""
+
+ADDRESSES_S = 10.0
+"""How often this host's addresses are looked at."""
 
 Notify = Callable[[str], None]
 
@@ -73,19 +77,21 @@ class _Service:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)
-        self._where = Where(_hosts(request), request.port, request.mqtt_port, request.listen)
-        self._key, self._certificate = self._authority.server_pair(
-            _all_names(self._where.hosts), dt.datetime.now(dt.UTC)
-        )
+        self._where = Where(_hosts(request), request.port, request.mqtt_port, request.listen, bool(request.hosts))
         self._ours = ours
+        self._names = all_names(self._where.hosts)
+        self._certify(self._names)
+        self._context = https.server_context(self._authority.pem.decode(), *self._https_files())
         local = place.local() or Local(0, secrets.token_urlsafe(18))
         if not is_free(local.port):
             local = msgspec.structs.replace(local, port=free_port([LOOPBACK]))
         place.tell_local(local)
         self._broker = TlsBroker(brokers, request.listen, request.mqtt_port, local.port, local.password)
-        self._broker.on_session = self._tell
+        self._broker.on_session = self._session_changed
         self._releasing = Releasing(place, self._broker.local, f"serve-{secrets.token_hex(16)}")
         self._applied = 0
+        self._untold, self._complaint = False, ""
+        self._looked = time.monotonic()
 
     async def run(self, ready: Callable[[], None]) -> None:
         app = BoardsApp(
@@ -108,16 +114,16 @@ class _Service:
                 await self._broker.stop()
 
     async def _until_end(self, app: BoardsApp, sock: socket.socket, ready: Callable[[], None]) -> None:
-        context = https.server_context(self._authority.pem.decode(), *self._https_files())
-        server = https.make_server(app.asgi, context)
+        server = https.make_server(app.asgi, self._context)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         watching = asyncio.create_task(self._watch())
         self._notify(f"boards reach this service at {self._where.address}, the broker at port {self._where.mqtt_port}")
         ready()
         try:
             await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
+            for task in (watching, serving):
+                if task.done():
+                    task.result()
         finally:
             watching.cancel()
             server.should_exit = True
@@ -126,30 +132,73 @@ class _Service:
     # ---- revocation ----
 
     async def _watch(self) -> None:
-        """Put changes of the registry in force, and release boards. Raises FleetError when the broker ends."""
+        """Put changes of the registry and new addresses in force, and release boards. What cannot be written is tried
+        again. Raises FleetError when the broker ends, LinkError when it cannot be restarted."""
         ended = asyncio.create_task(self._broker.ended())
         try:
             while not ended.done():
-                registry = self._store.look()
-                if registry.version != self._applied:
-                    restarted = await self._apply(registry)
-                    if restarted:
-                        ended.cancel()
-                        ended = asyncio.create_task(self._broker.ended())
+                before = self._broker.pid()
+                try:
+                    await self._look()
+                    self._complaint = self._complaint if self._untold else ""
+                except FileError as error:
+                    self._complain(error)
+                if self._broker.pid() != before:
+                    ended.cancel()
+                    ended = asyncio.create_task(self._broker.ended())
                 self._releasing.look()
                 await asyncio.wait([ended], timeout=LOOK_S)
             raise FleetError(f"the broker has ended: {ended.result()}", hint="start `edgebed boards serve` again")
         finally:
             ended.cancel()
 
-    async def _apply(self, registry: Registry) -> bool:
-        """Returns whether the broker was restarted."""
-        before, revoked = self._broker.pid(), _revoked(registry)
+    async def _look(self) -> None:
+        """Raises FileError, LinkError."""
+        registry = self._store.look()
+        if self._follow_addresses() or registry.version != self._applied:
+            await self._apply(registry)
+        elif self._untold:
+            self._tell()
+
+    async def _apply(self, registry: Registry) -> None:
+        revoked = _revoked(registry)
+        self._applied = -1  # not in force before the broker has read its files
         await self._broker.revoke(self._files(registry), revoked)
         self._releasing.tell_revoked(revoked)
         self._applied = registry.version
         self._tell()
-        return self._broker.pid() != before
+
+    def _complain(self, error: FileError) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            self._notify(f"{error}; {error.hint}. It is tried again; until then no change of boards is in force.")
+
+    # ---- addresses ----
+
+    def _follow_addresses(self) -> bool:
+        """Look now and then whether this host has a new address. Returns whether there is a new certificate, which the
+        broker has to read."""
+        if time.monotonic() - self._looked < ADDRESSES_S:
+            return False
+        self._looked = time.monotonic()
+        hosts = _hosts(self._request)
+        if hosts not in (self._where.hosts, (LOOPBACK,)):
+            self._where = msgspec.structs.replace(self._where, hosts=hosts)
+            self._place.tell_where(self._where)
+            self._notify(f"boards reach this service at {self._where.address} now")
+        names = all_names(self._where.hosts)
+        if not (new := lacking(self._names, names)):
+            return False
+        self._certify(names)
+        self._context.load_cert_chain(*self._https_files())
+        self._names = names
+        self._notify(f"the certificate of this service is valid for {', '.join(new)} too")
+        return True
+
+    def _certify(self, names: Sequence[str]) -> None:
+        self._key, self._certificate = self._authority.server_pair(names, dt.datetime.now(dt.UTC))
+
+    # ---- files ----
 
     def _files(self, registry: Registry) -> Files:
         now = dt.datetime.now(dt.UTC)
@@ -159,15 +208,24 @@ class _Service:
     def _https_files(self) -> tuple[Path, Path]:
         paths = self._ours / "https.pem", self._ours / "https.key"
         for path, data in zip(paths, (self._certificate, self._key), strict=True):
-            path.touch(0o600)
-            path.write_bytes(data)
+            write_secret(path, data)
         return paths
 
+    def _session_changed(self) -> None:
+        """Many may change at once: they are told together."""
+        self._untold = True
+
     def _tell(self) -> None:
-        local = self._broker.local
-        self._place.tell_live(
-            Live(os.getpid(), local.port, local.username, local.password, self._applied, self._broker.sessions)
-        )
+        """What cannot be written is told later."""
+        local, sessions = self._broker.local, self._broker.sessions
+        self._untold = False
+        try:
+            self._place.tell_live(
+                Live(os.getpid(), local.port, local.username, local.password, self._applied, sessions)
+            )
+        except FileError as error:
+            self._untold = True
+            self._complain(error)
 
 
 def _revoked(registry: Registry) -> list[str]:
@@ -199,21 +257,4 @@ def _open(listen: str, port: int) -> socket.socket:
 
 def _hosts(request: ServeRequest) -> tuple[str, ...]:
     """As boards should call this host: what was asked for, else the address of its default route."""
-    return request.hosts or (_main_address(),)
-
-
-def _main_address() -> str:
-    """Of the route to other networks; loopback without one. A connection of UDP sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737)
-            return str(sock.getsockname()[0])
-        except OSError:
-            return LOOPBACK
-
-
-def _all_names(hosts: tuple[str, ...]) -> list[str]:
-    """For the server's certificate: `hosts`, this host's name, and all its addresses."""
-    rows = [row for rows in psutil.net_if_addrs().values() for row in rows]
-    found = [row.address.split("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6)]
-    return list(dict.fromkeys([*hosts, socket.gethostname(), "localhost", *found]))
+    return request.hosts or (main_address(),)

@@ -18,6 +18,10 @@ from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
 
 START_S = 40.0
+LOOK_S = 1.0
+AWAY_S = 8.0
+"""systemd starts a service that has ended again after 5 s. A device is lost after 30 s without progress."""
+
 START = "edgebed boards serve"
 
 
@@ -48,47 +52,77 @@ class BoardsBroker:
 
 
 @contextlib.asynccontextmanager
-async def boards_broker(place: Place, notify: Callable[[str], None]) -> AsyncIterator[BoardsBroker]:
-    """The broker of the service. Raises FleetError where the service cannot be started."""
+async def boards_broker(
+    place: Place, notify: Callable[[str], None], away_s: float = AWAY_S
+) -> AsyncIterator[BoardsBroker]:
+    """The broker of the service. While it is used, a service that has gone is started here after `away_s`. Raises
+    FleetError where the service cannot be started."""
     where = place.where()
     if where is None:
         raise FleetError("no board has joined: the boards service never ran here", hint=f"{START}, then invite boards")
-    async with contextlib.AsyncExitStack() as stack:
-        started = not place.running()
-        ended: Callable[[], bool] = lambda: False  # noqa: E731
-        said: Callable[[], str] = str
-        if started:
-            notify("starting the boards service for this run")
-            folder = stack.enter_context(OwnedFolder("edgebed-boards-"))
-            process = await stack.enter_async_context(_service(where, folder))
-            ended, said = (lambda: process.returncode is not None), lambda: _last_words(folder / "log")
-        live = await _live(place, ended, said)
-        yield BoardsBroker(live, place.where() or where, started)
+    with OwnedFolder("edgebed-boards-") as folder:
+        ours = _OwnService(place, where, folder)
+        keeping: asyncio.Task[None] | None = None
+        try:
+            if started := not place.running():
+                notify("starting the boards service for this run")
+                await ours.start()
+            live = await _live(place, ours)
+            keeping = asyncio.create_task(_keep(place, ours, notify, away_s))
+            yield BoardsBroker(live, place.where() or where, started)
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+            await ours.end()
 
 
-async def _live(place: Place, ended: Callable[[], bool], said: Callable[[], str]) -> Live:
+class _OwnService:
+    """A service that is started for a run. Its output goes to `log` in the folder."""
+
+    def __init__(self, place: Place, where: Where, folder: Path) -> None:
+        self._place, self._where, self._log = place, where, folder / "log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Raises LinkError."""
+        where = self._place.where() or self._where
+        options = ["--listen", where.listen, "--port", str(where.port), "--mqtt-port", str(where.mqtt_port)]
+        hosts = [text for host in where.hosts if where.asked for text in ("--host", host)]
+        command = [sys.executable, "-m", "orchestrator", "boards", "serve", *options, *hosts]
+        with self._log.open("wb") as log:
+            self._process = await begin(command, "", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def lives(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def last_words(self) -> str:
+        lines = self._log.read_text("utf-8", "replace").splitlines() if self._log.exists() else []
+        return " ".join(line.strip() for line in lines[-2:] if line.strip())
+
+    async def end(self) -> None:
+        await end(self._process)
+
+
+async def _live(place: Place, ours: _OwnService) -> Live:
     deadline = time.monotonic() + START_S
     while (live := place.live()) is None:
-        if ended() or time.monotonic() > deadline:
-            why = said() or f"it was not ready within {START_S:.0f} s"
+        failed = not (ours.lives() or place.running())  # it may also be that of another run, which was quicker
+        if failed or time.monotonic() > deadline:
+            why = ours.last_words() or f"it was not ready within {START_S:.0f} s"
             raise FleetError(f"the boards service does not run: {why}", hint=f"see what `{START}` says")
         await asyncio.sleep(0.05)
     return live
 
 
-@contextlib.asynccontextmanager
-async def _service(where: Where, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    options = ["--listen", where.listen, "--port", str(where.port), "--mqtt-port", str(where.mqtt_port)]
-    hosts = [text for host in where.hosts for text in ("--host", host)]
-    command = [sys.executable, "-m", "orchestrator", "boards", "serve", *options, *hosts]
-    with (folder / "log").open("wb") as log:
-        process = await begin(command, "", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        await end(process)
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return " ".join(line.strip() for line in lines[-2:] if line.strip())
+async def _keep(place: Place, ours: _OwnService, notify: Callable[[str], None], away_s: float) -> None:
+    """Start a service when there was none for `away_s`: that of another run has ended with it, or it was killed. One
+    that is restarted by a person or by systemd is there earlier."""
+    seen = time.monotonic()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if place.running() or ours.lives():
+            seen = time.monotonic()
+        elif time.monotonic() - seen > away_s:
+            notify("the boards service is gone: it is started for this run")
+            await ours.start()

@@ -7,6 +7,7 @@ lets a board write and read the topics of its own id only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import re
@@ -19,16 +20,16 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import LinkError
+from edgebed.errors import FileError, LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.boards.addresses import LOOPBACK
 from orchestrator.boards.place import Session
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import begin, end
 from orchestrator.broker.mosquitto import binary, broker_user, common_settings, password_hash
 
-LOOPBACK = "127.0.0.1"
-START_S, RELOAD_S, KICK_S = 20.0, 1.0, 2.0
+START_S, RELOAD_S, KICK_S = 20.0, 2.0, 2.0
 MOST_CONNECTIONS = 4096
 """Of boards, two each, and of strangers who have not yet shown a certificate."""
 
@@ -121,23 +122,31 @@ class TlsBroker:
         return f"exit code {self._process.returncode}: {' / '.join(self._tail)}"
 
     async def revoke(self, files: Files, revoked: Iterable[str]) -> None:
-        """Put a new list of revoked boards in force, and close their sessions. They lose their rights when the broker
-        has read its files; a session ends when the orchestrator takes over its client id. Raises LinkError."""
+        """Put files and a new list of revoked boards in force, and close their sessions. They lose their rights when
+        the broker has read its files; a session ends when the orchestrator takes over its client id. A broker that does
+        not do so in time, or has a session whose id is not known, is restarted.
+
+        Raises:
+            FileError: a file cannot be written; nothing has changed.
+            LinkError: the broker cannot be restarted.
+        """
         revoked = set(revoked)
         self._write_all(files, revoked)
-        if self._untold:  # cannot be taken over without its id
-            await self.stop()
-            await self.start(files, revoked)
-            return
+        if not self._untold:
+            with contextlib.suppress(TimeoutError, LinkError):
+                await self._reload()
+                await self.close_sessions(revoked)
+                return
+        await self.stop()
+        await self.start(files, revoked)
+
+    async def _reload(self) -> None:
+        """Have the broker read its files; open connections stay. Raises TimeoutError."""
         assert self._process is not None
         self._reloaded.clear()
         self._process.send_signal(signal.SIGHUP)
-        try:
-            async with asyncio.timeout(RELOAD_S):
-                await self._reloaded.wait()
-        except TimeoutError:
-            raise LinkError(f"the broker did not read its files within {RELOAD_S:.0f} s") from None
-        await self.close_sessions(revoked)
+        async with asyncio.timeout(RELOAD_S):
+            await self._reloaded.wait()
 
     async def close_sessions(self, boards: Iterable[str]) -> None:
         wanted = set(boards)
@@ -156,6 +165,7 @@ class TlsBroker:
     # ---- files ----
 
     def _write_all(self, files: Files, revoked: Iterable[str]) -> None:
+        """Raises FileError."""
         local = self.local
         hashed = password_hash(local.password, secrets.token_bytes(12))
         for name, data in {
@@ -173,13 +183,16 @@ class TlsBroker:
 
     def _write(self, name: str, data: bytes) -> None:
         part = self._folder / f"{name}.part"
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            if self._user:  # by descriptor: the folder is that user's, who could put a link in the file's place
-                user = pwd.getpwnam(self._user)
-                os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
-        part.replace(self._folder / name)
+        try:
+            part.unlink(missing_ok=True)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+                if self._user:  # by descriptor: the folder is that user's, who could put a link in the file's place
+                    user = pwd.getpwnam(self._user)
+                    os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
+            part.replace(self._folder / name)
+        except OSError as error:
+            raise FileError.of(error, part) from None
 
     # ---- the log, which tells who is connected ----
 

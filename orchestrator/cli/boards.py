@@ -25,6 +25,7 @@ from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.cli import boards_measure
 from orchestrator.cli.console import log, print_json, print_whole
+from orchestrator.fleet.profile import lasting_name
 from orchestrator.records.formatting import NONE
 from orchestrator.runs.signals import run_to_end
 
@@ -76,7 +77,9 @@ def serve_(
 
 def invite(
     name: Annotated[str, typer.Argument(help="What the board shall be called.")],
-    profile: Annotated[str, typer.Option(help="Name of a device profile, kept with the board.")] = "",
+    profile: Annotated[
+        str, typer.Option(help="Device profile of the board in fleets that name none: its name or file.")
+    ] = "",
     expires: Annotated[str, typer.Option(help="How long the token works: 90s, 30m, 1h or 2d.")] = "1h",
     replace: Annotated[
         bool, typer.Option("--replace", help="For a board that was set up again: the old one is revoked as it joins.")
@@ -92,9 +95,10 @@ def invite(
             "the boards service never ran, so its address is not known",
             hint="start it in another terminal: edgebed boards serve",
         )
+    kept = lasting_name(profile, Path.cwd(), "--profile") if profile else ""
     authority = Authority(place.folder)
     with Store(place).change() as registry:
-        secret = registry.invite(name, profile, duration_s(expires), replace, time.time())
+        secret = registry.invite(name, kept, duration_s(expires), replace, time.time())
     token = Token(authority.fingerprint(), secret, name)
     if not place.running():
         _say("The service does not run: start `edgebed boards serve` before the board joins.")

@@ -71,8 +71,8 @@ def up(
             daemon.end(place)
             raise
     state = place.ask()
-    boards = [device.name for device in state.devices if device.requested.unlimited]
-    log.print(f"{len(state.devices)} devices are running (process {pid}); {held_by(state.enforcement, boards)}")
+    held = held_by(state.enforcement, spec.unlimited, spec.limited_boards)
+    log.print(f"{len(state.devices)} devices are running (process {pid}); {held}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
     if note := threads_note(state.dilation, {each.profile.name: each.profile.limits.cpus for each in spec.here}):

@@ -47,8 +47,10 @@ def _head(state: RunState, rounds: int, now_ns: int) -> RenderableType:
         parts.append(seconds((now_ns - row.start_ns) / 1e9 / state.dilation))
     if state.accuracy is not None:
         parts.append(f"accuracy {accuracy(state.accuracy)}")
-    boards = [device.name for device in started.devices if device.unlimited]
-    parts.append(f"{vocabulary.held_by(started.enforcement, boards)}, D = {formatting.number(state.dilation)}")
+    boards = [
+        [each.name for each in started.devices if each.board and each.unlimited == free] for free in (True, False)
+    ]
+    parts.append(f"{vocabulary.held_by(started.enforcement, *boards)}, D = {formatting.number(state.dilation)}")
     doing = _doing(state)
     grid = Table.grid(padding=(0, 1))
     title = " · ".join([*parts, *([doing] if doing else [])])

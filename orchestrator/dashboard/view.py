@@ -80,6 +80,7 @@ def head(state: RunState) -> dict[str, Any]:
         "backend": started.backend,
         "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
         "unlimited": [device.name for device in started.devices if device.unlimited],
+        "limited_boards": [device.name for device in started.devices if device.board and not device.unlimited],
         "grain": started.grain,
         "dilation": max(session.started.dilation for session in state.sessions),
         "server_note": server_note(max(each.started.dilation for each in state.sessions), started.server_cpus),

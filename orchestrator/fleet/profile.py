@@ -77,6 +77,11 @@ class FleetSpec(msgspec.Struct, frozen=True):
         return tuple(device for device in self.devices if not device.board)
 
     @property
+    def limited_boards(self) -> list[str]:
+        """Names of the devices that are real boards and limit themselves."""
+        return [device.name for device in self.boards if not device.profile.limits.unlimited]
+
+    @property
     def unlimited(self) -> list[str]:
         """Names of the devices that have no limits: real boards."""
         return [device.name for device in self.devices if device.profile.limits.unlimited]
@@ -243,12 +248,28 @@ def load_profile(name: str, near: Path, where: str = "") -> ProfileSpec:
     Raises:
         UsageError: like `load_fleet`.
     """
+    return _read_profile(_profile_path(name, near, where))
+
+
+def lasting_name(name: str, folder: Path, where: str) -> str:
+    """A name for a profile, found from this folder, under which fleet files of all folders find it: that of a profile
+    that comes with Edgebed, else the absolute path of its file. Raises UsageError like `load_profile`."""
+    path = _profile_path(name, folder / "fleet.yaml", where).absolute()
+    _read_profile(path)
+    return path.stem if path.parent == SHIPPED.absolute() else str(path)
+
+
+def _read_profile(path: Path) -> ProfileSpec:
+    document = load_yaml(path)
+    return _profile(convert(document, ProfileFile, path, WORDS), document)
+
+
+def _profile_path(name: str, near: Path, where: str = "") -> Path:
+    """Of its file. Raises UsageError where there is none."""
     folders = (near.parent, near.parent.parent / "devices", SHIPPED)
     candidates = [near.parent / name] if name.endswith((".yaml", ".yml")) else [f / f"{name}.yaml" for f in folders]
-    for path in candidates:
-        if is_file(path):
-            document = load_yaml(path)
-            return _profile(convert(document, ProfileFile, path, WORDS), document)
+    if found := [path for path in candidates if is_file(path)]:
+        return found[0]
     known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml") if _holds_profile(p)})
     said = f"looked for {candidates[0]}" if len(candidates) == 1 else f"known profiles: {', '.join(known)}"
     raise UsageError(

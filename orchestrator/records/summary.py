@@ -80,6 +80,7 @@ def _head(run: RunFacts) -> dict[str, Any]:
         "test_accuracy": last.tested.accuracy if last.tested is not None else None,
         "boards": board_facts(run),
         "unlimited": [device.name for device in started.devices if device.unlimited],
+        "limited_boards": [info.name for info in started.devices if info.board and not info.unlimited],
         "real_boards": {info.name: info.board for info in started.devices if info.board},
         "look_alikes": {info.name: info.look_alike_of for info in started.devices if info.look_alike_of},
         "profiles": {info.name: info.profile for session in run.sessions for info in session.started.devices},

@@ -51,16 +51,26 @@ UNLIMITED = "unlimited: a real board"
 """What every output says of a device that has no limits."""
 
 
-def held_by(enforcement: str, boards: Sequence[str] = ()) -> str:
+def held_by(enforcement: str, unlimited: Sequence[str] = (), limited: Sequence[str] = ()) -> str:
     """What holds the limits of a fleet, in words.
 
     Args:
-        boards: names of the devices that are real boards without limits.
+        unlimited, limited: names of the devices that are real boards, without limits and with them.
     """
     if enforcement == "unlimited":
         return "unlimited: real boards"
-    also = f"; unlimited: the real board{'s' if len(boards) > 1 else ''} {', '.join(boards)}" if boards else ""
+    also = f", {held_by_boards(limited)}" if limited and enforcement != "kernel" else ""
+    also += f"; unlimited: {_boards(unlimited)}" if unlimited else ""
     return f"limits held by {enforcement}{also}"
+
+
+def held_by_boards(limited: Sequence[str]) -> str:
+    """What holds the limits of boards that limit themselves."""
+    return f"those of {_boards(limited)} by {'their kernels' if len(limited) > 1 else 'its kernel'}"
+
+
+def _boards(names: Sequence[str]) -> str:
+    return f"the real board{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 PHASES = {

@@ -69,7 +69,7 @@ def write_png(
 def _marked(summary: Summary) -> str:
     """Facts that every output must show."""
     calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
-    held = held_by(summary["enforcement"], summary.get("unlimited", ()))
+    held = held_by(summary["enforcement"], summary.get("unlimited", ()), summary.get("limited_boards", ()))
     costs = f", {summary['costs']}" if summary.get("costs") else ""
     share = summary.get("batches_in_quota_share")
     grain = "" if share is None else f", grain {summary['grain']}, {percent(share)} of the batches within one period"

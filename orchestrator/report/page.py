@@ -17,6 +17,7 @@ from orchestrator.records.formatting import number, percent, seconds, size
 from orchestrator.records.in_quota import UNSLOWED, sentence
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.timeline import RoundTimeline
+from orchestrator.records.vocabulary import held_by_boards
 from orchestrator.report import bundle, charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure, Summary
@@ -132,7 +133,7 @@ def badges(summary: Summary) -> list[Badge]:
     enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
     costs = summary.get("costs")
     result = [
-        _held(enforcement),
+        _held(enforcement, summary.get("limited_boards") or ()),
         (f"dilation {number(dilation)}", "plain", summary["server_note"]),
         ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
     ]
@@ -151,10 +152,11 @@ def badges(summary: Summary) -> list[Badge]:
     return result
 
 
-def _held(enforcement: str) -> Badge:
+def _held(enforcement: str, limited: Sequence[str]) -> Badge:
     if enforcement == "unlimited":
         return "unlimited: real boards", "plain", BOARDS
-    return f"limits held by: {enforcement}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")
+    also = f", {held_by_boards(limited)}" if limited and enforcement != "kernel" else ""
+    return f"limits held by: {enforcement}{also}", "bad" if enforcement in WEAK else "good", WEAK.get(enforcement, "")
 
 
 def _common_badges(summaries: Sequence[Summary]) -> list[Badge]:

@@ -92,7 +92,8 @@ async def standing_fleet(
         opened = await OpenedFleet.open(stack, spec, fleet_id, notify, open_here)
         fleet = opened.fleet
         stack.push_async_callback(fleet.close)
-        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held_by(fleet.enforcement, spec.unlimited)})")
+        held = held_by(fleet.enforcement, spec.unlimited, spec.limited_boards)
+        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held})")
         await opened.open_broker(stack, await fleet.prepare(), own_broker)
         broker = opened.broker
         hosts = many_hosts(fleet)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
+import os
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -34,16 +37,16 @@ class Lab:
 
     def __init__(self, folder: Path, place: Path | None = None) -> None:
         self.folder, self.place = folder, Place(place or folder / "service")
-        self.place.shards.mkdir(parents=True)
+        self.place.shards.mkdir(parents=True, exist_ok=True)
         self.port, self.mqtt_port = free_port([HOST]), free_port([HOST])
         self.store, self.said = Store(self.place), list[str]()
         self.service = Service(HOST, self.port)
+        self.request = ServeRequest((HOST,), HOST, self.port, self.mqtt_port)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         ready = asyncio.Event()
-        request = ServeRequest((HOST,), HOST, self.port, self.mqtt_port)
-        self._serving = asyncio.create_task(serve(request, self.place, self.said.append, ready.set))
+        self._serving = asyncio.create_task(serve(self.request, self.place, self.said.append, ready.set))
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait([waiting, self._serving], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -85,8 +88,28 @@ class Lab:
             registry.revoke(registry.find(name), "by hand", time.time())
         return self.store.read().version
 
+    def offer(self, shard: bytes) -> str:
+        """Put a shard where boards get it; returns its SHA-256."""
+        sha256 = hashlib.sha256(shard).hexdigest()
+        (self.place.shards / f"{sha256}.safetensors").write_bytes(shard)
+        return sha256
+
     def link(self, keys: Keystore, client: str, **options: object) -> MqttLink:
         return MqttLink(Address(HOST, self.mqtt_port, identity=keys.identity), client, **options)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def standing(keys: Keystore) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`edgebed-agent run` of a board that has joined; killed at the end."""
+    command = [sys.executable, "-m", "edge_agent.entry", "run"]
+    env = {**os.environ, "EDGEBED_BOARD": str(keys.folder)}
+    process = await asyncio.create_subprocess_exec(*command, env=env)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 @contextlib.asynccontextmanager

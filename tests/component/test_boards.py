@@ -33,7 +33,7 @@ from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.place import Place
 from orchestrator.boards.service import ServeRequest, serve
-from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status, until
 
 pytestmark = pytest.mark.mosquitto
 
@@ -197,6 +197,17 @@ async def test_a_board_comes_back_after_the_service_was_away_and_ends_when_it_is
     lab.revoke("pi")
     with pytest.raises(UsageError, match="it is revoked"):
         await asyncio.wait_for(standby, 20)
+
+
+async def test_a_second_run_of_a_board_is_refused_and_one_that_leaves_ends_its_run(lab: Lab) -> None:
+    keys = await lab.board("pi")
+    async with standing(keys) as process:
+        await until(lambda: len(lab.live.sessions) == 1, 30)
+        with pytest.raises(FleetError, match="already runs on this board"):
+            await Standby(keys, lab.said.append).run()
+        await asyncio.to_thread(leave, keys, lab.said.append)
+        assert await asyncio.wait_for(process.wait(), 30) == UsageError.exit_code  # systemd does not start it again
+    assert not lab.live.sessions
 
 
 async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:

@@ -99,11 +99,11 @@ def test_the_certificate_of_another_key_is_not_kept(world: World) -> None:
         world.board("b").keep_certificate(other)
 
 
-def test_renewal_is_wanted_when_a_third_of_the_life_is_left(world: World) -> None:
+def test_renewal_is_wanted_when_a_third_of_the_life_is_left_or_it_has_not_begun(world: World) -> None:
     board = world.board("a")
     board.keep_certificate(world.join(world.invite("pi"), board).certificate)
-    at = [dt.datetime.fromtimestamp(NOW + days * DAY, dt.UTC) for days in (0, 59, 61, 100)]
-    assert [board.wants_renewal(each) for each in at] == [False, False, True, True]
+    at = [dt.datetime.fromtimestamp(NOW + days * DAY, dt.UTC) for days in (-1, 0, 59, 61, 100)]
+    assert [board.wants_renewal(each) for each in at] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize(("off_s", "words"), [(-86400 * 300, "300 days behind"), (7200, "2 hours ahead of")])

@@ -17,9 +17,11 @@ from edgebed.errors import UsageError, WireError
 from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
-from orchestrator.boards.registry import Board
+from orchestrator.boards.place import Place, Where
+from orchestrator.boards.registry import Board, Store
 from orchestrator.cli import build
 from orchestrator.cli.boards import board_rows, duration_s
+from orchestrator.fleet.profile import load_profile
 from tests.unit._boards import DAY, NOW, World
 
 
@@ -211,6 +213,14 @@ def test_a_board_cannot_fill_the_registry_by_renewing(world: World) -> None:
     assert refused.value.status == 429
 
 
+def test_a_board_that_joined_while_the_hosts_clock_was_ahead_can_renew(world: World) -> None:
+    board = world.board("a")
+    ahead = NOW + 300 * DAY
+    world.join(world.invite("pi", now=ahead), board, ahead)
+    renewed = world.enrolment.renew(Renew(board.request()), NOW)
+    assert x509.load_pem_x509_certificate(renewed.certificate.encode()).not_valid_before_utc.timestamp() < NOW
+
+
 def test_a_board_that_left_is_no_member(world: World) -> None:
     certificate = x509.load_pem_x509_certificate(world.join(world.invite("pi"), world.board("a")).certificate.encode())
     assert world.enrolment.member(certificate.serial_number).name == "pi"
@@ -286,6 +296,30 @@ def test_an_empty_list_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_service_with_impossible_options_does_not_start(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(build(), ["boards", "serve", *words], catch_exceptions=False)
+
+
+def test_a_profile_of_an_invitation_exists_and_is_found_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = Place.of_user()
+    place.tell_where(Where(("h",), 1, 2))
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    (work / "mine.yaml").write_text("cpus: 1\nuplink_mbit_s: 9\ndownlink_mbit_s: 9\nmemory_mib: 512\n")
+
+    def invite(profile: str) -> str:
+        CliRunner().invoke(build(), ["boards", "invite", "pi", "--profile", profile], catch_exceptions=False)
+        kept = Store(place).read().invitations[-1].profile
+        assert load_profile(kept, tmp_path / "elsewhere" / "fleet.yaml")
+        return kept
+
+    assert [invite("cpu1"), invite("mine"), invite("mine.yaml")] == ["cpu1", *[str(work / "mine.yaml")] * 2]
+    for wrong in ("cpu1x", "gone.yaml"):
+        with pytest.raises(UsageError, match=f"--profile: there is no device profile '{wrong}'") as refused:
+            invite(wrong)
+        assert "mine" in refused.value.hint or "gone.yaml" in refused.value.hint
+    assert len(Store(place).read().invitations) == 3
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("2d", 172800)])

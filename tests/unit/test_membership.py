@@ -22,6 +22,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from orchestrator.fleet.control import membership
 from orchestrator.fleet.control.member import DeviceEvent, Joined, Left
 from orchestrator.fleet.control.membership import RIVAL_BEATS, Membership
 from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
@@ -237,6 +238,21 @@ async def test_probe_and_clock() -> None:
     assert (await desk.membership.probe("a", Probe("", "busy"))).wall_s == 2.0
     offset = await desk.membership.measure_clock("a", rounds=2)
     assert offset.offset_ns == pytest.approx(5_000_000_000, abs=offset.uncertainty_ns)
+
+
+@pytest.mark.parametrize("hopeless", [True, False])
+async def test_a_probe_of_a_device_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch, hopeless: bool) -> None:
+    monkeypatch.setattr(membership, "REPEAT_S", 0.01)
+    monkeypatch.setattr(membership, "ABSENT_S", 0.05)
+    desk = DashboardAPI()
+    desk.membership.on_control("a", presence())
+    probing = asyncio.create_task(desk.membership.probe("a", Probe("", "busy")))
+    await asyncio.sleep(0)
+    desk.membership.left("a", "the board is revoked")
+    if hopeless:
+        desk.membership.give_up("a", "the board is revoked")
+    with pytest.raises(FleetError, match="a is gone: the board is revoked" if hopeless else "a is gone: it was away"):
+        await asyncio.wait_for(probing, 10)
 
 
 async def test_waiting_names_the_devices_that_do_not_come() -> None:

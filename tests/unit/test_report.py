@@ -21,7 +21,7 @@ from orchestrator.records.palette import PHASES
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline import timelines
-from orchestrator.records.vocabulary import UNLIMITED
+from orchestrator.records.vocabulary import UNLIMITED, held_by
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
@@ -116,16 +116,34 @@ def test_real_boards_are_called_unlimited_on_every_output(tmp_path: Path) -> Non
         assert (head(state)["unlimited"], head(state)["enforcement"]) == (unlimited, enforcement)
 
 
-def _as_boards(record: t.Record, enforcement: str, names: list[str]) -> t.Record:
+@pytest.mark.parametrize(
+    ("enforcement", "said"), [("docker", ", those of the real board {} by its kernel"), ("kernel", "")]
+)
+def test_limits_that_a_board_holds_itself_are_told_where_they_differ(
+    tmp_path: Path, enforcement: str, said: str
+) -> None:
+    world = Synthetic().records
+    name = sort(world).started.devices[0].name
+    records = [_as_boards(record, enforcement, [name], limited=True) for record in world]
+    folder = keep(tmp_path / enforcement, records)
+    write_report(folder)
+    held = f"{enforcement}{said.format(name)}"
+    assert f"limits held by: {held}<" in (folder / "report.html").read_text(encoding="utf-8")
+    assert held_by(enforcement, (), [name]) == f"limits held by {held}"
+    assert head(folded(records))["limited_boards"] == [name]
+
+
+FREE: dict[str, Any] = {"unlimited": True, "uplink_bit_s": 0, "downlink_bit_s": 0}
+
+
+def _as_boards(record: t.Record, enforcement: str, names: list[str], limited: bool = False) -> t.Record:
     if isinstance(record, t.RunStarted):
         devices = [
-            msgspec.structs.replace(each, board=each.name, unlimited=True, uplink_bit_s=0, downlink_bit_s=0)
-            if each.name in names
-            else each
+            msgspec.structs.replace(each, board=each.name, **({} if limited else FREE)) if each.name in names else each
             for each in record.devices
         ]
         return msgspec.structs.replace(record, enforcement=enforcement, devices=tuple(devices))
-    if isinstance(record, t.LimitsSet) and record.device in names:
+    if isinstance(record, t.LimitsSet) and record.device in names and not limited:
         held = {"held_cpus": None, "held_uplink_bit_s": None, "held_downlink_bit_s": None}
         return msgspec.structs.replace(record, unlimited=True, uplink_bit_s=0, downlink_bit_s=0, **held)
     return record

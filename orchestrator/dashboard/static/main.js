@@ -108,6 +108,7 @@ function strip() {
     [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
     [`${head.backend}, seed ${head.seed}`, ""],
   ];
+  if (head.limited_boards.length && head.enforcement !== "kernel") items.push([`limited by their own kernel: the real board${head.limited_boards.length > 1 ? "s" : ""} ${head.limited_boards.join(", ")}`, ""]);
   if (head.unlimited.length && head.enforcement !== "unlimited") items.push([`unlimited: the real board${head.unlimited.length > 1 ? "s" : ""} ${head.unlimited.join(", ")}`, ""]);
   if (head.resumed) items.push([`resumed ${head.resumed} ×`, "warn"]);
   if (newer && views.run.isFollowed()) {

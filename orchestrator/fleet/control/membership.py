@@ -34,6 +34,9 @@ REPEAT_S = 1.0
 """Seconds between repetitions of Configure until it is answered, before dilation; other requests wait a multiple of
 it."""
 
+ABSENT_S = 60.0
+"""A device that is measured and whose connection broke may come back within so long."""
+
 RIVAL_BEATS = 3
 """Heartbeats of a second agent with a device's name, without one of the first, after which it becomes that device."""
 
@@ -246,15 +249,21 @@ class Membership:
                     await self._change(device)
 
     async def probe(self, name: str, probe: Probe) -> ProbeResult:
-        """Have a device measure something; repeated until answered. Raises FleetError when it restarts meanwhile."""
+        """Have a device measure something; repeated until answered. Raises FleetError when it restarts meanwhile, is
+        gone for good, or does not come back within ABSENT_S."""
         probe = msgspec.structs.replace(probe, id=probe.id or uuid.uuid4().hex)
         future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
         self._probes[probe.id] = future
-        incarnation = self.devices[name].incarnation
+        device, seen = self.devices[name], time.monotonic()
+        incarnation = device.incarnation
         try:
             while not future.done():
-                if self.devices[name].incarnation != incarnation:
+                seen = time.monotonic() if device.online else seen
+                if device.incarnation != incarnation:
                     raise FleetError(f"{name} restarted during a probe", hint="repeat the calibration")
+                if not device.online and (device.hopeless or time.monotonic() - seen > ABSENT_S):
+                    why = device.hopeless or f"it was away for {ABSENT_S:.0f} s"
+                    raise FleetError(f"{name} is gone: {why}", hint="remove the cause, then measure again")
                 self._send(name, probe)
                 await asyncio.wait([future], timeout=5 * self._repeat_s)
             return future.result()
