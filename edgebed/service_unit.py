@@ -45,6 +45,7 @@ class ServiceUnit(msgspec.Struct, frozen=True):
             "[Service]",
             "ExecStart=" + " ".join(quoted(part) for part in self.command),
             *[f"Environment={quoted(f'{key}={value}')}" for key, value in self.environment.items()],
+            "KillMode=mixed",  # SIGTERM to our process only, which ends its children itself
             "Restart=always",
             "RestartSec=5",
             "RestartPreventExitStatus=2",  # what was asked for cannot be done: trying again does not help

@@ -142,6 +142,8 @@ class _Service:
                     await self._look()
                     self._complaint = self._complaint if self._untold else ""
                 except FileError as error:
+                    if self._broker.pid() is None:
+                        raise
                     self._complain(error)
                 if self._broker.pid() != before:
                     ended.cancel()

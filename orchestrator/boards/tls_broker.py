@@ -133,7 +133,7 @@ class TlsBroker:
         revoked = set(revoked)
         self._write_all(files, revoked)
         if not self._untold:
-            with contextlib.suppress(TimeoutError, LinkError):
+            with contextlib.suppress(TimeoutError, LinkError, ProcessLookupError):
                 await self._reload()
                 await self.close_sessions(revoked)
                 return

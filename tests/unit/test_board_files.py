@@ -178,7 +178,9 @@ def test_a_unit_starts_at_boot_and_quotes_its_command() -> None:
     text = made.text(system=True).splitlines()
     assert 'ExecStart="/opt/my venv/bin/edgebed-agent" "run"' in text
     assert 'Environment="EDGEBED_BOARD=/a%%b$$c"' in text
-    assert {"Restart=always", "WantedBy=multi-user.target", "After=network-online.target"} <= set(text)
+    assert {"Restart=always", "KillMode=mixed", "WantedBy=multi-user.target", "After=network-online.target"} <= set(
+        text
+    )
     assert "WantedBy=default.target" in made.text(system=False)
     assert quoted('a"b\\') == '"a\\"b\\\\"'
 
