@@ -22,9 +22,9 @@ from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished, T
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
 from tests.component._boards import Lab, standing, until
-from tests.component.test_boards_run import Recorded, lab, request, uncalibrated
+from tests.component.test_boards_run import Recorded, lab, request
 
-__all__ = ["lab", "uncalibrated"]
+__all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto
 
 AT_ONCE_NS = 10e9
