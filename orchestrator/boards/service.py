@@ -185,8 +185,9 @@ class _Service:
         self._looked = time.monotonic()
         hosts = _hosts(self._request)
         if hosts not in (self._where.hosts, (LOOPBACK,)):
-            self._where = msgspec.structs.replace(self._where, hosts=hosts)
-            self._place.tell_where(self._where)
+            where = msgspec.structs.replace(self._where, hosts=hosts)
+            self._place.tell_where(where)
+            self._where = where
             self._notify(f"boards reach this service at {self._where.address} now")
         names = all_names(self._where.hosts)
         if not (new := lacking(self._names, names)):
