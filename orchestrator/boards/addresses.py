@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import psutil
 
+from orchestrator.fleet.netns import HOST_END
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -23,8 +25,8 @@ def main_address() -> str:
 
 
 def all_names(hosts: Sequence[str]) -> list[str]:
-    """For the server's certificate: `hosts`, this host's name, and all its addresses."""
-    rows = [row for rows in psutil.net_if_addrs().values() for row in rows]
+    """For the server's certificate: `hosts`, this host's name, and all its addresses but those of fleets' links."""
+    rows = [row for name, rows in psutil.net_if_addrs().items() if not HOST_END.match(name) for row in rows]
     found = [row.address.split("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6)]
     return list(dict.fromkeys([*hosts, socket.gethostname(), "localhost", *found]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -19,6 +20,8 @@ from orchestrator.fleet.profile import Limits
 
 NETNS = Path("/run/netns")
 DEVICE_END = "eth0"
+HOST_END = re.compile(r"eb[0-9a-f]{8}\.\d+$")
+"""The name of the host's interface of a device's link."""
 
 
 class Wire(msgspec.Struct, frozen=True):

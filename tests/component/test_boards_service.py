@@ -124,11 +124,13 @@ async def test_an_address_that_comes_late_is_certified_and_drops_nobody(
     by_late, token = Service(late, lab.port), str(lab.token("second"))
     with pytest.raises(LinkError, match="do not trust each other"):
         await asyncio.to_thread(join, by_late, token, lab.keys("second"), print)
+    there["eb0123abcd.7"] = [SimpleNamespace(family=socket.AF_INET, address="198.18.0.1")]  # of a device's link
     there["lo"].append(SimpleNamespace(family=socket.AF_INET, address=late))
     await until(lambda: any(f"valid for {late} too" in line for line in lab.said))
     where = lab.place.where()
     assert where is not None
     assert (where.hosts, where.asked) == ((late,), False)
+    assert not any("198.18.0.1" in line for line in lab.said)
     await asyncio.to_thread(join, by_late, token, lab.keys("second"), print)
     waiting = asyncio.create_task(Standby(lab.keys("second"), lab.said.append).run())
     await until(lambda: len(lab.live.sessions) == 2)
