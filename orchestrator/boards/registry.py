@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
@@ -14,7 +13,9 @@ import msgspec
 from edgebed.errors import FileError, UsageError
 from edgebed.wire.topics import check_name
 from orchestrator.boards.place import Place, write_secret
+from orchestrator.files.shared_lock import lock_in_time
 
+LOCK_S = 20.0
 REMEMBERED_S = 7 * 86400.0
 """So long an invitation that was used or has run out is remembered, to say why a token no longer works."""
 
@@ -181,7 +182,8 @@ class Store:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[Registry]:
-        """The registry, to be changed; written at the end of the block, unless it raises. Raises FileError."""
+        """The registry, to be changed; written at the end of the block, unless it raises. Raises
+        FileError, FleetError."""
         with self._locked():
             registry = self.read()
             yield registry
@@ -190,14 +192,14 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Raises FileError."""
+        """Raises FileError; FleetError where another process has it for long."""
         path = self._path.with_suffix(".lock")
         try:
             lock = path.open("a")
         except OSError as error:
             raise FileError.of(error, path) from None
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_in_time(lock.fileno(), path, LOCK_S)
             yield
 
     def stamp(self) -> tuple[int, int]:

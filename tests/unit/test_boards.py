@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edgebed.errors import UsageError, WireError
+from edgebed.errors import FleetError, UsageError, WireError
 from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
+from orchestrator.boards import registry
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
 from orchestrator.boards.place import Place, Where
@@ -28,6 +29,20 @@ from tests.unit._boards import DAY, NOW, World
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+# ---- the registry's lock ----
+
+
+def test_a_registry_that_another_process_holds_is_waited_for_in_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LOCK_S", 0.05)
+    first, second = Store(Place(tmp_path)), Store(Place(tmp_path))
+    with first.change(), pytest.raises(FleetError, match=r"another process has held .*lock"), second.change():
+        pass
+    with second.change():
+        pass
 
 
 # ---- tokens ----
