@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_agent.board.client import Service
 from edge_agent.board.keystore import Keystore, Membership
 from edgebed.errors import EdgebedError, UsageError
+from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import Join, parse_token
 
@@ -61,7 +62,7 @@ def leave(keys: Keystore, notify: Callable[[str], None]) -> None:
 def unit(folder: Path) -> ServiceUnit:
     """The systemd unit that connects this board from boot on."""
     command = Path(sys.executable).parent / "edgebed-agent"
-    start = (str(command), "run") if command.exists() else (sys.executable, "-m", "edge_agent.entry", "run")
+    start = (str(command), "run") if command.exists() else tuple(module_command("edge_agent.entry", "run"))
     return ServiceUnit(UNIT, "Edgebed agent of this board", start, {"EDGEBED_BOARD": str(folder)})
 
 

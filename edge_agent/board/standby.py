@@ -28,6 +28,7 @@ from edge_agent.board.limiter import Limiter
 from edgebed.errors import EdgebedError, FileError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
 from edgebed.link.mqtt import Address, MqttLink
+from edgebed.module_process import module_command
 from edgebed.timeouts import timeout
 from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
 
@@ -289,7 +290,7 @@ class Standby:
             "EDGEBED_ALONE_S": str(wanted.alone_s),
         }
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "edge_agent.entry", *arguments, env=env, stderr=asyncio.subprocess.PIPE
+            *module_command("edge_agent.entry", *arguments), env=env, stderr=asyncio.subprocess.PIPE
         )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from edgebed.errors import FleetError
 from edgebed.link.mqtt import Address
+from edgebed.module_process import module_command
 from orchestrator.boards.place import Live, Place, Where
 from orchestrator.broker.child import begin, end
 from orchestrator.fleet.base import Access
@@ -89,7 +89,7 @@ class _OwnService:
         where = self._place.where() or self._where
         options = ["--listen", where.listen, "--port", str(where.port), "--mqtt-port", str(where.mqtt_port)]
         hosts = [text for host in where.hosts if where.asked for text in ("--host", host)]
-        command = [sys.executable, "-m", "orchestrator", "boards", "serve", *options, *hosts]
+        command = module_command("orchestrator", "boards", "serve", *options, *hosts)
         with self._log.open("wb") as log:
             self._process = await begin(command, "", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log)
 

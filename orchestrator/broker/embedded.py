@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from edgebed.module_process import module_command
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
 
@@ -19,4 +19,4 @@ def find() -> Runner | None:
 def _prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
     """It has no TLS: `open_broker` does not take it where that is wanted."""
     wanted = {"addresses": listen.addresses, "port": listen.port, "users": listen.users, "fleet": listen.fleet}
-    return [sys.executable, "-m", "orchestrator.broker.amqtt_server"], json.dumps(wanted).encode()
+    return module_command("orchestrator.broker.amqtt_server"), json.dumps(wanted).encode()

@@ -19,6 +19,7 @@ from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address
 from edgebed.link.sockets import tune
 from edgebed.link.tls import client_context, reason_of, server_context
+from edgebed.module_process import module_command
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet.base import TlsListener
 
@@ -45,7 +46,7 @@ class Options(msgspec.Struct, frozen=True):
 def command(listen: Listen, far: Address, ca: str | None) -> tuple[list[str], bytes]:
     """Command and standard input of a relay to this broker."""
     options = Options(listen.addresses, listen.port, far.host, far.port, ca, listen.tls)
-    return [sys.executable, "-m", "orchestrator.broker.relay"], msgspec.json.encode(options)
+    return module_command("orchestrator.broker.relay"), msgspec.json.encode(options)
 
 
 async def try_handshake(far: Address, ca: str) -> None:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
+from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.members import works_for
@@ -249,7 +250,7 @@ def _until_in_force(place: Place, store: Store) -> str:
 def unit(options: list[str]) -> ServiceUnit:
     """The systemd unit of `edgebed boards serve` with these options."""
     program = Path(sys.executable).parent / "edgebed"
-    start = [str(program)] if program.exists() else [sys.executable, "-m", "orchestrator"]
+    start = [str(program)] if program.exists() else module_command("orchestrator")
     state = os.environ.get("XDG_STATE_HOME")
     kept = {"XDG_STATE_HOME": state} if state else {"HOME": str(Path.home())}
     return ServiceUnit("edgebed-boards", "Edgebed boards service", (*start, "boards", "serve", *options), kept)

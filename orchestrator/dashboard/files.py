@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from pathlib import Path
 
 from starlette.responses import PlainTextResponse, Response
+
+from edgebed.module_process import module_command
 
 OFFERED = {"report.html": "text/html; charset=utf-8", "trace.json": "application/json"}
 """Files of a run that may be asked for, and their types."""
@@ -48,7 +49,7 @@ async def figures(folder: Path) -> Response:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "figures.pdf"
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "orchestrator.report", str(folder), str(path), stderr=asyncio.subprocess.DEVNULL
+            *module_command("orchestrator.report", str(folder), str(path)), stderr=asyncio.subprocess.DEVNULL
         )
         if await child.wait() or not path.is_file():
             return PlainTextResponse("The figures could not be drawn: try `edgebed report --pdf`.\n", 500)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import IO
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.module_process import module_command
 from orchestrator.dashboard.serve import PageAddress
 
 START_S = 30.0
@@ -31,7 +31,7 @@ def page_beside(library: Path, experiment: str, place: PageAddress, notify: Call
     order = {"library": str(library), "since": time.time() - 1, "experiment": experiment, "place": place}
     errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- not a pipe: nobody would read it
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.dashboard"],
+        module_command("orchestrator.dashboard"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

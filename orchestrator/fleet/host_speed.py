@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from statistics import median
 
 from edgebed.errors import LimitError
 from edgebed.limits.cgroups import Cgroup
+from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
 from orchestrator.fleet.profile import Limits
 
@@ -44,7 +44,7 @@ async def watch_speed(name: str) -> AsyncIterator[HostSpeed]:
     """Context manager: the loop runs. As root it has a cgroup `name`, beside those of the devices."""
     cgroup = await asyncio.to_thread(_make, name)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "orchestrator.fleet.reference_loop", *(cgroup.procs_files() if cgroup else ())),
+        *module_command("orchestrator.fleet.reference_loop", *(cgroup.procs_files() if cgroup else ())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

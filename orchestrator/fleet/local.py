@@ -16,6 +16,7 @@ from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
 from edgebed.limits.throttle import confirm, held_by_kernel
+from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.files.shared_lock import lock_in_time
@@ -299,7 +300,7 @@ class LocalFleet:
         env = {name: value for name, value in os.environ.items() if name.startswith(KNOWN_TO_AGENTS)} | quiet
         with theirs, log:
             self._fork_server = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "edge_agent.fork_server", str(theirs.fileno())),
+                *module_command("edge_agent.fork_server", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

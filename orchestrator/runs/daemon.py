@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import EdgebedError, FileError, FleetError
+from edgebed.module_process import module_command
 from edgebed.wire.reading import BoardReading
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Grain
@@ -137,7 +138,7 @@ def spawn(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> int:
     with lock, place.log.open("wb") as log:
         arguments = [str(spec.path), str(place.folder), msgspec.json.encode(wanted).decode(), str(lock.fileno())]
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.runs.daemon", *arguments],
+            module_command("orchestrator.runs.daemon", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

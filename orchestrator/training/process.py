@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeVar
@@ -26,6 +25,7 @@ from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.module_process import module_command
 from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
 from edgebed.wire.messages import Assignment, Codec, Optimizer
@@ -86,7 +86,7 @@ class TrainerProcess:
         self._ready = self._expect(READY)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orchestrator.training.child", str(theirs.fileno())),
+                *module_command("orchestrator.training.child", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._log,
