@@ -53,16 +53,16 @@ class Service:
         with self._ask("GET", "/ca", _believes_all()) as answer:
             pem, date = answer.read(MOST_ANSWER).decode("ascii", "replace"), answer.headers.get("date", "")
         try:
-            found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).digest()
+            der = ssl.PEM_cert_to_DER_cert(pem)
         except ValueError:
-            found = b""
-        if found != fingerprint:
+            der = b""
+        if hashlib.sha256(der).digest() != fingerprint:
             raise LinkError(
                 f"who answers at {self} is not the service of this token: its CA has another fingerprint",
                 hint="check HOST:PORT; if they are right, somebody stands between, and nothing was sent to him",
             )
         check_clock(date, self._clock())
-        return pem
+        return ssl.DER_cert_to_PEM_cert(der)  # only what was hashed: more certificates may have come in `pem`
 
     def clock_error(self) -> str:
         """What is wrong with this board's clock, as far as the service tells; "" where nothing is."""

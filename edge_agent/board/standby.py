@@ -79,6 +79,7 @@ class Standby:
     async def run(self) -> None:
         """Never returns. Raises UsageError, FileError for a folder that cannot be used, FleetError where another
         process does this for the same board."""
+        self._keys.identity.authority()  # an older join may have stored a second CA
         with self._keys.held():
             await self._run()
 
@@ -169,8 +170,7 @@ class Standby:
 
     def _renew(self) -> None:
         """Raises LinkError, UsageError, FileError."""
-        ca = self._keys.identity.ca.read_text()
-        renewed = self._service.renew(ca, Renew(self._keys.request()))
+        renewed = self._service.renew(self._keys.identity.authority(), Renew(self._keys.request()))
         self._keys.keep_certificate(renewed.certificate)
         self._notify(f"the certificate is renewed; it is valid until {self._keys.life()[1]:%Y-%m-%d}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import FileError, LinkError
+from edgebed.errors import FileError, LinkError, UsageError
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -22,6 +22,23 @@ class Identity(msgspec.Struct, frozen=True):
     def of(cls, folder: Path) -> Identity:
         """The files of a board in its folder."""
         return cls(folder / "ca.pem", folder / "certificate.pem", folder / "key.pem")
+
+    def authority(self) -> str:
+        """The CA's certificate, PEM. Raises FileError; UsageError where the file does not hold exactly one certificate:
+        with a second one, somebody else could play the service."""
+        try:
+            pem = self.ca.read_text("ascii", "replace")
+        except OSError as error:
+            raise FileError.of(error, self.ca) from None
+        try:
+            only = ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(pem))
+        except ValueError:
+            only = ""
+        if not only or "".join(pem.split()) != "".join(only.split()):
+            raise UsageError(
+                f"{self.ca} does not hold exactly one certificate: somebody else could play the service", hint=REJOIN
+            )
+        return only
 
 
 def client_context(ca: str, identity: Identity | None = None) -> ssl.SSLContext:
@@ -44,12 +61,8 @@ def client_context(ca: str, identity: Identity | None = None) -> ssl.SSLContext:
 
 
 def identity_context(identity: Identity) -> ssl.SSLContext:
-    """`client_context` with the CA of the identity. Raises FileError, LinkError."""
-    try:
-        ca = identity.ca.read_text()
-    except OSError as error:
-        raise FileError.of(error, identity.ca) from None
-    return client_context(ca, identity)
+    """`client_context` with the CA of the identity. Raises FileError, LinkError, UsageError."""
+    return client_context(identity.authority(), identity)
 
 
 def server_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
