@@ -22,6 +22,7 @@ from edgebed.errors import EdgebedError, UsageError
 from edgebed.link import steady
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
+from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.timeouts import timeout
 
 LONGEST_LINE = 1 << 16
@@ -38,15 +39,13 @@ class Helper:
         self._engine_answers = True
         self._probes: ProbeServer | None = None
         self._outcomes: dict[str, asyncio.Future[Any]] = {}
-        self._forwarded: asyncio.Server | None = None
+        self._forwarded: pump.Server | None = None
 
     async def run(self) -> str:
         """Returns why it ended."""
         settings = self._settings
         context, port = server_context(settings.ca, settings.certificate, settings.key), settings.port
-        commands = await asyncio.start_server(
-            self._answer, sock=pump.listener("0.0.0.0", port), ssl=context, limit=LONGEST_LINE
-        )
+        commands = TlsAcceptor(pump.listener("0.0.0.0", port), context, streams(self._answer, LONGEST_LINE))
         engine = await pump.serve(pump.listener("0.0.0.0", port + 1), self._engine, context, ORCHESTRATOR)
         try:
             return await self._watch()

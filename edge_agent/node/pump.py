@@ -8,6 +8,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
+from edgebed.link.tls_acceptor import TlsAcceptor, streams
+
 PIECE = 1 << 16
 BUFFER = 1 << 18
 """Bytes in the kernel's buffers of a forwarded connection. What waits here could no longer be called back."""
@@ -16,6 +18,7 @@ IP_FREEBIND = 15
 """Option of Linux: listen at an address that no interface has yet. A bridge has none before its first container."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Server = asyncio.Server | TlsAcceptor
 Connect = Callable[[], Awaitable[Streams]]
 ADDRESS_WAIT_S = 5.0
 
@@ -37,7 +40,7 @@ def listener(address: str, port: int) -> socket.socket:
 
 async def serve(
     where: socket.socket, connect: Connect, context: ssl.SSLContext | None = None, only: str = ""
-) -> asyncio.Server:
+) -> Server:
     """Join every connection that comes in with a new one of `connect`.
 
     Args:
@@ -51,7 +54,9 @@ async def serve(
                 await _join((reader, writer), await connect())
         await close(writer)
 
-    return await asyncio.start_server(joined, sock=where, ssl=context)
+    if context is not None:
+        return TlsAcceptor(where, context, streams(joined))
+    return await asyncio.start_server(joined, sock=where)
 
 
 async def _join(one: Streams, other: Streams) -> None:

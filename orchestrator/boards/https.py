@@ -7,7 +7,6 @@ import contextlib
 import resource
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgebed.link.tls_acceptor import TlsAcceptor
+
 PEER = "peer"
 """Key of a request's state: the serial number of the certificate that was shown, or None."""
-
-MOST_STRANGERS = 256
-"""Connections without a certificate. One more ends the oldest: so nobody can hold them all."""
-
-STRANGER_S = 20.0
-"""A connection without a certificate ends after so long, whatever it does."""
 
 HEADER_BYTES = 16 << 10
 KEEP_ALIVE_S = 5
@@ -32,32 +27,33 @@ KEEP_ALIVE_S = 5
 class BoardProtocol(H11Protocol):
     """One connection."""
 
-    strangers: OrderedDict[BoardProtocol, asyncio.TimerHandle] = OrderedDict()  # noqa: RUF012 -- of the process
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         shown: dict[str, Any] = transport.get_extra_info("peercert") or {}
         serial = shown.get("serialNumber")
         self.app_state = {**self.app_state, PEER: None if serial is None else int(serial, 16)}
-        if serial is not None:
-            return
-        self.strangers[self] = asyncio.get_running_loop().call_later(STRANGER_S, transport.abort)
-        if len(self.strangers) > MOST_STRANGERS:
-            next(iter(self.strangers)).turn_away()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if (timer := self.strangers.pop(self, None)) is not None:
-            timer.cancel()
-        super().connection_lost(exc)
-
-    def turn_away(self) -> None:
-        """End the connection at once."""
-        self.strangers.pop(self).cancel()
-        self.transport.abort()
 
 
 class HttpsServer(uvicorn.Server):
-    """uvicorn without signal handlers: its owner ends it."""
+    """uvicorn with an acceptor of ours in place of its listeners, and without signal handlers: its owner ends it."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext) -> None:
+        super().__init__(config)
+        self._context = context
+        self._acceptors: list[TlsAcceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        self._acceptors = [TlsAcceptor(sock, self._context, self._protocol) for sock in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        return BoardProtocol(self.config, self.server_state, self.lifespan.state, loop)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -73,12 +69,11 @@ def make_server(app: ASGIApp, context: ssl.SSLContext) -> HttpsServer:
         log_level="critical",
         access_log=False,
         server_header=False,
-        ssl_context_factory=lambda config, make: context,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
     )
-    return HttpsServer(config)
+    return HttpsServer(config, context)
 
 
 def server_context(ca: str, certificate: Path, key: Path) -> ssl.SSLContext:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import sys
 
@@ -19,6 +20,7 @@ from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address
 from edgebed.link.sockets import tune
 from edgebed.link.tls import client_context, reason_of, server_context
+from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.module_process import module_command
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet.base import TlsListener
@@ -90,7 +92,9 @@ async def serve(options: Options) -> None:
         await asyncio.start_server(accept, address, options.port)
     if tls := options.tls:
         pem = [data.decode() for data in (tls.ca, tls.certificate, tls.key)]
-        await asyncio.start_server(accept, tls.address, options.port, ssl=server_context(*pem))
+        family = socket.AF_INET6 if ":" in tls.address else socket.AF_INET
+        sock = socket.create_server((tls.address, options.port), family=family, backlog=256)
+        TlsAcceptor(sock, server_context(*pem), streams(accept))
     await asyncio.Event().wait()
 
 

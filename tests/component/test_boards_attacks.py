@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import os
 import socket
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,10 +26,13 @@ from edgebed.link.tls import client_context, identity_context
 from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics
 from orchestrator.boards.authority import Authority
-from orchestrator.boards.https import MOST_STRANGERS
 from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
+from tests.component._strangers import are_open, strangers
 
 pytestmark = pytest.mark.mosquitto
+
+MOST_STRANGERS = 256
+MIB = 1 << 20
 
 
 # ---- attacks: joining ----
@@ -84,9 +90,75 @@ async def test_attack_connections_that_are_held_open_keep_nobody_out(lab: Lab) -
     held = [await asyncio.open_connection(HOST, lab.port, ssl=context) for _ in range(MOST_STRANGERS + 20)]
     await lab.board("pi")
     ended = [reader.at_eof() or reader.exception() is not None for reader, _ in held]
-    assert 20 <= sum(ended) <= 40  # the oldest ones
+    assert 20 <= sum(ended) <= 40
+    assert all(ended[:20])  # the oldest ones
     for _, writer in held:
         writer.close()
+
+
+async def test_attack_connections_that_send_nothing_or_a_byte_use_no_memory_and_end_soon(lab: Lab) -> None:
+    await lab.board("first")  # what is imported and allocated once is there now
+    before = psutil.Process().memory_info().rss
+    async with strangers(lab.port, 20, "127.0.0.4") as dripping, strangers(lab.port, 600) as silent:
+        for sock in dripping:
+            sock.send(b"\x16")
+        begin = time.monotonic()
+        await until(lambda: are_open(silent) + are_open(dripping) <= MOST_STRANGERS, 3)
+        assert are_open(silent[: 600 - MOST_STRANGERS]) == 0  # the oldest ones
+        assert are_open(dripping) == len(dripping)  # another address
+        await lab.board("meanwhile")
+        assert psutil.Process().memory_info().rss - before < 20 * MIB  # 175 MiB when each had a buffer of TLS
+        await until(lambda: are_open(silent) + are_open(dripping) == 0, 10)
+        assert 3 < time.monotonic() - begin < 8
+
+
+async def test_attack_a_record_of_a_hello_and_nothing_more(lab: Lab) -> None:
+    async with strangers(lab.port, 300) as begun:
+        for sock in begun:
+            with contextlib.suppress(OSError):  # it may be closed already
+                sock.send(bytes.fromhex("160301020001"))
+        await until(lambda: are_open(begun) <= MOST_STRANGERS, 3)
+        await lab.board("meanwhile")
+        await until(lambda: are_open(begun) == 0, 12)
+
+
+async def test_attack_what_is_not_tls_is_closed_at_once(lab: Lab) -> None:
+    sent = (b"GET / HTTP/1.1\r\n\r\n", bytes.fromhex("160201020001"), bytes.fromhex("160301020002"))
+    async with strangers(lab.port, len(sent)) as wrong:
+        for sock, data in zip(wrong, sent, strict=True):
+            sock.send(data)
+        await until(lambda: are_open(wrong) == 0, 2)
+
+
+async def test_attack_many_connections_of_one_address_push_out_no_other(lab: Lab) -> None:
+    context = client_context(Authority(lab.place.folder).pem.decode())
+    reader, writer = await asyncio.open_connection(HOST, lab.port, ssl=context, local_addr=("127.0.0.3", 0))
+    writer.write(b"POST /join HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{")
+    flood = [
+        await asyncio.open_connection(HOST, lab.port, ssl=context, local_addr=("127.0.0.2", 0)) for _ in range(400)
+    ]
+    async with strangers(lab.port, 400, "127.0.0.2"):
+        await asyncio.sleep(0.2)
+        writer.write(b"}")
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    for _, each in [(reader, writer), *flood]:
+        each.close()
+
+
+async def test_attack_the_end_of_many_handshakes_is_silent_and_leaves_no_socket(lab: Lab) -> None:
+    """Nothing for the loop's handler of errors, and every file is closed."""
+    said: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        async with strangers(lab.port, 300) as begun:
+            for sock in begun[::2]:
+                with contextlib.suppress(OSError):
+                    sock.send(bytes.fromhex("160301020001"))
+            await until(lambda: are_open(begun) <= MOST_STRANGERS, 3)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= files, 3)
+    assert said == []
 
 
 async def test_attack_bodies_that_are_too_large_or_nonsense(lab: Lab) -> None:

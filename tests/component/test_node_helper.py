@@ -25,8 +25,11 @@ from orchestrator.fleet.swarm.kernel_clock import ask_clocks
 from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
 from orchestrator.fleet.swarm.nodes import compare_clocks
 from orchestrator.fleet.swarm.placement import Node
+from tests.component._boards import until
+from tests.component._strangers import are_open, strangers
 
 HOST = "127.0.0.1"
+MOST_STRANGERS = 256
 OK = b"HTTP/1.0 200 OK\r\n\r\nOK"
 
 
@@ -124,6 +127,16 @@ async def test_a_node_may_not_command_another_and_a_stranger_reaches_nothing(up:
             await up.link(credentials).call("facts", 5.0)
         assert await through_engine(up, credentials) == b""
     assert await through_engine(up, up.credentials) == OK
+
+
+async def test_strangers_who_send_nothing_are_few_and_end_soon(up: Up) -> None:
+    """At both ports. The orchestrator's commands are carried out meanwhile."""
+    async with strangers(up.port, 300) as at_commands, strangers(up.port + 1, 300) as at_engine:
+        for silent in (at_commands, at_engine):
+            await until(lambda silent=silent: are_open(silent) <= MOST_STRANGERS, 3)  # type: ignore[misc]
+        assert (await up.link().call("facts"))["engine"] is True
+        assert await through_engine(up, up.credentials) == OK
+        await until(lambda: are_open(at_commands) + are_open(at_engine) == 0, 8)
 
 
 async def through_engine(up: Up, credentials: Credentials) -> bytes:

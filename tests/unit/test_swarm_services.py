@@ -11,7 +11,7 @@ import pytest
 
 from edgebed.errors import FleetError
 from orchestrator.boards.authority import Authority
-from orchestrator.fleet.swarm.helpers import start_helpers, write_credentials
+from orchestrator.fleet.swarm.helpers import MOST_MEMORY, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import Manager, Task
 from orchestrator.fleet.swarm.placement import Node
 
@@ -82,6 +82,25 @@ def test_a_task_tells_when_its_node_said_that_it_runs(manager: Manager) -> None:
     (task,) = manager.tasks(["s1"]).values()
     assert (task.state, task.container) == ("running", "c1")
     assert task.at_s == pytest.approx(1795348801.123456, abs=1e-5)
+
+
+async def test_a_helper_has_a_limit_of_memory(manager: Manager, asked: dict[str, Any], tmp_path: Path) -> None:
+    """It has the engine's socket, and strangers reach its ports."""
+    manager.run("helper", "n1", {"image": "i"}, network="host", labels={}, most_processes=64, most_memory=MOST_MEMORY)
+    assert asked["task"]["Resources"]["Limits"] == {"Pids": 64, "MemoryBytes": 1 << 30}
+    made: list[dict[str, Any]] = []
+
+    def run(*_: object, **options: Any) -> str:
+        made.append(options)
+        raise FleetError("no engine")
+
+    stand_in = SimpleNamespace(make_secret=lambda *_: {}, run=run)
+    nodes, ca = [Node("n1", "n1", "127.0.0.1", 1.0, 0.1)], Authority(tmp_path)
+    with pytest.raises(FleetError):
+        await start_helpers(
+            cast(Manager, stand_in), nodes, "image", "f1", ca, write_credentials(tmp_path, ca), port=20_000
+        )
+    assert made[0]["most_memory"] == MOST_MEMORY
 
 
 async def test_a_helper_that_started_at_a_wrong_time_tells_its_nodes_clock(tmp_path: Path) -> None:

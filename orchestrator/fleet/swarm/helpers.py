@@ -35,6 +35,11 @@ PORTS = range(20_000, 30_000, 2)
 START_S, PULL_S = 60.0, 900.0
 """Until a helper runs: on a node that has the image, and on one that may have to pull it from a registry."""
 MOST_PROCESSES = 1024
+MOST_MEMORY = 1 << 30
+"""Bytes. An idle helper has 30 MiB. Strangers add 170 MiB when both ports are full of them, and a connection that it
+forwards 1.3 MiB at most; a device has two. The rest is for the kernel's buffers, which count too: up to 6 MiB where the
+data of a connection wait. So 50 devices have room that wait all at once.
+"""
 
 
 def write_credentials(folder: Path, ca: Certifier) -> Credentials:
@@ -100,6 +105,7 @@ def _make(
         services[f"the helper of {node.name}"] = manager.run(
             name, node.id, _container(image, node, secret),
             network="host", labels={**owner, HELPER: node.id}, most_processes=MOST_PROCESSES,
+            most_memory=MOST_MEMORY,
         )  # fmt: skip
     return services
 

@@ -83,6 +83,7 @@ class Manager:
         network: str,
         labels: Mapping[str, str],
         most_processes: int,
+        most_memory: int = 0,
     ) -> str:
         """Start a service of one container on a node; returns the service's id. Nothing restarts it.
 
@@ -90,6 +91,7 @@ class Manager:
             node: its id.
             container: arguments of `docker.types.ContainerSpec`.
             labels: of the container.
+            most_memory: bytes; 0: no limit.
         """
         spec = docker.types.ContainerSpec(**container, labels=dict(labels))
         spec["Privileges"] = {"NoNewPrivileges": True}  # engines that do not know it ignore it
@@ -99,7 +101,7 @@ class Manager:
             placement=docker.types.Placement(constraints=[f"node.id=={node}"]),
             networks=[docker.types.NetworkAttachmentConfig(network)],
             log_driver=docker.types.DriverConfig("json-file", {"max-size": "1m"}),
-            resources=_processes(most_processes),
+            resources=_limits(most_processes, most_memory),
         )
         mode, endpoint = docker.types.ServiceMode("replicated", 1), docker.types.EndpointSpec("dnsrr")
         with engine_errors(f"the service {name} could not be made"):
@@ -167,10 +169,10 @@ def network_of(fleet_id: str) -> str:
     return f"edgebed-{fleet_id}"
 
 
-def _processes(most: int) -> docker.types.Resources:
-    """A limit of processes, and none of CPUs: after it the engine would refuse period and quota."""
+def _limits(processes: int, memory: int) -> docker.types.Resources:
+    """Limits of processes and memory, and none of CPUs: after it the engine would refuse period and quota."""
     limits = docker.types.Resources()
-    limits["Limits"] = {"Pids": most}
+    limits["Limits"] = {"Pids": processes, **({"MemoryBytes": memory} if memory else {})}
     return limits
 
 
