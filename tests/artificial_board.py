@@ -24,9 +24,9 @@ from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
-from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet import netns
 from orchestrator.fleet.subnets import free_subnets, host_networks
+from tests.broker_address import free_port
 
 POOL = IPv4Network("198.18.0.0/15")
 """Addresses for benchmarks (RFC 2544): no fleet takes them."""
@@ -143,7 +143,7 @@ def _remove(cgroup: Cgroup) -> None:
 def _service(folder: Path, host: str) -> Iterator[Place]:
     place = Place(folder / "edgebed" / "boards")
     command = [sys.executable, "-m", "orchestrator", "boards", "serve", "--host", host, "--listen", host]
-    command += ["--port", str(free_port([host])), "--mqtt-port", str(free_port([host]))]
+    command += ["--port", str(free_port(host)), "--mqtt-port", str(free_port(host))]
     process = subprocess.Popen(
         command, env={**os.environ, "XDG_STATE_HOME": str(folder)}, stderr=(folder / "serve.log").open("wb")
     )

@@ -39,7 +39,8 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 5.0
 
 
 class Address(Guarded, frozen=True):
-    """Where a broker listens, and our user name and password, or our certificate where it speaks TLS."""
+    """Where a broker listens, and our user name and password, or our certificate where it speaks TLS. `host` is a name,
+    an address, or the path of a Unix socket, which has no port (0)."""
 
     host: str
     port: int
@@ -47,8 +48,12 @@ class Address(Guarded, frozen=True):
     password: str = ""
     identity: Identity | None = None
 
+    @property
+    def is_path(self) -> bool:
+        return self.host.startswith("/")
+
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.host if self.is_path else f"{self.host}:{self.port}"
 
 
 class SocketState(msgspec.Struct, frozen=True):
@@ -61,7 +66,7 @@ class SocketState(msgspec.Struct, frozen=True):
 
 class MqttLink:
     """Args:
-    address: the broker.
+    address: the broker; a function is asked before every connection, and may raise LinkError.
     client_id: unique on the broker; a second connection with the same one ends the first.
     will: topic, payload and retain flag of the message the broker publishes when this connection breaks.
     keepalive_s: the broker ends the connection when it has received no whole packet from us for 1.5 times as long. 0:
@@ -73,14 +78,15 @@ class MqttLink:
 
     def __init__(
         self,
-        address: Address,
+        address: Address | Callable[[], Address],
         client_id: str,
         *,
         will: tuple[str, bytes, bool] | None = None,
         keepalive_s: int = 15,
         paced: bool = False,
     ) -> None:
-        self._address, self._client_id, self._will = address, client_id, will
+        self._address = address if callable(address) else lambda: address
+        self._client_id, self._will = client_id, will
         self._keepalive_s, self._paced = keepalive_s, paced
         self._subscriptions: list[tuple[str, Handler]] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -130,39 +136,40 @@ class MqttLink:
             self._lost(connection)
 
     async def _connect(self) -> None:
-        connection = _Connection(self._make_client(), self._on_message, self._lost, paced=self._paced)
+        address = self._address()
+        connection = _Connection(self._make_client(address), self._on_message, self._lost, paced=self._paced)
         try:
             async with timeout(CONNECT_S):
-                await connection.open(self._address, self._keepalive_s)
+                await connection.open(address, self._keepalive_s)
                 await asyncio.gather(*[connection.subscribe(topic) for topic, _ in self._subscriptions])
             connection.check()
         except TimeoutError:
             connection.abort()
             raise LinkError(
-                f"the MQTT broker at {self._address} did not answer within {CONNECT_S:.0f} s",
+                f"the MQTT broker at {address} did not answer within {CONNECT_S:.0f} s",
                 hint="check that the port is a broker's and that no firewall stands between",
             ) from None
         except ConnectionError as error:
             connection.abort()
             raise LinkError(
-                f"the MQTT broker at {self._address} closed the connection at once: {error}", hint="try again"
+                f"the MQTT broker at {address} closed the connection at once: {error}", hint="try again"
             ) from None
         except BaseException:
             connection.abort()
             raise
         self._connection = connection
 
-    def _make_client(self) -> paho.Client:
+    def _make_client(self, address: Address) -> paho.Client:
         client = paho.Client(
             CallbackAPIVersion.VERSION2, self._client_id, clean_session=True, protocol=paho.MQTTv311,
-            reconnect_on_failure=False,
+            transport="unix" if address.is_path else "tcp", reconnect_on_failure=False,
         )  # fmt: skip
         client.connect_timeout = CONNECT_S / 2
         client.max_inflight_messages_set(0)
-        if self._address.username:
-            client.username_pw_set(self._address.username, self._address.password)
-        if self._address.identity is not None:  # read again for every connection: a certificate may be a new one
-            client.tls_set_context(identity_context(self._address.identity))
+        if address.username:
+            client.username_pw_set(address.username, address.password)
+        if address.identity is not None:  # read again for every connection: a certificate may be a new one
+            client.tls_set_context(identity_context(address.identity))
         if self._will is not None:
             topic, payload, retain = self._will
             client.will_set(topic, payload, qos=1, retain=retain)
@@ -275,7 +282,8 @@ class _Connection:
     async def _dial(self, address: Address, keepalive_s: int) -> None:
         """paho resolves and connects in a blocking way, so it runs in a thread; a connection that succeeds too late is
         closed."""
-        dialing = self._loop.run_in_executor(None, self.client.connect, address.host, address.port, keepalive_s)
+        port = address.port or 1  # paho wants one, also for a path
+        dialing = self._loop.run_in_executor(None, self.client.connect, address.host, port, keepalive_s)
         try:
             await asyncio.shield(dialing)
         except asyncio.CancelledError:

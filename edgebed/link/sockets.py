@@ -16,7 +16,9 @@ LAST_DATA_RECV = struct.Struct("=52xI")
 
 def tune(sock: socket.socket) -> None:
     """Sends small messages at once (no Nagle) and notices a vanished peer (keepalive). Buffer sizes are left to the
-    kernel's autotuning, which may go beyond the limit of `setsockopt`."""
+    kernel's autotuning, which may go beyond the limit of `setsockopt`. A Unix socket needs none of this."""
+    if sock.family == socket.AF_UNIX:
+        return
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in (
         ("TCP_KEEPIDLE", 10),

@@ -75,7 +75,7 @@ class BoardsFleet:
         self._lives: dict[str, str] = {}  # by device: `life` of the board that started its agent
         self._changed = asyncio.Event()
         self._exit: Callable[[str, str], None] = lambda device, why: None
-        self._link = MqttLink(broker.address, broker.client("desk"))
+        self._link = MqttLink(broker.find, broker.client("desk"))
         self._open = False
 
     async def prepare(self) -> list[str]:

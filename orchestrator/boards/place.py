@@ -12,6 +12,7 @@ import msgspec
 
 from edgebed.errors import FileError, FleetError
 from edgebed.guarded import Guarded
+from edgebed.link.mqtt import Address
 from orchestrator.files.output import keep
 
 T = TypeVar("T")
@@ -46,24 +47,14 @@ class Live(Guarded, frozen=True):
     """What the running service tells others on this host.
 
     Attributes:
-        broker_port: on loopback, for the orchestrator, with `username` and `password`.
+        broker: for the orchestrator.
         applied: version of the registry whose revocations are in force, and their sessions closed.
     """
 
     pid: int
-    broker_port: int
-    username: str
-    password: str
+    broker: Address
     applied: int
     sessions: tuple[Session, ...] = ()
-
-
-class Local(Guarded, frozen=True):
-    """The broker's port on loopback and the orchestrator's password. They stay when the service starts again, so that a
-    run goes on."""
-
-    port: int
-    password: str
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -134,13 +125,6 @@ class Place(msgspec.Struct, frozen=True):
             part.replace(path)
         except OSError as error:
             raise FileError.of(error, path) from None
-
-    def local(self) -> Local | None:
-        """None where the service never ran."""
-        return _read(self.folder / "local.json", Local)
-
-    def tell_local(self, local: Local) -> None:
-        write_secret(self.folder / "local.json", msgspec.json.encode(local))
 
     def where(self) -> Where | None:
         """As the service told it last; None where it never ran."""

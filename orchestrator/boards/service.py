@@ -22,11 +22,10 @@ from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_add
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Live, Local, Place, Where, write_secret
+from orchestrator.boards.place import Live, Place, Where, write_secret
 from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
 from orchestrator.boards.tls_broker import Files, TlsBroker
-from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet.ownership import OwnedFolder
 
 LOOK_S = 0.2
@@ -69,7 +68,7 @@ async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Call
 
 class _Service:
     """Args:
-    brokers: the folder for the broker's files, which become its user's.
+    brokers: the folder for the broker's files.
     ours: the folder for the files of HTTPS.
     """
 
@@ -82,11 +81,7 @@ class _Service:
         self._names = all_names(self._where.hosts)
         self._certify(self._names)
         self._context = https.server_context(self._authority.pem.decode(), *self._https_files())
-        local = place.local() or Local(0, secrets.token_urlsafe(18))
-        if not is_free(local.port):
-            local = msgspec.structs.replace(local, port=free_port([LOOPBACK]))
-        place.tell_local(local)
-        self._broker = TlsBroker(brokers, request.listen, request.mqtt_port, local.port, local.password)
+        self._broker = TlsBroker(brokers, request.listen, request.mqtt_port)
         self._broker.on_session = self._session_changed
         self._releasing = Releasing(place, self._broker.local, f"serve-{secrets.token_hex(16)}")
         self._applied = 0
@@ -220,12 +215,9 @@ class _Service:
 
     def _tell(self) -> None:
         """What cannot be written is told later."""
-        local, sessions = self._broker.local, self._broker.sessions
         self._untold = False
         try:
-            self._place.tell_live(
-                Live(os.getpid(), local.port, local.username, local.password, self._applied, sessions)
-            )
+            self._place.tell_live(Live(os.getpid(), self._broker.local, self._applied, self._broker.sessions))
         except FileError as error:
             self._untold = True
             self._complain(error)
@@ -233,17 +225,6 @@ class _Service:
 
 def _revoked(registry: Registry) -> list[str]:
     return [board.id for board in registry.boards if board.revoked_s is not None]
-
-
-def is_free(port: int) -> bool:
-    """Whether a program of ours may listen there, on loopback."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last broker may linger
-        try:
-            sock.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return port > 0
 
 
 def _open(listen: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from edgebed.errors import FleetError
+from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.link.mqtt import Address
 from edgebed.module_process import module_command
 from orchestrator.boards.place import Live, Place, Where
@@ -26,21 +26,31 @@ START = "edgebed boards serve"
 
 
 class BoardsBroker:
-    """The broker of the boards service, as the orchestrator reaches it on loopback. `started`: for this run."""
+    """The broker of the boards service, as the orchestrator reaches it.
+
+    Attributes:
+        address: when the run began; `find` tells where it is now.
+        started: for this run.
+    """
 
     kind = "boards service"
 
-    def __init__(self, live: Live, where: Where, started: bool) -> None:
-        self._live, self.where, self.started = live, where, started
+    def __init__(self, place: Place, live: Live, where: Where, started: bool) -> None:
+        self._place, self.address, self.where, self.started = place, live.broker, where, started
 
-    @property
-    def address(self) -> Address:
-        return Address("127.0.0.1", self._live.broker_port, self._live.username, self._live.password)
+    def find(self) -> Address:
+        """Another one, with another password, after each start of the service. Raises LinkError where none runs."""
+        try:
+            live = self._place.live()
+        except FileError as error:
+            raise LinkError(str(error), hint=error.hint) from None
+        if live is None:
+            raise LinkError("the boards service does not run", hint=START)
+        return live.broker
 
-    def access(self, host: str, device: str = "") -> Access:
-        """The orchestrator's; boards have certificates."""
-        address = self.address
-        return Access(address.host, address.port, address.username, address.password)
+    def access(self, host: str, device: str) -> Access:
+        """Never called: boards have certificates."""
+        raise LookupError(device)
 
     def pid(self) -> int | None:
         """Not known: it is the child of another process."""
@@ -69,7 +79,7 @@ async def boards_broker(
                 await ours.start()
             live = await _live(place, ours)
             keeping = asyncio.create_task(_keep(place, ours, notify, away_s))
-            yield BoardsBroker(live, place.where() or where, started)
+            yield BoardsBroker(place, live, place.where() or where, started)
         finally:
             if keeping is not None:
                 keeping.cancel()

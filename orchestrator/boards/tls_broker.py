@@ -1,4 +1,4 @@
-"""Mosquitto for boards: TLS with client certificates for them, a password on loopback for the orchestrator.
+"""Mosquitto for boards: TLS with client certificates for them, a Unix socket and a password for the orchestrator.
 
 Works with Mosquitto 2.0.11 (Debian 12) and 2.1. The certificate's common name is the user name, and an ACL by pattern
 lets a board write and read the topics of its own id only.
@@ -12,7 +12,6 @@ import os
 import pwd
 import re
 import secrets
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -23,11 +22,17 @@ import msgspec
 from edgebed.errors import FileError, LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.boards.addresses import LOOPBACK
 from orchestrator.boards.place import Session
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import begin, end
-from orchestrator.broker.mosquitto import binary, broker_user, common_settings, password_hash
+from orchestrator.broker.mosquitto import (
+    binary,
+    broker_user,
+    common_settings,
+    make_socket_folder,
+    password_hash,
+    socket_path,
+)
 
 START_S, RELOAD_S, KICK_S = 20.0, 2.0, 2.0
 MOST_CONNECTIONS = 4096
@@ -46,7 +51,7 @@ class Files(msgspec.Struct, frozen=True):
     revoked: bytes
 
 
-def settings(folder: Path, listen: str, port: int, local_port: int) -> list[str]:
+def settings(folder: Path, listen: str, port: int) -> list[str]:
     """The lines of mosquitto.conf. Its log tells who connects."""
     return [
         *common_settings(str(folder)),
@@ -54,7 +59,7 @@ def settings(folder: Path, listen: str, port: int, local_port: int) -> list[str]
         "log_timestamp false",
         "log_type notice",
         "log_type information",
-        f"listener {local_port} {LOOPBACK}",
+        f"listener 0 {socket_path(folder)}",
         f"listener {port} {listen}",
         f"max_connections {MOST_CONNECTIONS}",
         "tls_version tlsv1.2",  # the least one
@@ -72,13 +77,15 @@ class TlsBroker:
     """Args:
     folder: a new folder, for the broker's files; they become the user's as whom it runs.
     listen: the address for boards.
-    local_port, password: for the orchestrator, on loopback.
+
+    Attributes:
+        local: for the orchestrator.
     """
 
-    def __init__(self, folder: Path, listen: str, port: int, local_port: int, password: str) -> None:
+    def __init__(self, folder: Path, listen: str, port: int) -> None:
         self._folder, self._user = folder, broker_user()
-        self.local = Address(LOOPBACK, local_port, ORCHESTRATOR, password)
-        self._settings = settings(folder, listen, port, local_port)
+        self.local = Address(str(socket_path(folder)), 0, ORCHESTRATOR, secrets.token_urlsafe(18))
+        self._settings = settings(folder, listen, port)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._tail: list[str] = []
@@ -178,8 +185,7 @@ class TlsBroker:
             "revoked.pem": files.revoked,
         }.items():
             self._write(name, data)
-        if self._user:
-            shutil.chown(self._folder, self._user, self._user)
+        make_socket_folder(self._folder, self._user)
 
     def _write(self, name: str, data: bytes) -> None:
         part = self._folder / f"{name}.part"
@@ -187,7 +193,7 @@ class TlsBroker:
             part.unlink(missing_ok=True)
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
-                if self._user:  # by descriptor: the folder is that user's, who could put a link in the file's place
+                if self._user:
                     user = pwd.getpwnam(self._user)
                     os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
             part.replace(self._folder / name)

@@ -1,15 +1,18 @@
 """An MQTT broker in pure Python (amqtt), run as a child process where there is no Mosquitto: `python -m` this file.
 
-The listeners and the users come as JSON on standard input, so that no password is in a process list.
+It inherits sockets that listen. Their descriptors and the users come as JSON on standard input, so that no password is
+in a process list.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import logging
 import resource
+import socket
 import sys
 from dataclasses import dataclass
 
@@ -17,6 +20,8 @@ from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from orchestrator.broker.amqtt_broker import Broker
+
+LISTENER = "default"  # the name that amqtt insists on
 
 
 class Users(BaseAuthPlugin):  # type: ignore[misc]
@@ -31,17 +36,19 @@ class Users(BaseAuthPlugin):  # type: ignore[misc]
         return wanted is not None and hmac.compare_digest((session.password or "").encode(), wanted.encode())
 
 
-async def serve(addresses: list[str], port: int, users: dict[str, str], fleet: str) -> None:
-    """Listen on every address until the process ends."""
-    names = ["default", *(f"address {n}" for n in range(1, len(addresses)))]  # amqtt insists on a default
+async def serve(sockets: list[int], users: dict[str, str], fleet: str) -> None:
+    """Serve those who connect to these sockets until the process ends."""
     plugin = f"{Users.__module__}.{Users.__qualname__}"
     config = {
-        "listeners": {n: {"type": "tcp", "bind": f"{a}:{port}"} for n, a in zip(names, addresses, strict=True)},
+        "listeners": {LISTENER: {"type": "external", "bind": "inherited"}},
         "plugins": {plugin: {"passwords": users}},
     }
     broker = Broker(config)
     broker.fleet = fleet
     await broker.start()
+    connected = functools.partial(broker.stream_connected, listener_name=LISTENER)
+    for each in sockets:
+        await asyncio.start_server(connected, sock=socket.socket(fileno=each))
     await asyncio.Event().wait()
 
 

@@ -46,8 +46,15 @@ class Child:
     """A broker as a child process. `prepare` writes its files and returns command and standard input. It runs
     as `user`; "" means as we do."""
 
-    def __init__(self, kind: str, prepare: Callable[[Listen, Path], tuple[list[str], bytes]], user: str = "") -> None:
-        self.kind, self._prepare = kind, prepare
+    def __init__(
+        self,
+        kind: str,
+        prepare: Callable[[Listen, Path], tuple[list[str], bytes]],
+        user: str = "",
+        *,
+        inherits: bool = True,
+    ) -> None:
+        self.kind, self.inherits, self._prepare = kind, inherits, prepare
         self._user = user
         self._process: asyncio.subprocess.Process | None = None
         self._log: Path | None = None
@@ -56,7 +63,9 @@ class Child:
         command, stdin = self._prepare(listen, folder)
         self._log = folder / "broker.log"
         with self._log.open("wb") as log:
-            self._process = await begin(command, self._user, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log)
+            self._process = await begin(
+                command, self._user, pass_fds=listen.sockets, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log
+            )
         assert self._process.stdin is not None
         self._process.stdin.write(stdin)
         self._process.stdin.close()

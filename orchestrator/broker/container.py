@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgebed.errors import LinkError
-from orchestrator.broker.mosquitto import write_files
+from orchestrator.broker.mosquitto import socket_path, write_files
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 
@@ -42,6 +42,7 @@ class _Container:
     reach it at the host's ends of their links, and Docker forwards no published port between networks."""
 
     kind = "mosquitto container"
+    inherits = False
 
     def __init__(self, client: Any, image: str) -> None:
         self._client, self._image = client, image
@@ -54,6 +55,7 @@ class _Container:
         try:
             self._container = await asyncio.to_thread(self._create, folder)
             await asyncio.to_thread(self._container.start)
+            await asyncio.to_thread(self._container.reload)  # so that `pid` knows it
         except docker.errors.DockerException as error:
             raise LinkError(f"the container did not start: {error}") from None
 
@@ -67,7 +69,10 @@ class _Container:
             security_opt=["no-new-privileges"],
             read_only=True,
             pids_limit=MOST_PROCESSES,
-            volumes={str(folder): {"bind": MOUNT, "mode": "ro"}},
+            volumes={
+                str(folder): {"bind": MOUNT, "mode": "ro"},
+                str(socket_path(folder).parent): {"bind": str(socket_path(Path(MOUNT)).parent), "mode": "rw"},
+            },
             labels={BROKER: "mosquitto", OWNER: str(this_process())},
         )
 

@@ -18,5 +18,5 @@ def find() -> Runner | None:
 
 def _prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
     """It has no TLS: `open_broker` does not take it where that is wanted."""
-    wanted = {"addresses": listen.addresses, "port": listen.port, "users": listen.users, "fleet": listen.fleet}
+    wanted = {"sockets": listen.sockets, "users": listen.users, "fleet": listen.fleet}
     return module_command("orchestrator.broker.amqtt_server"), json.dumps(wanted).encode()

@@ -10,6 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from edgebed.errors import LinkError
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
@@ -18,6 +19,9 @@ from orchestrator.fleet.base import TlsListener
 TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 LARGEST_MESSAGE = 8 << 20
 """Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
+
+UNIX_PATH_BYTES = 107
+"""The longest path of a Unix socket on Linux."""
 
 MOST_QUEUED_BYTES = 1 << 30
 """For one client. Of one transfer at most four chunks of 1 MiB wait here, so even the orchestrator, which hears all
@@ -34,7 +38,7 @@ def find() -> Runner | None:
     def prepare(listen: Listen, folder: Path) -> tuple[list[str], bytes]:
         return [program, "-c", str(write_files(listen, folder, owner=user))], b""
 
-    return Child("mosquitto", prepare, user)
+    return Child("mosquitto", prepare, user, inherits=False)
 
 
 def binary() -> str | None:
@@ -51,8 +55,27 @@ def broker_user() -> str:
         return ""
 
 
+def socket_path(folder: Path) -> Path:
+    """The orchestrator's way in: a Unix socket, in a folder that only the broker's user and root may enter. On a TCP
+    port, another user's program could answer in place of a broker that has ended, and be shown the password."""
+    return folder / "run" / "socket"
+
+
+def make_socket_folder(folder: Path, owner: str | int) -> None:
+    """Make the folder of `socket_path` in this one, which stays ours; `owner` may pass through it. Raises LinkError."""
+    path = socket_path(folder)
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES:
+        raise LinkError(
+            f"the path of the broker's socket is too long: {path}", hint="set TMPDIR to a folder with a short name"
+        )
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if owner:
+        shutil.chown(path.parent, owner)
+        folder.chmod(0o711)
+
+
 def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as: str = "") -> Path:
-    """Write configuration and password file; returns the configuration's path.
+    """Write configuration and password file; returns the configuration's path. Raises LinkError.
 
     Args:
         owner: who shall own them; "" leaves them ours.
@@ -65,9 +88,9 @@ def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as:
     for path in (passwords, rights):
         path.chmod(0o600)
     config.write_text("\n".join(settings(listen, seen_as or str(folder))))
-    files = [passwords, rights, config, *_tls_files(listen.tls, folder)]
-    for path in (folder, *files) if owner else ():
+    for path in (passwords, rights, config, *_tls_files(listen.tls, folder)) if owner else ():
         shutil.chown(path, owner)
+    make_socket_folder(folder, owner)
     return config
 
 
@@ -76,6 +99,7 @@ def settings(listen: Listen, folder: str) -> list[str]:
     return [
         *common_settings(folder),
         "connection_messages false",
+        f"listener 0 {socket_path(Path(folder))}",
         *[
             line
             for address in listen.addresses

@@ -4,6 +4,10 @@ In this order: the user's own (`OwnBroker`; through a relay where it speaks TLS,
 installed Mosquitto as a child process, a Mosquitto container, the embedded pure-Python broker. One that we start
 listens on one free port of loopback and of every address the devices need, has a user with a generated password for the
 orchestrator and for each device, keeps nothing on disk after its end, and ends with us, whatever ends us.
+
+No password is shown to another user's program that takes the port of a broker that has ended. Nobody else can bind the
+port while the run lasts, because sockets of ours are bound to it too: the embedded broker and the relay inherit them,
+beside those of a Mosquitto ours do not listen (`_keep`). The orchestrator reaches a Mosquitto by a Unix socket.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker import relay
 from orchestrator.broker.child import Child
+from orchestrator.broker.mosquitto import socket_path
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
 from orchestrator.broker.seams import Listen, Runner
 from orchestrator.fleet.base import Access, TlsListener
@@ -35,43 +40,39 @@ runner, or None where this machine has not what it needs."""
 
 TLS_KINDS = {"mosquitto", "container"}
 START_S = 20.0
+BACKLOG = 512
 LOOPBACK = "127.0.0.1"
 
 
 class Broker:
-    """A broker that is up. `kind` says which one it is, for people."""
+    """A broker that is up.
+
+    Attributes:
+        kind: which one it is, for people.
+        address: the orchestrator's.
+        port: the devices'.
+    """
 
     def __init__(
         self,
         kind: str,
         address: Address,
+        port: int,
         users: Mapping[str, str],
         runner: Runner | None = None,
         restart: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.kind, self._address, self._users, self._runner, self._restart = kind, address, users, runner, restart
+        self.kind, self.address, self.port = kind, address, port
+        self._users, self._runner, self._restart = users, runner, restart
 
-    @property
-    def port(self) -> int:
-        return self._address.port
-
-    @property
-    def username(self) -> str:
-        return self._address.username
-
-    @property
-    def password(self) -> str:
-        return self._address.password
-
-    def access(self, host: str, device: str = "") -> Access:
-        """How to reach the broker from where this host is called `host` (a broker elsewhere has its own name).
-
-        Args:
-            device: a device, which has a user of its own if the broker is ours; "": the orchestrator.
-        """
-        ours = self._runner is not None or is_this_host(self._address.host)
-        user, password = (device, self._users[device]) if device in self._users else (self.username, self.password)
-        return Access(host if ours else self._address.host, self.port, user, password)
+    def access(self, host: str, device: str) -> Access:
+        """How a device reaches the broker that calls this host `host` (a broker elsewhere has its own name). Each has a
+        user of its own, unless a broker of the user's own has one for all."""
+        ours = self._runner is not None or is_this_host(self.address.host)
+        user, password = self.address.username, self.address.password
+        if device in self._users:
+            user, password = device, self._users[device]
+        return Access(host if ours else self.address.host, self.port, user, password)
 
     def pid(self) -> int | None:
         """Its process; None if the broker is not ours, or not on this host."""
@@ -109,51 +110,46 @@ async def open_broker(
         LinkError: no broker can be reached or started; says why, and what to do.
     """
     near = list(dict.fromkeys([LOOPBACK, *addresses]))
-    with OwnedFolder("edgebed-broker-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(OwnedFolder("edgebed-broker-"))
         if own is not None and not own.secure and tls is None:
             address = own.address()
             await _log_in(address, own)
-            yield Broker(own.name, address, own.passwords_of(devices))
+            yield Broker(own.name, address, address.port, own.passwords_of(devices))
             return
         if own is not None:
-            async with _relayed(own, Listen(near, 0, {}, tls=tls), devices, folder) as broker:
+            async with _relayed(own, Listen(near, 0, {}, tls=tls), devices, folder, stack) as broker:
                 yield broker
             return
         users = {name: secrets.token_urlsafe(18) for name in (ORCHESTRATOR, *devices)}
         wanted = Listen(near, 0, users, fleet, tls)
-        runner, listen = await _start_first(
-            [kind for kind in kinds if tls is None or kind in TLS_KINDS], wanted, folder
-        )
+        kinds = [kind for kind in kinds if tls is None or kind in TLS_KINDS]
+        begun = await _start_first(kinds, wanted, folder, stack)
         try:
-            again = functools.partial(_begin_again, runner, listen, folder)
-            yield Broker(runner.kind, _own_address(listen, LOOPBACK), users, runner, again)
+            again = functools.partial(_begin, begun, folder)
+            yield Broker(begun.runner.kind, begun.address, begun.listen.port, users, begun.runner, again)
         finally:
-            await runner.stop()
+            await begun.runner.stop()
 
 
 @contextlib.asynccontextmanager
-async def _relayed(own: OwnBroker, where: Listen, devices: Sequence[str], folder: Path) -> AsyncIterator[Broker]:
-    """The user's own broker, which the devices reach at a relay on this host. Raises as `open_broker`."""
+async def _relayed(
+    own: OwnBroker, where: Listen, devices: Sequence[str], folder: Path, stack: contextlib.ExitStack
+) -> AsyncIterator[Broker]:
+    """The user's own broker, which the devices and we reach at a relay on this host. Raises as `open_broker`."""
     far = own.address()
     users, ca = own.passwords_of(devices), own.authority() if own.secure else None
     if ca is not None:
         await relay.try_handshake(far, ca)
     runner = Child("relay", lambda listen, folder: relay.command(listen, far, ca))
-    listen = msgspec.structs.replace(where, port=free_port(_all_addresses(where)))
+    listen, _ = _hold(where, stack, inherits=True)
+    near = msgspec.structs.replace(far, host=LOOPBACK, port=listen.port)
     try:
         await runner.start(listen, folder)
-        near = [msgspec.structs.replace(far, host=host, port=listen.port) for host in listen.addresses]
-        await _wait_ready(runner, near, _listens)
-        await _log_in(near[0], own)
-        yield Broker(own.name, near[0], users, runner)
+        await _log_in(near, own)
+        yield Broker(own.name, near, listen.port, users, runner)
     finally:
         await runner.stop()
-
-
-async def _begin_again(runner: Runner, listen: Listen, folder: Path) -> None:
-    await runner.stop()
-    await runner.start(listen, folder)
-    await _wait_ready(runner, _own_addresses(listen), _lets_us_in)
 
 
 async def _log_in(address: Address, own: OwnBroker) -> None:
@@ -174,41 +170,67 @@ async def _try_login(address: Address) -> None:
 # ---- starting --------------------------------------------------------------------------------------------------------
 
 
-async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path) -> tuple[Runner, Listen]:
-    """The first way to run a broker that this machine has and that works, and where it listens."""
+async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path, stack: contextlib.ExitStack) -> _Begun:
+    """The first way to run a broker that this machine has and that works."""
     failures: list[str] = []
     for kind in kinds:
         runner = await asyncio.to_thread(_find, kind)
         if runner is None:
             continue
-        for _ in range(3):  # another program may take the free port before the broker does
-            listen = msgspec.structs.replace(wanted, port=free_port(_all_addresses(wanted)))
-            try:
-                await runner.start(listen, folder)
-                await _wait_ready(runner, _own_addresses(listen), _lets_us_in)
-                return runner, listen
-            except LinkError as error:
-                await runner.stop()
-                failures.append(f"{runner.kind}: {error}")
-            except BaseException:
-                await runner.stop()
-                raise
+        listen, sockets = _hold(wanted, stack, inherits=runner.inherits)
+        host, port = (LOOPBACK, listen.port) if runner.inherits else (str(socket_path(folder)), 0)
+        begun = _Begun(runner, listen, sockets, Address(host, port, ORCHESTRATOR, listen.users[ORCHESTRATOR]))
+        try:
+            await _begin(begun, folder)
+            return begun
+        except LinkError as error:
+            failures.append(f"{runner.kind}: {error}")
     raise LinkError(
         "no MQTT broker can be started: " + ("; ".join(dict.fromkeys(failures)) or "none is installed"),
         hint="install mosquitto (apt install mosquitto), or pip install amqtt, or name your own with --broker mqtt://…",
     )
 
 
-def _all_addresses(listen: Listen) -> list[str]:
-    return [*listen.addresses, *([] if listen.tls is None else [listen.tls.address])]
+class _Begun(msgspec.Struct, frozen=True):
+    """A broker, where it listens, sockets of ours that are bound to the same port, and our address of it."""
+
+    runner: Runner
+    listen: Listen
+    sockets: Sequence[socket.socket]
+    address: Address
 
 
-def _own_address(listen: Listen, host: str) -> Address:
-    return Address(host, listen.port, ORCHESTRATOR, listen.users[ORCHESTRATOR])
+async def _begin(begun: _Begun, folder: Path) -> None:
+    """Start the broker, also again. Raises LinkError."""
+    runner = begun.runner
+    await runner.stop()
+    try:
+        _keep(begun.sockets, alone=False)
+        await runner.start(begun.listen, folder)
+        await _wait_ready(runner, begun.address)
+        _keep(begun.sockets, alone=True)
+    except BaseException:
+        await runner.stop()
+        raise
 
 
-def _own_addresses(listen: Listen) -> list[Address]:
-    return [_own_address(listen, host) for host in listen.addresses]
+def _hold(wanted: Listen, stack: contextlib.ExitStack, *, inherits: bool) -> tuple[Listen, list[socket.socket]]:
+    """Bind sockets to a free port, until the stack ends. The broker inherits them, or binds the same port itself."""
+    addresses = [*wanted.addresses, *([] if wanted.tls is None else [wanted.tls.address])]
+    sockets = [stack.enter_context(each) for each in _bound(addresses)]
+    port = sockets[0].getsockname()[1]
+    if not inherits:
+        return msgspec.structs.replace(wanted, port=port), sockets
+    for each in sockets:
+        each.listen(BACKLOG)
+    return msgspec.structs.replace(wanted, port=port, sockets=[each.fileno() for each in sockets]), sockets
+
+
+def _keep(sockets: Sequence[socket.socket], *, alone: bool) -> None:
+    """Whether nobody else can bind the port, whatever becomes of the broker; what is bound already stays. A Mosquitto
+    binds it although it is ours: it sets SO_REUSEADDR, and our sockets have it too and do not listen."""
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not alone)
 
 
 def _find(kind: str) -> Runner | None:
@@ -216,32 +238,19 @@ def _find(kind: str) -> Runner | None:
     return runner
 
 
-async def _listens(address: Address) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(address.host, address.port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-async def _wait_ready(runner: Runner, addresses: list[Address], ready: Callable[[Address], Awaitable[bool]]) -> None:
-    """Until this holds of every address."""
+async def _wait_ready(runner: Runner, address: Address) -> None:
+    """Until it lets us in. A Mosquitto does so when it listens on all its addresses, for it ends where one is taken."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
-    for address in addresses:
-        while not await ready(address):
-            if why := runner.failure():
-                raise LinkError(f"it ended at once: {why}")
-            if loop.time() > deadline:
-                raise LinkError(f"it did not listen on {address} within {START_S:.0f} s")
-            await asyncio.sleep(0.02)
-    if why := runner.failure():  # then somebody else answered on our port
-        raise LinkError(f"it ended at once: {why}")
+    while not await _lets_us_in(address):
+        if why := runner.failure():
+            raise LinkError(f"it ended at once: {why}")
+        if loop.time() > deadline:
+            raise LinkError(f"it did not listen on {address} within {START_S:.0f} s")
+        await asyncio.sleep(0.02)
 
 
 async def _lets_us_in(address: Address) -> bool:
-    """A login, not only a connection: another program may have taken our port."""
     try:
         async with asyncio.timeout(2.0):
             await _try_login(address)
@@ -250,22 +259,23 @@ async def _lets_us_in(address: Address) -> bool:
     return True
 
 
-def free_port(addresses: list[str]) -> int:
-    """A TCP port that is free on all addresses. Raises LinkError where one of them is not this host's."""
+def _bound(addresses: list[str]) -> list[socket.socket]:
+    """A socket for each address, all on one free port. Raises LinkError where one of them is not this host's."""
     for _ in range(50):
         with contextlib.ExitStack() as stack:
-            port = 0
+            sockets, port = list[socket.socket](), 0
             try:
                 for address in addresses:
                     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                    sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                    sock.bind((address, port))
-                    port = sock.getsockname()[1]
+                    sockets.append(stack.enter_context(socket.socket(family, socket.SOCK_STREAM)))
+                    sockets[-1].bind((address, port))
+                    port = sockets[-1].getsockname()[1]
             except OSError as error:
                 if port == 0 or "assign" in str(error):
                     raise LinkError(
                         f"a broker cannot listen on {address}: {error}", hint="is this an address of this host?"
                     ) from None
                 continue
-            return port
+            stack.pop_all()
+            return sockets
     raise LinkError(f"no TCP port is free on all of {', '.join(addresses)}", hint="end programs that hold many ports")

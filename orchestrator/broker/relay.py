@@ -13,6 +13,7 @@ import contextlib
 import socket
 import ssl
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -30,24 +31,23 @@ CONNECT_S = 20.0
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of a relay. It listens at `addresses` and `tls`, all on one port.
+    """Of a relay. It inherits `sockets`, which listen; with `tls` the last one is for those who speak TLS.
 
     Attributes:
-        host, remote_port: of the user's broker.
+        host, port: of the user's broker.
         ca: as for `context_for`; None where that broker speaks no TLS.
     """
 
-    addresses: list[str]
-    port: int
+    sockets: Sequence[int]
     host: str
-    remote_port: int
+    port: int
     ca: str | None
     tls: TlsListener | None = None
 
 
 def command(listen: Listen, far: Address, ca: str | None) -> tuple[list[str], bytes]:
     """Command and standard input of a relay to this broker."""
-    options = Options(listen.addresses, listen.port, far.host, far.port, ca, listen.tls)
+    options = Options(listen.sockets, far.host, far.port, ca, listen.tls)
     return module_command("orchestrator.broker.relay"), msgspec.json.encode(options)
 
 
@@ -72,13 +72,13 @@ def context_for(ca: str) -> ssl.SSLContext:
 
 
 async def serve(options: Options) -> None:
-    """Listen on every address until the process ends."""
+    """Serve those who connect until the process ends."""
     context = None if options.ca is None else context_for(options.ca)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_S):
-                far_reader, far_writer = await asyncio.open_connection(options.host, options.remote_port, ssl=context)
+                far_reader, far_writer = await asyncio.open_connection(options.host, options.port, ssl=context)
             for each in (writer, far_writer):
                 tune(each.get_extra_info("socket"))
             passing = [asyncio.create_task(_pass(reader, far_writer)), asyncio.create_task(_pass(far_reader, writer))]
@@ -88,13 +88,12 @@ async def serve(options: Options) -> None:
             far_writer.close()
         writer.close()  # what was written before still leaves
 
-    for address in options.addresses:
-        await asyncio.start_server(accept, address, options.port)
+    sockets = [socket.socket(fileno=each) for each in options.sockets]
     if tls := options.tls:
         pem = [data.decode() for data in (tls.ca, tls.certificate, tls.key)]
-        family = socket.AF_INET6 if ":" in tls.address else socket.AF_INET
-        sock = socket.create_server((tls.address, options.port), family=family, backlog=256)
-        TlsAcceptor(sock, server_context(*pem), streams(accept))
+        TlsAcceptor(sockets.pop(), server_context(*pem), streams(accept))
+    for each in sockets:
+        await asyncio.start_server(accept, sock=each)
     await asyncio.Event().wait()
 
 

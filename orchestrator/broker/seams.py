@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,8 @@ class Listen(Guarded, frozen=True):
     """Where a broker of ours listens and whom it lets in.
 
     Attributes:
+        sockets: descriptors of sockets that listen there already, in the order of `addresses`, that of `tls` last; for
+            a broker that inherits them. Nobody else can have the port then, also after the broker's end.
         users: passwords by user: the orchestrator's, and one for each device, whose name it is.
         fleet: id of the fleet whose topics the devices use.
         tls: where it also listens, on the same port, for those who show a certificate; they log in all the same.
@@ -23,6 +26,7 @@ class Listen(Guarded, frozen=True):
     users: dict[str, str]
     fleet: str = ""
     tls: TlsListener | None = None
+    sockets: Sequence[int] = ()
 
     @property
     def most_connections(self) -> int:
@@ -32,9 +36,14 @@ class Listen(Guarded, frozen=True):
 
 class Runner(Protocol):
     """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while it
-    runs."""
+    runs.
+
+    Attributes:
+        inherits: it takes `Listen.sockets`. Any other opens the port by itself, and `mosquitto.socket_path` for us.
+    """
 
     kind: str
+    inherits: bool
 
     async def start(self, listen: Listen, folder: Path) -> None: ...
     async def stop(self) -> None: ...

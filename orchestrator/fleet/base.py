@@ -19,6 +19,7 @@ import msgspec
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits
+from edgebed.link.mqtt import Address
 from edgebed.link.probe_server import Received
 
 ALONE = "EDGEBED_ALONE_S"
@@ -48,11 +49,16 @@ class Access(Guarded, frozen=True):
 class BrokerAccess(Protocol):
     """Tells the fleet how a device reaches the broker."""
 
+    @property
+    def address(self) -> Address:
+        """The orchestrator's."""
+        ...
+
     def pid(self) -> int | None:
         """The broker's process on this host, if it is ours."""
         ...
 
-    def access(self, host: str, device: str = "") -> Access:
+    def access(self, host: str, device: str) -> Access:
         """Address and user for a device that reaches this machine as `host`."""
         ...
 

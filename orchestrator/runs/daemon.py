@@ -215,14 +215,13 @@ async def _stand(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> None:
 
 async def state_of(controller: FleetController) -> FleetState:
     """The state of the fleet, and what its devices use, now."""
-    access = controller.broker.access("127.0.0.1")
     return FleetState(
         fleet=controller.spec.name,
         fleet_id=controller.fleet_id,
         backend=controller.fleet.backend,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
-        broker=f"mqtt://{access.host}:{access.port}",
+        broker=str(controller.broker.address),
         devices=tuple([await _device_state(controller, name) for name in controller.names]),
         grain=controller.grain,
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.link.base import Link
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.fleet import BoardsFleet
 from orchestrator.boards.members import Taken, board_ids, claimed
@@ -93,13 +93,10 @@ class OpenedFleet:
 
     def link(self, purpose: str) -> Link:
         """The orchestrator's connection to all devices, not open yet. `purpose`: control or data."""
-        access = self.broker.access("127.0.0.1")
-        address = Address(access.host, access.port, access.username, access.password)
         # nobody can guess the client id and take the connection's place
         client = f"{self._fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
-        here = MqttLink(address, client)
+        here = MqttLink(self.broker.address, client) if self._spec.here else None
         if self._boards is None:
+            assert here is not None
             return here
-        if not self._spec.here:
-            return SplitLink(None, here, self._ids)
-        return SplitLink(here, MqttLink(self._boards.address, client), self._ids)
+        return SplitLink(here, MqttLink(self._boards.find, client), self._ids)

@@ -103,7 +103,7 @@ async def standing_fleet(
         )
         await _connect(controller, opened, stack)
         controller.broker, controller.dilation_by = broker, set_by
-        access = {name: broker.access(fleet.host_of(name), name) for name in controller.names}
+        access = {device.name: broker.access(fleet.host_of(device.name), device.name) for device in spec.here}
         await fleet.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)

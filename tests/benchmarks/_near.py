@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Control, Ping, Pong
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.benchmarks._peer import TOPICS
+from tests.broker_address import tcp_address
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +50,7 @@ class Near:
     """The orchestrator's side: counts what arrives, times its pings."""
 
     def __init__(self, broker: Broker, port_options: dict[str, Any]) -> None:
-        address = Address("127.0.0.1", broker.port, broker.username, broker.password)
+        address = broker.address
         self.links = [MqttLink(address, f"bench-orchestrator-{kind}") for kind in ("control", "data")]
         self.endpoint = TransferEndpoint(
             ORCHESTRATOR, TOPICS, *self.links, deliver=self.deliver, on_control=self.on_control, **port_options
@@ -111,7 +112,7 @@ async def both_ends(
         near.endpoint.start()
         for link in near.links:
             await link.open()
-        options = {"address": msgspec.to_builtins(broker.access(host)), "paced": paced, "port": port_options}
+        options = {"address": msgspec.to_builtins(tcp_address(broker, host)), "paced": paced, "port": port_options}
         async with start_far(options, prefix) as far:
             yield near, far
         await near.endpoint.close()

@@ -111,13 +111,13 @@ async def orchestrator(address: Address) -> AsyncIterator[TransferEndpoint]:
 async def measure(mbit: int, running: Running, boards: dict[str, Identity], environment: dict[str, str]) -> None:
     live = running.place.live()
     assert live is not None
-    local = Address(HOST, live.broker_port, live.username, live.password)
+    local = live.broker
     spent: dict[str, Spent] = defaultdict(Spent)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         link = stack.enter_context(shaped_link(mbit))
         broker = await enter(open_broker([link.host], kinds=["mosquitto"], fleet="f1", devices=["dev"]))
-        near = await enter(orchestrator(_address(broker.access(HOST))))
+        near = await enter(orchestrator(broker.address))
         far = _address(broker.access(link.host, "dev"))
         clients = {"plain": await enter(client("dev", link.prefix, near, far, {}))}
         near = await enter(orchestrator(local))

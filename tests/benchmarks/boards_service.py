@@ -25,8 +25,8 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
-from orchestrator.broker.open_broker import free_port
 from tests.benchmarks._figures import figure, percentile
+from tests.broker_address import free_port
 
 HOST = "127.0.0.1"
 WRONG, AT_ONCE = 10_000, 200
@@ -38,7 +38,7 @@ class Running:
 
     def __init__(self, folder: Path, host: str = HOST) -> None:
         self.folder, self.place = folder, Place(folder / "edgebed" / "boards")
-        port, mqtt_port = free_port([HOST]), free_port([HOST])
+        port, mqtt_port = free_port(), free_port()
         self.mqtt_port = mqtt_port
         self.service = Service(HOST, port)
         listen = HOST if host == HOST else "0.0.0.0"
@@ -102,7 +102,7 @@ async def tls(running: Running) -> None:
     keys = await asyncio.to_thread(running.board, "pi")
     about, live = keys.membership(), running.place.live()
     assert live is not None
-    plain = Address(HOST, live.broker_port, live.username, live.password)
+    plain = live.broker
     secure = Address(HOST, about.mqtt_port, identity=keys.identity)
     body, seconds, used = os.urandom(BATCH), {plain: 0.0, secure: 0.0}, {plain: 0.0, secure: 0.0}
     for turn in range(TURNS):

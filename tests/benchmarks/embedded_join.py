@@ -9,11 +9,12 @@ import time
 import psutil
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import PhasesSeen, Presence, Status, decode_control, encode
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.benchmarks._figures import figure
+from tests.broker_address import tcp_address
 
 SIZES = (140, 200)
 BEAT_S, STEADY_S = 5.0, 20.0
@@ -29,7 +30,7 @@ class Agent:
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.name, self.joined, self.lost, self.answered = name, asyncio.Event(), 0, False
-        address = _address(broker, name)
+        address = tcp_address(broker, name)
         self._topics = Topics("bench")
         will = (self._topics.state(self.name), encode(Presence(self.name, "i", False, 1)), True)
         self._control = MqttLink(address, f"{self.name}-control", will=will, keepalive_s=60)
@@ -59,14 +60,9 @@ class Agent:
         await self._data.close()
 
 
-def _address(broker: Broker, device: str = "") -> Address:
-    access = broker.access("127.0.0.1", device)
-    return Address(access.host, access.port, access.username, access.password)
-
-
 async def measure(names: list[str], broker: Broker) -> None:
     topics, size = Topics("bench"), len(names)
-    orchestrator = MqttLink(_address(broker), ORCHESTRATOR)
+    orchestrator = MqttLink(tcp_address(broker), ORCHESTRATOR)
 
     def answer(topic: str, payload: bytes) -> None:
         message = decode_control(payload)

@@ -181,9 +181,7 @@ async def _controller(stack: contextlib.AsyncExitStack, spec: FleetSpec, broker:
     fleet = NoBackend(Enforcement.KERNEL)
     controller = FleetController(FLEET, spec, fleet, 1.0, HEARTBEAT_S, lambda name: load_profile(name, spec.path))
     controller.broker = broker
-    access = broker.access("127.0.0.1")
-    address = Address(access.host, access.port, access.username, access.password)
-    control, data = MqttLink(address, f"{ORCHESTRATOR}-control"), MqttLink(address, f"{ORCHESTRATOR}-data")
+    control, data = (MqttLink(broker.address, f"{ORCHESTRATOR}-{kind}") for kind in ("control", "data"))
     controller.connect(control, data)
     for link in (control, data):
         await link.open()

@@ -22,7 +22,7 @@ from orchestrator.boards.authority import Authority
 from orchestrator.boards.place import Live, Place
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service import ServeRequest, serve
-from orchestrator.broker.open_broker import free_port
+from tests.broker_address import free_port
 
 HOST = "127.0.0.1"
 
@@ -38,7 +38,7 @@ class Lab:
     def __init__(self, folder: Path, place: Path | None = None) -> None:
         self.folder, self.place = folder, Place(place or folder / "service")
         self.place.shards.mkdir(parents=True, exist_ok=True)
-        self.port, self.mqtt_port = free_port([HOST]), free_port([HOST])
+        self.port, self.mqtt_port = free_port(), free_port()
         self.store, self.said = Store(self.place), list[str]()
         self.service = Service(HOST, self.port)
         self.request = ServeRequest((HOST,), HOST, self.port, self.mqtt_port)
@@ -66,7 +66,7 @@ class Lab:
 
     @property
     def orchestrator(self) -> Address:
-        return Address(HOST, self.live.broker_port, self.live.username, self.live.password)
+        return self.live.broker
 
     def token(self, name: str, *, lasts_s: float = 3600.0, replace: bool = False) -> Token:
         with self.store.change() as registry:

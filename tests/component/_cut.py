@@ -12,12 +12,13 @@ import torch
 
 from edgebed.errors import WireError
 from edgebed.link.base import Handler
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.methods.base import DeviceView, Method, Plan, Schedule, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.frames import Chunk, unpack
 from edgebed.wire.messages import Assignment
 from orchestrator.broker.open_broker import open_broker
+from tests.broker_address import tcp_address
 from tests.component._fleet import Fleet, fleet, method
 
 SLOW = "dev-3"
@@ -98,7 +99,7 @@ async def fleet_on(kind: str, folder: Path) -> AsyncIterator[tuple[Fleet, dict[s
     """Three real agents in this process that meet at a broker of a kind; their links by name."""
     links: dict[str, CountingLink] = {}
     async with open_broker([], kinds=[kind]) as broker:
-        address = Address("127.0.0.1", broker.port, broker.username, broker.password)
+        address = tcp_address(broker)
 
         def connect(name: str, will: tuple[str, bytes, bool] | None) -> CountingLink:
             links[name] = CountingLink(MqttLink(address, name, will=will, keepalive_s=0))

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from orchestrator.boards.authority import Authority
 from orchestrator.broker import mosquitto
 from orchestrator.broker.child import Child
-from orchestrator.broker.open_broker import free_port
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.seams import Listen
 from orchestrator.cli import build
+from tests.broker_address import free_port
 
 HOST = "127.0.0.1"
 
@@ -25,7 +25,7 @@ class Foreign:
     """A Mosquitto at `HOST` with these users and their passwords."""
 
     def __init__(self, folder: Path, users: Mapping[str, str]) -> None:
-        self.folder, self.port, self.users = folder, free_port([HOST]), dict(users)
+        self.folder, self.port, self.users = folder, free_port(), dict(users)
         self.authority = Authority(folder)
         self._child = Child("mosquitto", self._prepare)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import io
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from orchestrator.runs import session
 from tests.component._boards import Lab, running
+from tests.hangs import run
 
 
 @pytest.fixture
@@ -26,3 +33,19 @@ def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
         return session.Calibration((), False)
 
     monkeypatch.setattr(session, "calibrate_fleet", left_out)
+
+
+@pytest.fixture
+def mosquitto_image() -> Iterator[str]:
+    """An image with this machine's Mosquitto: the real one would have to be downloaded."""
+    tag, binary = f"edgebed-test-mosquitto:{os.getpid()}", shutil.which("mosquitto", path="/usr/sbin:/usr/bin")
+    assert binary is not None
+    libraries = re.findall(r"/\S+", run(["ldd", binary]).stdout)
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
+        for path in (binary, "/etc/passwd", *libraries):
+            tar.add(path)
+    client = docker.from_env()
+    client.api.import_image_from_data(archive.getvalue(), *tag.split(":"))
+    yield tag
+    client.images.remove(tag, force=True)

@@ -13,6 +13,7 @@ from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import Topics
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.open_broker import Broker, open_broker
+from tests.broker_address import tcp_address
 
 TOPICS = Topics("f1")
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
@@ -25,8 +26,7 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
 
 
 def address_of(broker: Broker, device: str = "") -> Address:
-    access = broker.access("127.0.0.1", device)
-    return Address(access.host, access.port, access.username, access.password)
+    return tcp_address(broker, device=device) if device else broker.address
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +92,7 @@ async def test_a_will_for_another_device_is_not_published(broker: Broker) -> Non
 
 async def test_a_password_opens_one_user_only(broker: Broker) -> None:
     a, b = address_of(broker, "a"), address_of(broker, "b")
-    assert len({a.password, b.password, broker.password}) == 3
+    assert len({a.password, b.password, broker.address.password}) == 3
     for user, password in (("b", a.password), ("orchestrator", a.password), ("c", a.password), ("a", "")):
         with pytest.raises(LinkError, match="refused us"):
             await MqttLink(Address(a.host, a.port, user, password), "x").open()

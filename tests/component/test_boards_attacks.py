@@ -210,7 +210,7 @@ async def test_attack_a_board_on_the_topics_of_another(lab: Lab) -> None:
 async def test_attack_connections_without_tls_or_a_certificate_of_this_ca(lab: Lab, tmp_path: Path) -> None:
     keys = await lab.board("pi")
     with pytest.raises(LinkError):
-        await MqttLink(Address(HOST, lab.mqtt_port, "orchestrator", lab.live.password), "plain").open()
+        await MqttLink(Address(HOST, lab.mqtt_port, "orchestrator", lab.live.broker.password), "plain").open()
     forged = Keystore(tmp_path / "forged")
     other = Authority(made(tmp_path / "ca"))
     request = x509.load_pem_x509_csr(forged.request().encode())

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import docker
@@ -24,12 +20,12 @@ from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
-from orchestrator.broker import open_broker as module
 from orchestrator.broker.mosquitto import password_hash, settings
 from orchestrator.broker.open_broker import open_broker
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
+from tests.broker_address import tcp_address
 from tests.component._faults import process_status
 from tests.hangs import run
 
@@ -46,18 +42,17 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_it_listens_on_every_address_and_wants_the_password(kind: str) -> None:
     async with open_broker(["127.0.0.2", "127.0.0.1"], kinds=[kind]) as broker:
         for host in ("127.0.0.1", "127.0.0.2"):
-            access = broker.access(host)
-            assert (access.host, access.port) == (host, broker.port)
+            address = tcp_address(broker, host)
             seen: list[bytes] = []
-            link = MqttLink(Address(host, access.port, access.username, access.password), "a")
+            link = MqttLink(address, "a")
             link.subscribe("t/+", lambda topic, payload, seen=seen: seen.append(payload))
             await link.open()
             link.publish("t/x", b"hello")
             await until(lambda seen=seen: seen == [b"hello"])
             await link.close()
-            for user, password in (("orchestrator", "wrong"), ("", ""), ("other", access.password)):
+            for user, password in (("orchestrator", "wrong"), ("", ""), ("other", address.password)):
                 with pytest.raises(LinkError, match="refused us"):
-                    await MqttLink(Address(host, access.port, user, password), "b").open()
+                    await MqttLink(Address(host, broker.port, user, password), "b").open()
         with socket.socket() as sock:
             assert sock.connect_ex(("127.0.0.3", broker.port)) != 0  # nowhere else
     with socket.socket() as sock:
@@ -79,7 +74,7 @@ class Listening(MqttLink):
 @pytest.mark.parametrize("kind", OURS)
 async def test_many_join_while_others_join_and_each_gets_what_it_asked_for(kind: str) -> None:
     async with open_broker([], kinds=[kind]) as broker:
-        address = Address("127.0.0.1", broker.port, broker.username, broker.password)
+        address = broker.address
         listener = Listening(address, "listener")
         listener.subscribe("state/+", lambda topic, payload: None)
         await listener.open()
@@ -167,37 +162,10 @@ async def test_an_address_that_is_not_ours_is_refused() -> None:
             pass
 
 
-@pytest.mark.mosquitto
-async def test_a_taken_port_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        find, ports = module.free_port, [taken.getsockname()[1]]
-        monkeypatch.setattr(module, "free_port", lambda addresses: ports.pop() if ports else find(addresses))
-        async with open_broker([], kinds=["mosquitto"]) as broker:
-            assert broker.port != taken.getsockname()[1]
-
-
-@pytest.fixture
-def image() -> Iterator[str]:
-    """An image with this machine's Mosquitto: the real one would have to be downloaded."""
-    tag, binary = f"edgebed-test-mosquitto:{os.getpid()}", shutil.which("mosquitto", path="/usr/sbin:/usr/bin")
-    assert binary is not None
-    libraries = re.findall(r"/\S+", run(["ldd", binary]).stdout)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
-        for path in (binary, "/etc/passwd", *libraries):
-            tar.add(path)
-    client = docker.from_env()
-    client.api.import_image_from_data(archive.getvalue(), *tag.split(":"))
-    yield tag
-    client.images.remove(tag, force=True)
-
-
 @pytest.mark.docker
 @pytest.mark.mosquitto
-async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.MonkeyPatch, image: str) -> None:
-    monkeypatch.setattr(container_broker, "IMAGES", (image,))
+async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.MonkeyPatch, mosquitto_image: str) -> None:
+    monkeypatch.setattr(container_broker, "IMAGES", (mosquitto_image,))
     containers = docker.from_env().containers
     mine = {"label": f"{OWNER}={this_process()}"}
     async with open_broker(["127.0.0.2"], kinds=["container"]) as broker:
@@ -216,7 +184,7 @@ async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.Mon
 
 @pytest.mark.docker
 @pytest.mark.mosquitto
-def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_kept(image: str) -> None:
+def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_kept(mosquitto_image: str) -> None:
     containers, me = docker.from_env().containers, this_process()
     owners = {
         "dead": str(msgspec.structs.replace(me, started=me.started + 1)),
@@ -224,7 +192,9 @@ def test_a_container_of_a_dead_orchestrator_is_collected_and_one_of_a_living_is_
         "elsewhere": str(msgspec.structs.replace(me, machine="another", boot="another", pid=1)),
         "older": "999999999",  # as version 0.2 wrote it: a pid, which says nothing across namespaces
     }
-    made = {who: containers.create(image, ["none"], labels={BROKER: "x", OWNER: it}) for who, it in owners.items()}
+    made = {
+        who: containers.create(mosquitto_image, ["none"], labels={BROKER: "x", OWNER: it}) for who, it in owners.items()
+    }
     try:
         found = {left.name for left in leftovers.find_leftovers()}
         assert [who for who, container in made.items() if container.name in found] == ["dead"]

@@ -24,7 +24,7 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.place import Place, Where
 from orchestrator.boards.standing import boards_broker
-from orchestrator.broker.open_broker import free_port, open_broker
+from orchestrator.broker.open_broker import open_broker
 from orchestrator.cli.boards import unit
 from orchestrator.dashboard.files import figures
 from orchestrator.dashboard.serve import PageAddress
@@ -34,6 +34,7 @@ from orchestrator.fleet.host_speed import watch_speed
 from orchestrator.fleet.local import LocalFleet
 from orchestrator.runs.daemon import FleetFolder, Wanted, spawn
 from orchestrator.training.process import TrainerProcess
+from tests.broker_address import free_port
 from tests.component._boards import HOST, Lab, Orchestrator, running, until
 from tests.component._faults import small_fleet
 from tests.component._foreign import Foreign
@@ -102,7 +103,7 @@ async def fork_server(folder: Path) -> None:
     fleet = LocalFleet(small_fleet(folder, 0.2), "f0cd", kernel=False)
     try:
         await fleet.prepare()
-        await fleet.start({"d0": Access(HOST, free_port([HOST]), "u", "p")}, {"d0": folder / "shard"})
+        await fleet.start({"d0": Access(HOST, free_port(), "u", "p")}, {"d0": folder / "shard"})
         assert fleet.pid_of("d0")
     finally:
         await fleet.close()

@@ -14,6 +14,7 @@ from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.messages import Ping, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import open_broker
+from tests.broker_address import tcp_address
 
 TOPICS = Topics("f1")
 LIMIT_S = 2.0
@@ -54,11 +55,11 @@ class Way:
 async def watched() -> AsyncIterator[tuple[Way, TransferEndpoint, TransferEndpoint]]:
     """The way of a device's data connection; the orchestrator's endpoint and the device's, which is watched."""
     async with open_broker([], kinds=["embedded"]) as broker:
-        address = Address("127.0.0.1", broker.port, broker.username, broker.password)
+        address = tcp_address(broker)
         way = Way(address)
         async with await asyncio.start_server(way.relay, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
-            through = Address(host, port, broker.username, broker.password)
+            through = Address(host, port, address.username, address.password)
             links = [MqttLink(address, f"{name}-control") for name in ("o", "d")]
             links += [MqttLink(address, "o-data"), MqttLink(through, "d-data", keepalive_s=0, paced=True)]
             endpoints = [endpoint(ORCHESTRATOR, links[0], links[2]), endpoint("dev", links[1], links[3])]

@@ -12,7 +12,7 @@ from amqtt import broker as amqtt
 from orchestrator.broker import amqtt_broker
 from orchestrator.broker.amqtt_broker import Broker, Reader
 from orchestrator.broker.amqtt_server import Users
-from orchestrator.broker.open_broker import free_port
+from tests.broker_address import free_port
 from tests.component._raw_mqtt import CONNACK, PUBLISH, RawClient, connect, publish, subscribe
 
 NEEDED = pytest.mark.xfail(strict=True, reason="amqtt 0.12.1 itself; if this passes, the mend is no longer needed")
@@ -29,7 +29,7 @@ async def kind() -> type[amqtt.Broker]:
 @pytest.fixture
 async def port(kind: type[amqtt.Broker]) -> AsyncIterator[int]:
     """The port of a broker in this process."""
-    port = free_port(["127.0.0.1"])
+    port = free_port()
     plugin = f"{Users.__module__}.{Users.__qualname__}"
     config = {
         "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},

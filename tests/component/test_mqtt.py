@@ -17,6 +17,7 @@ from edgebed.link.read_pauses import PACE_MAX_S, PACE_MIN_S, ReadPauses
 from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
+from tests.broker_address import tcp_address
 from tests.component._raw_mqtt import CONNECT, SUBACK, RawClient
 
 pytestmark = pytest.mark.mosquitto
@@ -25,7 +26,7 @@ UPLOAD = Upload("dev", "task", 0, 1)
 
 
 def address_of(broker: Broker) -> Address:
-    return Address("127.0.0.1", broker.port, broker.username, broker.password)
+    return tcp_address(broker)
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ async def test_close_leaves_nothing_behind(broker: Broker) -> None:
     link.publish("x", bytes(10 << 20))
     await link.close()
     with pytest.raises(LinkError):
-        await MqttLink(Address("127.0.0.1", broker.port, broker.username, "wrong"), "b").open()
+        await MqttLink(Address("127.0.0.1", broker.port, broker.address.username, "wrong"), "b").open()
     assert not link.connected
     assert asyncio.all_tasks() == tasks
     assert mine() <= sockets

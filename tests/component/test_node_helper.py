@@ -19,12 +19,12 @@ from edge_agent.node.helper import Helper
 from edge_agent.node.settings import Settings, read_settings
 from edgebed.errors import FleetError
 from orchestrator.boards.authority import Authority
-from orchestrator.broker.open_broker import free_port
 from orchestrator.fleet.swarm.helpers import settings, write_credentials
 from orchestrator.fleet.swarm.kernel_clock import ask_clocks
 from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
 from orchestrator.fleet.swarm.nodes import compare_clocks
 from orchestrator.fleet.swarm.placement import Node
+from tests.broker_address import free_port
 from tests.component._boards import until
 from tests.component._strangers import are_open, strangers
 
@@ -38,7 +38,7 @@ class Up:
 
     def __init__(self, ca: Authority, folder: Path) -> None:
         self.ca, self.folder = ca, folder
-        self.port = free_port([HOST])
+        self.port = free_port()
         (folder / "node.json").write_bytes(settings(ca, HOST, self.port))
         read = read_settings(folder / "node.json")
         self.settings = msgspec.structs.replace(read, socket=str(folder / "engine.sock"))
@@ -178,7 +178,7 @@ async def test_what_an_agent_sends_reaches_the_broker_over_mtls(up: Up) -> None:
         writer.close()
 
     broker = await asyncio.start_server(echo, HOST, 0, ssl=context)
-    broker_port, port = broker.sockets[0].getsockname()[1], free_port([HOST])
+    broker_port, port = broker.sockets[0].getsockname()[1], free_port()
     await up.link().call("forward", address=HOST, port=port, broker=HOST, broker_port=broker_port)
     reader, writer = await asyncio.open_connection(HOST, port)
     sent = bytes(range(256)) * 4096
@@ -197,6 +197,6 @@ async def test_a_helper_whose_engine_is_gone_ends(up: Up, monkeypatch: pytest.Mo
 
 async def test_a_helper_that_nobody_commands_ends(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_helper, "PING_EVERY_S", 0.05)
-    port = free_port([HOST])
+    port = free_port()
     alone: Settings = msgspec.structs.replace(up.settings, port=port, alone_s=0.1)
     assert "no orchestrator" in await asyncio.wait_for(Helper(alone).run(), 20)

@@ -15,15 +15,18 @@ from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
-from orchestrator.broker.open_broker import Broker, free_port, open_broker
+from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, parse_url
 from orchestrator.cli import build
 from orchestrator.cli.arguments import own_broker
 from orchestrator.fleet.base import TlsListener
+from tests.broker_address import free_port, tcp_address
 from tests.component._boards import until
 from tests.component._foreign import HOST, Foreign
+from tests.component._strangers import are_open, strangers
 
 NODES_SIDE = "127.0.0.2"
+MOST_STRANGERS = 256
 USERS = {ORCHESTRATOR: "boss", "a": "of a", "b": "of b"}
 
 
@@ -35,8 +38,7 @@ async def foreign(tmp_path: Path) -> AsyncIterator[Foreign]:
 
 
 def link(broker: Broker, device: str = "") -> MqttLink:
-    access = broker.access(HOST, device)
-    return MqttLink(Address(access.host, access.port, access.username, access.password), f"link of {device}")
+    return MqttLink(tcp_address(broker, HOST, device) if device else broker.address, f"link of {device}")
 
 
 @pytest.mark.mosquitto
@@ -45,7 +47,8 @@ async def test_devices_reach_a_broker_behind_tls_with_their_own_users(foreign: F
     async with open_broker([], foreign.own(), devices=["a", "b"]) as broker:
         assert broker.kind == f"mqtts://{HOST}:{foreign.port}"
         assert broker.port != foreign.port
-        assert [broker.access(HOST, name).username for name in ("", "a", "b")] == [ORCHESTRATOR, "a", "b"]
+        assert [broker.access(HOST, name).username for name in ("a", "b")] == ["a", "b"]
+        assert broker.address.username == ORCHESTRATOR
         orchestrator, a = link(broker), link(broker, "a")
         orchestrator.subscribe("edgebed/#", heard.__setitem__)
         await orchestrator.open()
@@ -72,6 +75,21 @@ async def test_other_hosts_reach_it_with_a_certificate_of_the_run(foreign: Forei
         await node.close()
         with pytest.raises(LinkError):
             await link_of_a(broker, shown(tmp_path / "stranger", ours, foreign.authority)).open()
+
+
+@pytest.mark.mosquitto
+async def test_of_other_hosts_without_a_certificate_few_connections_are_kept(foreign: Foreign, tmp_path: Path) -> None:
+    ours, now = Authority(tmp_path), dt.datetime.now(dt.UTC)
+    key, certificate = ours.server_pair([NODES_SIDE], now)
+    tls = TlsListener(NODES_SIDE, ours.pem, certificate, key)
+    async with (
+        open_broker([], foreign.own(), devices=["a"], tls=tls) as broker,
+        strangers(broker.port, 300, host=NODES_SIDE) as silent,
+    ):
+        await until(lambda: are_open(silent) == MOST_STRANGERS, 4)
+        node = link_of_a(broker, shown(tmp_path / "node", ours, ours))
+        await node.open()
+        await node.close()
 
 
 def link_of_a(broker: Broker, identity: Identity) -> MqttLink:
@@ -107,7 +125,7 @@ async def test_who_answers_in_the_brokers_place_gets_no_password(foreign: Foreig
         ({"ca": str(other)}, "is not believed"),
         ({"ca": ""}, "is not believed"),
         ({"url": f"mqtts://127.0.0.2:{foreign.port}"}, "cannot be reached|is not believed"),
-        ({"url": f"mqtts://{HOST}:{free_port([HOST])}"}, "cannot be reached"),
+        ({"url": f"mqtts://{HOST}:{free_port()}"}, "cannot be reached"),
     ):
         with pytest.raises(LinkError, match=why):
             async with open_broker([], foreign.own(**changed), devices=["a"]):
@@ -116,13 +134,13 @@ async def test_who_answers_in_the_brokers_place_gets_no_password(foreign: Foreig
 
 async def test_a_broker_on_this_host_is_used_without_tls_and_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_broker([], kinds=["embedded"]) as ours:
-        monkeypatch.setenv(USER, ours.username)
-        monkeypatch.setenv(PASSWORD, ours.password)
+        monkeypatch.setenv(USER, ours.address.username)
+        monkeypatch.setenv(PASSWORD, ours.address.password)
         own = OwnBroker(f"mqtt://{HOST}:{ours.port}")
         async with open_broker(["10.1.2.3"], own, devices=["a"]) as broker:
             assert broker.kind == f"mqtt://{HOST}:{ours.port}"
-            assert broker.access("10.1.2.3").host == "10.1.2.3"  # on this host: devices have their own name for it
-            assert broker.access("10.1.2.3", "a").username == ours.username
+            assert broker.access("10.1.2.3", "a").host == "10.1.2.3"  # on this host: devices have their own name for it
+            assert broker.access("10.1.2.3", "a").username == ours.address.username
             with pytest.raises(LinkError, match="not ours"):
                 await broker.restart()
         monkeypatch.setenv(PASSWORD, "wrong")

@@ -17,6 +17,7 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.records.types import Fault, Record
+from tests.broker_address import tcp_address
 from tests.component._boards import until
 
 TOPICS = Topics("f1")
@@ -43,8 +44,7 @@ class Desk:
         self.endpoint.start()
 
     def address(self, user: str = "") -> Address:
-        access = self.broker.access("127.0.0.1", user)
-        return Address(access.host, access.port, access.username, access.password)
+        return tcp_address(self.broker, device=user) if user else self.broker.address
 
     @contextlib.asynccontextmanager
     async def connected(self, user: str) -> AsyncIterator[MqttLink]:

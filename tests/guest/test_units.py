@@ -16,13 +16,13 @@ from edge_agent.board import join
 from edge_agent.board.keystore import Keystore
 from edgebed.service_unit import ServiceUnit
 from orchestrator.boards.place import Place
-from orchestrator.broker.open_broker import free_port
 from orchestrator.cli import boards
 from orchestrator.experiment import load
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceOut, RoundFinished
 from orchestrator.runs import session
 from orchestrator.runs.request import Request, Watch
+from tests.broker_address import free_port
 from tests.guest._devices import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.mosquitto]
@@ -55,7 +55,7 @@ class Machine:
         return done.stdout
 
     def serve(self) -> None:
-        port, mqtt_port = (str(free_port(["127.0.0.1"])) for _ in range(2))
+        port, mqtt_port = (str(free_port()) for _ in range(2))
         here = ["--host", "127.0.0.1", "--listen", "127.0.0.1", "--port", port, "--mqtt-port", mqtt_port]
         self.command(SERVICE, "boards", "serve", "--service", *here)
         until(self.serves, PATIENCE_S)

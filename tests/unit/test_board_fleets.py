@@ -11,6 +11,7 @@ import pytest
 
 from edgebed.errors import CapacityError, FleetError, UsageError
 from edgebed.link.base import Handler
+from edgebed.link.mqtt import Address
 from edgebed.wire.topics import Topics
 from orchestrator.boards.members import Taken, board_ids, claimed, is_claimed, with_facts
 from orchestrator.boards.place import Live, Place, Where
@@ -305,7 +306,7 @@ def test_a_board_is_simulated_by_its_profile(tmp_path: Path) -> None:
 
 async def test_a_broker_of_ones_own_is_of_no_use_to_boards_only(tmp_path: Path) -> None:
     spec = fleet(tmp_path, "  - {board: b1}\n")
-    address = BoardsBroker(Live(1, 1883, "o", "p", 0), Where(("h",), 1, 2), started=False)
+    address = BoardsBroker(Place(tmp_path), Live(1, Address("/socket", 0), 0), Where(("h",), 1, 2), started=False)
     opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(UsageError, match="all devices of f are boards"):

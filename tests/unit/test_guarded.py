@@ -13,7 +13,7 @@ from edge_agent.node import settings as node
 from edgebed.guarded import Guarded
 from edgebed.link.mqtt import Address
 from edgebed.wire.boards import Join, Token
-from orchestrator.boards.place import Live, Local
+from orchestrator.boards.place import Live
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet.base import Access, TlsListener
@@ -29,8 +29,7 @@ WORD = "hunter2"
         Access("h", 1883, "u", WORD),
         TlsListener("h", b"", b"", WORD.encode()),
         Listen(["h"], 1883, {"u": WORD}),
-        Live(1, 1883, "u", WORD, 0),
-        Local(1883, WORD),
+        Live(1, Address("/socket", 0, "u", WORD), 0),
         Token(bytes(32), WORD, "pi"),
         Join(WORD, "csr"),
         agent.Settings("h", 1883, "u", WORD, "f", "d", Path("shard")),
@@ -55,7 +54,7 @@ def test_equality_and_order_of_fields_stay() -> None:
 
 async def test_the_state_of_a_fleet_has_its_broker_without_a_password() -> None:
     controller = SimpleNamespace(
-        broker=SimpleNamespace(access=lambda host: Access(host, 1883, "orchestrator", WORD)),
+        broker=SimpleNamespace(address=Address("h", 1883, "orchestrator", WORD)),
         spec=SimpleNamespace(name="f"),
         fleet_id="f1",
         fleet=SimpleNamespace(backend="local"),
@@ -65,5 +64,5 @@ async def test_the_state_of_a_fleet_has_its_broker_without_a_password() -> None:
         grain="pacing",
     )
     state = await state_of(controller)  # type: ignore[arg-type]
-    assert state.broker == "mqtt://127.0.0.1:1883"
+    assert state.broker == "h:1883"
     assert WORD.encode() not in msgspec.json.encode(state)
