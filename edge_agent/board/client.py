@@ -51,7 +51,7 @@ class Service:
             LinkError: it has another one, or the clocks differ by too much.
         """
         with self._ask("GET", "/ca", _believes_all()) as answer:
-            pem, date = answer.read(MOST_ANSWER).decode("ascii", "replace"), answer.headers.get("date", "")
+            pem, date = self._whole(answer).decode("ascii", "replace"), answer.headers.get("date", "")
         try:
             der = ssl.PEM_cert_to_DER_cert(pem)
         except ValueError:
@@ -131,11 +131,18 @@ class Service:
     def _post(self, path: str, message: msgspec.Struct, context: ssl.SSLContext, kind: type[T]) -> T:
         with self._ask("POST", path, context, msgspec.json.encode(message)) as answer:
             try:
-                return decode_json(answer.read(MOST_ANSWER), kind)
+                return decode_json(self._whole(answer), kind)
             except WireError as error:
                 raise LinkError(
                     f"{self} answered {error}", hint="is this the port of `edgebed boards serve`?"
                 ) from None
+
+    def _whole(self, answer: http.client.HTTPResponse) -> bytes:
+        """Of an answer that is no shard. Raises LinkError."""
+        try:
+            return answer.read(MOST_ANSWER)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise LinkError(f"the answer of {self} broke off: {error!r}", hint="try again") from None
 
     @contextmanager
     def _ask(
@@ -173,8 +180,8 @@ class Service:
 
     def _refused(self, answer: http.client.HTTPResponse) -> UsageError | LinkError:
         try:
-            refusal = decode_json(answer.read(MOST_ANSWER), Refusal)
-        except (WireError, OSError, http.client.HTTPException):
+            refusal = decode_json(self._whole(answer), Refusal)
+        except (WireError, LinkError):
             return LinkError(f"{self} answered with status {answer.status}", hint="try again later")
         kind = UsageError if answer.status in (400, 403, 409) else LinkError
         return kind(f"the boards service at {self} refused: {refusal.error}", hint=refusal.hint)
@@ -188,7 +195,7 @@ def check_clock(date: str, now: datetime) -> None:
     """Compare the header `Date` of an answer with our clock. Raises ClockError."""
     try:
         theirs = parsedate_to_datetime(date)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return
     if theirs.tzinfo is None:  # as it is written for a server that does not know its time zone
         theirs = theirs.replace(tzinfo=timezone.utc)

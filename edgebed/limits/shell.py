@@ -15,8 +15,10 @@ TIMEOUT_S = 30.0
 
 
 def which(tool: str) -> str | None:
-    """The tool's path. Also looks in the sbin folders, which are often not in a user's PATH."""
-    return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
+    """The tool's path. Also looks in the sbin folders, which are often not in a user's PATH. What PATH says of the
+    current directory is left out: an empty entry, say."""
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
+    return shutil.which(tool, path=os.pathsep.join([*folders, *SBIN]))
 
 
 def missing_tools(*tools: str) -> list[str]:

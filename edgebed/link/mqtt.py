@@ -23,7 +23,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edgebed.errors import LinkError
+from edgebed.errors import EdgebedError, LinkError
 from edgebed.guarded import Guarded
 from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
@@ -126,7 +126,7 @@ class MqttLink:
         self._callbacks.append(callback)
 
     def state(self) -> SocketState | None:
-        """None while there is no connection."""
+        """Of a connection over TCP; None while there is none."""
         return None if self._connection is None else self._connection.state()
 
     def reopen(self) -> None:
@@ -160,7 +160,7 @@ class MqttLink:
         self._connection = connection
 
     def _make_client(self, address: Address) -> paho.Client:
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2, self._client_id, clean_session=True, protocol=paho.MQTTv311,
             transport="unix" if address.is_path else "tcp", reconnect_on_failure=False,
         )  # fmt: skip
@@ -192,12 +192,26 @@ class MqttLink:
         backoff = MIN_BACKOFF_S
         while True:
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-            with contextlib.suppress(LinkError):
+            with contextlib.suppress(EdgebedError):
                 await self._connect()
                 break
             backoff = min(backoff * 2, MAX_BACKOFF_S)
         for callback in self._callbacks:
             callback()
+
+
+class _Client(paho.Client):
+    def _create_unix_socket_connection(self) -> socket.socket:
+        """paho's waits for ever where the broker stands still and many wait; without this method of paho's, so does
+        ours."""
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(self.connect_timeout)
+        try:
+            sock.connect(self.host)
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
 
 class _Connection:
@@ -301,7 +315,9 @@ class _Connection:
         except (OSError, ValueError) as error:
             raise LinkError(
                 f"the MQTT broker at {address} cannot be reached: {error}",
-                hint="check that the broker runs, listens on this address, and that no firewall stands between",
+                hint="see whether its program has ended"
+                if address.is_path
+                else "check that the broker runs, listens on this address, and that no firewall stands between",
             ) from None
 
     def _abandon(self, dialed: asyncio.Future[Any]) -> None:

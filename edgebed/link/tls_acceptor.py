@@ -98,7 +98,8 @@ class TlsAcceptor:
                 self.loop.remove_reader(self._sock)
                 self._resuming = self.loop.call_later(PAUSE_S, self._resume)
                 return
-            self.strangers.add(_Stranger(self, sock), group_of(address[0]))
+            group = group_of(address[0])
+            self.strangers.add(_Stranger(self, sock), group)
             if len(self.strangers) > self.bounds.most:
                 self.strangers.next_out().end()
 

@@ -14,6 +14,7 @@ from edgebed.errors import FileError, FleetError
 from edgebed.guarded import Guarded
 from edgebed.link.mqtt import Address
 from orchestrator.files.output import keep
+from orchestrator.fleet.ownership import Owner, is_dead
 
 T = TypeVar("T")
 
@@ -47,14 +48,19 @@ class Live(Guarded, frozen=True):
     """What the running service tells others on this host.
 
     Attributes:
+        owner: the service's process. What a killed one left behind says nothing about the next one.
         broker: for the orchestrator.
         applied: version of the registry whose revocations are in force, and their sessions closed.
     """
 
-    pid: int
+    owner: Owner
     broker: Address
     applied: int
     sessions: tuple[Session, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        return self.owner.pid
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -94,6 +100,7 @@ class Place(msgspec.Struct, frozen=True):
                     hint="edgebed boards ls shows its boards. A run starts one where none stands, and ends it after",
                 )
             time.sleep(0.05)
+        (self.folder / "live.json").unlink(missing_ok=True)  # of one that was killed
         return file
 
     def running(self) -> bool:
@@ -112,8 +119,9 @@ class Place(msgspec.Struct, frozen=True):
         return file
 
     def live(self) -> Live | None:
-        """None where no service runs, or it has not begun."""
-        return _read(self.folder / "live.json", Live) if self.running() else None
+        """None where no service runs, or it has not begun. Raises FileError."""
+        live = _read(self.folder / "live.json", Live) if self.running() else None
+        return None if live is None or is_dead(live.owner) else live
 
     def tell_live(self, live: Live) -> None:
         """Not synced to disk: it is of no use after a loss of power."""
@@ -148,7 +156,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise FileError(
             f"{path} cannot be used: {error}", hint="remove it and start `edgebed boards serve` again"
         ) from None

@@ -26,7 +26,7 @@ from orchestrator.boards.place import Live, Place, Where, write_secret
 from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
 from orchestrator.boards.tls_broker import Files, TlsBroker
-from orchestrator.fleet.ownership import OwnedFolder
+from orchestrator.fleet.ownership import OwnedFolder, this_process
 
 LOOK_S = 0.2
 """How often the registry's file is looked at: a revocation is in force so much later at most."""
@@ -217,7 +217,7 @@ class _Service:
         """What cannot be written is told later."""
         self._untold = False
         try:
-            self._place.tell_live(Live(os.getpid(), self._broker.local, self._applied, self._broker.sessions))
+            self._place.tell_live(Live(this_process(), self._broker.local, self._applied, self._broker.sessions))
         except FileError as error:
             self._untold = True
             self._complain(error)

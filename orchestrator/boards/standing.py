@@ -42,8 +42,8 @@ class BoardsBroker:
         """Another one, with another password, after each start of the service. Raises LinkError where none runs."""
         try:
             live = self._place.live()
-        except FileError as error:
-            raise LinkError(str(error), hint=error.hint) from None
+        except (FileError, OSError) as error:
+            raise LinkError(f"where the boards' broker is cannot be read: {error}", hint=START) from None
         if live is None:
             raise LinkError("the boards service does not run", hint=START)
         return live.broker

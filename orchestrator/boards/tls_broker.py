@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import pwd
 import re
 import secrets
 import signal
@@ -19,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import FileError, LinkError
+from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.place import Session
 from orchestrator.broker.acl import mosquitto_lines
-from orchestrator.broker.child import begin, end
+from orchestrator.broker.child import NOT_TOLD, begin, end
 from orchestrator.broker.mosquitto import (
     binary,
     broker_user,
@@ -32,6 +30,7 @@ from orchestrator.broker.mosquitto import (
     make_socket_folder,
     password_hash,
     socket_path,
+    write_file,
 )
 
 START_S, RELOAD_S, KICK_S = 20.0, 2.0, 2.0
@@ -184,21 +183,8 @@ class TlsBroker:
             "server.key": files.key,
             "revoked.pem": files.revoked,
         }.items():
-            self._write(name, data)
+            write_file(self._folder / name, data, self._user)
         make_socket_folder(self._folder, self._user)
-
-    def _write(self, name: str, data: bytes) -> None:
-        part = self._folder / f"{name}.part"
-        try:
-            part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                if self._user:
-                    user = pwd.getpwnam(self._user)
-                    os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
-            part.replace(self._folder / name)
-        except OSError as error:
-            raise FileError.of(error, part) from None
 
     # ---- the log, which tells who is connected ----
 
@@ -221,7 +207,7 @@ class TlsBroker:
                 self.on_session()
         elif "Reloading config" in line:
             self._reloaded.set()
-        elif "rror" in line or "arning" in line:
+        elif ("rror" in line or "arning" in line) and NOT_TOLD not in line:
             self._tail = [*self._tail, line][-3:]
 
     def _connected(self, line: str) -> None:

@@ -20,6 +20,7 @@ from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from orchestrator.broker.amqtt_broker import Broker
+from orchestrator.broker.seams import BACKLOG
 
 LISTENER = "default"  # the name that amqtt insists on
 
@@ -48,7 +49,7 @@ async def serve(sockets: list[int], users: dict[str, str], fleet: str) -> None:
     await broker.start()
     connected = functools.partial(broker.stream_connected, listener_name=LISTENER)
     for each in sockets:
-        await asyncio.start_server(connected, sock=socket.socket(fileno=each))
+        await asyncio.start_server(connected, sock=socket.socket(fileno=each), backlog=BACKLOG)
     await asyncio.Event().wait()
 
 

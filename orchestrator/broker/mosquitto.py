@@ -10,7 +10,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from edgebed.errors import LinkError
+from edgebed.errors import FileError, LinkError
+from edgebed.limits.shell import which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.seams import Listen, Runner
@@ -43,7 +44,7 @@ def find() -> Runner | None:
 
 def binary() -> str | None:
     """The path of the installed Mosquitto."""
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    return which("mosquitto")
 
 
 def broker_user() -> str:
@@ -57,41 +58,63 @@ def broker_user() -> str:
 
 def socket_path(folder: Path) -> Path:
     """The orchestrator's way in: a Unix socket, in a folder that only the broker's user and root may enter. On a TCP
-    port, another user's program could answer in place of a broker that has ended, and be shown the password."""
-    return folder / "run" / "socket"
+    port, another user's program could answer in place of a broker that has ended, and be shown the password. Raises
+    LinkError."""
+    path = folder / "run" / "socket"
+    text = str(path)
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES or any(char.isspace() or not char.isprintable() for char in text):
+        # Mosquitto ends a path at white space, and removes the file that has the name before it.
+        raise LinkError(
+            f"the broker's socket cannot be called {text!r}: the path is too long, or has white space in it",
+            hint="set TMPDIR to a folder with a short and plain name",
+        )
+    return path
 
 
 def make_socket_folder(folder: Path, owner: str | int) -> None:
-    """Make the folder of `socket_path` in this one, which stays ours; `owner` may pass through it. Raises LinkError."""
-    path = socket_path(folder)
-    if len(os.fsencode(path)) > UNIX_PATH_BYTES:
-        raise LinkError(
-            f"the path of the broker's socket is too long: {path}", hint="set TMPDIR to a folder with a short name"
-        )
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    """Make the folder of `socket_path` in this one, which stays ours; `owner` may pass through it."""
+    path = folder / "run"
+    path.mkdir(mode=0o700, exist_ok=True)
     if owner:
-        shutil.chown(path.parent, owner)
+        shutil.chown(path, owner)
         folder.chmod(0o711)
 
 
 def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as: str = "") -> Path:
-    """Write configuration and password file; returns the configuration's path. Raises LinkError.
+    """Write configuration and password file; returns the configuration's path. Raises FileError, LinkError.
 
     Args:
         owner: who shall own them; "" leaves them ours.
         seen_as: the folder's path in the broker's container; "" where it runs on the host.
     """
-    passwords, rights, config = folder / "passwords", folder / "acl", folder / "mosquitto.conf"
     hashes = {user: password_hash(password, secrets.token_bytes(12)) for user, password in listen.users.items()}
-    passwords.write_text("".join(f"{user}:{hashed}\n" for user, hashed in hashes.items()))
-    rights.write_text("\n".join(mosquitto_lines(listen.fleet)))
-    for path in (passwords, rights):
-        path.chmod(0o600)
-    config.write_text("\n".join(settings(listen, seen_as or str(folder))))
-    for path in (passwords, rights, config, *_tls_files(listen.tls, folder)) if owner else ():
-        shutil.chown(path, owner)
+    lines = {
+        "passwords": [f"{user}:{hashed}" for user, hashed in hashes.items()],
+        "acl": mosquitto_lines(listen.fleet),
+        "mosquitto.conf": settings(listen, seen_as or str(folder)),
+    }
+    files = {name: "\n".join([*text, ""]).encode() for name, text in lines.items()}
+    if tls := listen.tls:
+        files |= dict(zip(TLS_FILES.values(), (tls.ca, tls.certificate, tls.key), strict=True))
+    for name, data in files.items():
+        write_file(folder / name, data, owner)
     make_socket_folder(folder, owner)
-    return config
+    return folder / "mosquitto.conf"
+
+
+def write_file(path: Path, data: bytes, owner: str | int) -> None:
+    """Atomically, and readable by `owner` only, a user or its number; "": by us. Raises FileError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            if owner:
+                uid = pwd.getpwnam(owner).pw_uid if isinstance(owner, str) else owner
+                os.fchown(file.fileno(), uid, -1)
+        part.replace(path)
+    except OSError as error:
+        raise FileError.of(error, part) from None
 
 
 def settings(listen: Listen, folder: str) -> list[str]:
@@ -118,16 +141,6 @@ def _tls_settings(listen: Listen, tls: TlsListener, folder: str) -> list[str]:
         *(f"{key} {folder}/{name}" for key, name in TLS_FILES.items()),
         "require_certificate true",
     ]
-
-
-def _tls_files(tls: TlsListener | None, folder: Path) -> list[Path]:
-    paths = []
-    for name, data in zip(TLS_FILES.values(), () if tls is None else (tls.ca, tls.certificate, tls.key), strict=False):
-        path = folder / name
-        path.touch(0o600)
-        path.write_bytes(data)
-        paths.append(path)
-    return paths
 
 
 def common_settings(folder: str) -> list[str]:

@@ -30,7 +30,7 @@ from orchestrator.broker import relay
 from orchestrator.broker.child import Child
 from orchestrator.broker.mosquitto import socket_path
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
-from orchestrator.broker.seams import Listen, Runner
+from orchestrator.broker.seams import BACKLOG, Listen, Runner
 from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
 
@@ -40,7 +40,6 @@ runner, or None where this machine has not what it needs."""
 
 TLS_KINDS = {"mosquitto", "container"}
 START_S = 20.0
-BACKLOG = 512
 LOOPBACK = "127.0.0.1"
 
 
@@ -178,9 +177,9 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path, stack
         if runner is None:
             continue
         listen, sockets = _hold(wanted, stack, inherits=runner.inherits)
-        host, port = (LOOPBACK, listen.port) if runner.inherits else (str(socket_path(folder)), 0)
-        begun = _Begun(runner, listen, sockets, Address(host, port, ORCHESTRATOR, listen.users[ORCHESTRATOR]))
         try:
+            host, port = (LOOPBACK, listen.port) if runner.inherits else (str(socket_path(folder)), 0)
+            begun = _Begun(runner, listen, sockets, Address(host, port, ORCHESTRATOR, listen.users[ORCHESTRATOR]))
             await _begin(begun, folder)
             return begun
         except LinkError as error:

@@ -23,7 +23,7 @@ from edgebed.link.sockets import tune
 from edgebed.link.tls import client_context, reason_of, server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.module_process import module_command
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.seams import BACKLOG, Listen
 from orchestrator.fleet.base import TlsListener
 
 PIECE = 1 << 16
@@ -93,7 +93,7 @@ async def serve(options: Options) -> None:
         pem = [data.decode() for data in (tls.ca, tls.certificate, tls.key)]
         TlsAcceptor(sockets.pop(), server_context(*pem), streams(accept))
     for each in sockets:
-        await asyncio.start_server(accept, sock=each)
+        await asyncio.start_server(accept, sock=each, backlog=BACKLOG)
     await asyncio.Event().wait()
 
 

@@ -9,6 +9,9 @@ from typing import Protocol
 from edgebed.guarded import Guarded
 from orchestrator.fleet.base import TlsListener
 
+BACKLOG = 512
+"""Connections that wait until the broker accepts them, for sockets that it inherits."""
+
 
 class Listen(Guarded, frozen=True):
     """Where a broker of ours listens and whom it lets in.

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
-from orchestrator.broker.mosquitto import password_hash, settings
+from orchestrator.broker.mosquitto import password_hash, settings, write_files
 from orchestrator.broker.open_broker import open_broker
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet import leftovers
@@ -154,6 +155,33 @@ async def test_a_broker_that_does_not_start_is_followed_by_the_next(
             pass
     async with open_broker([], kinds=["mosquitto", "embedded"]) as broker:
         assert "embedded" in broker.kind
+
+
+@pytest.mark.mosquitto
+async def test_a_temporary_folder_with_white_space_is_refused_and_nothing_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Mosquitto would end the socket's path at the space, and remove the file of this name."""
+    (tmp_path / "my files").mkdir()
+    (tmp_path / "my").write_text("precious")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))
+    with pytest.raises(LinkError, match="white space"):
+        async with open_broker([], kinds=["mosquitto"]):
+            pass
+    async with open_broker([], kinds=["mosquitto", "embedded"]) as broker:
+        assert "embedded" in broker.kind
+    assert (tmp_path / "my").read_text() == "precious"
+
+
+def test_only_the_brokers_user_may_read_and_write_its_files(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_files(Listen(["127.0.0.1"], 1234, {"u": "p"}), tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
+        "mosquitto.conf": "0o600", "passwords": "0o600", "acl": "0o600", "run": "0o700",
+    }  # fmt: skip
 
 
 async def test_an_address_that_is_not_ours_is_refused() -> None:

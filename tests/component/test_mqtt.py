@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
-from edgebed.errors import LinkError
+from edgebed.errors import FileError, LinkError
+from edgebed.link import mqtt
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.link.read_pauses import PACE_MAX_S, PACE_MIN_S, ReadPauses
@@ -217,8 +220,8 @@ async def relayed(broker: Address) -> AsyncIterator[tuple[Address, Callable[[], 
 
     def cut() -> None:
         server.close()
-        for socket in sockets:
-            socket.transport.abort()
+        for each in sockets:
+            each.transport.abort()
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
@@ -243,6 +246,40 @@ async def test_callbacks_run_after_each_reconnect_and_subscriptions_hold(broker:
         await until(lambda want=b"%d" % n: seen[-1:] == [want])
     await link.close()
     await other.close()
+
+
+async def test_a_broker_whose_address_cannot_be_read_for_a_while_is_found_again(broker: Broker) -> None:
+    found, asked = [broker.address], list[int]()
+
+    def find() -> Address:
+        asked.append(1)
+        if not found:
+            raise FileError("a disk in trouble")
+        return found[0]
+
+    link = MqttLink(find, "a")
+    await link.open()
+    found.clear()
+    link.reopen()
+    await until(lambda: len(asked) > 3)
+    found.append(broker.address)
+    await until(lambda: link.connected)
+    await link.close()
+
+
+async def test_a_unix_socket_that_takes_no_more_connections_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "CONNECT_S", 0.4)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket(socket.AF_UNIX))
+        full.bind(str(tmp_path / "s"))
+        full.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(str(tmp_path / "s"))
+        with pytest.raises(LinkError, match=r"did not answer|cannot be reached"):
+            await MqttLink(Address(str(tmp_path / "s"), 0), "a").open()
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 5)  # no thread waits
 
 
 async def test_a_reconnect_that_breaks_half_way_is_not_made_twice() -> None:

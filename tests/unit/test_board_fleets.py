@@ -21,6 +21,7 @@ from orchestrator.boards.standing import BoardsBroker
 from orchestrator.experiment import load
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.capacity import dilation_of
+from orchestrator.fleet.ownership import this_process
 from orchestrator.fleet.profile import FleetSpec, load_fleet
 from orchestrator.records.vocabulary import held_by
 from orchestrator.runs import session
@@ -306,7 +307,9 @@ def test_a_board_is_simulated_by_its_profile(tmp_path: Path) -> None:
 
 async def test_a_broker_of_ones_own_is_of_no_use_to_boards_only(tmp_path: Path) -> None:
     spec = fleet(tmp_path, "  - {board: b1}\n")
-    address = BoardsBroker(Place(tmp_path), Live(1, Address("/socket", 0), 0), Where(("h",), 1, 2), started=False)
+    address = BoardsBroker(
+        Place(tmp_path), Live(this_process(), Address("/socket", 0), 0), Where(("h",), 1, 2), started=False
+    )
     opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(UsageError, match="all devices of f are boards"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,14 +16,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edgebed.errors import FleetError, UsageError, WireError
+from edgebed.link.mqtt import Address
 from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
 from orchestrator.boards import registry
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
-from orchestrator.boards.place import Place, Where
+from orchestrator.boards.place import Live, Place, Where
 from orchestrator.boards.registry import Board, Store
 from orchestrator.cli import build
 from orchestrator.cli.boards import board_rows, duration_s
+from orchestrator.fleet.ownership import this_process
 from orchestrator.fleet.profile import load_profile
 from tests.unit._boards import DAY, NOW, World
 
@@ -137,6 +141,21 @@ def test_a_stranger_learns_nothing(world: World) -> None:
     with pytest.raises(Refused) as refused:
         world.enrolment.renew(Renew(world.board("a").request()), NOW)
     assert "not known here, or it is revoked" in refused.value.error
+
+
+def test_what_a_killed_service_told_is_not_believed(tmp_path: Path) -> None:
+    """Another user could have made a socket where the old one was."""
+    place, me = Place(tmp_path), this_process()
+    live = Live(msgspec.structs.replace(me, started=me.started + 1), Address("/old", 0), 3)
+    place.tell_live(live)
+    lock = place.hold()
+    assert not (tmp_path / "live.json").exists()
+    place.tell_live(live)  # as if somebody read it before the next service was there
+    assert place.live() is None
+    place.tell_live(msgspec.structs.replace(live, owner=me))
+    assert (place.live() or live).owner == me
+    os.close(lock)
+    assert place.live() is None
 
 
 def test_a_name_is_taken_until_it_is_replaced(world: World) -> None:

@@ -17,6 +17,7 @@ from orchestrator.boards.place import Live
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.seams import Listen
 from orchestrator.fleet.base import Access, TlsListener
+from orchestrator.fleet.ownership import this_process
 from orchestrator.runs.daemon import state_of
 
 WORD = "hunter2"
@@ -29,7 +30,7 @@ WORD = "hunter2"
         Access("h", 1883, "u", WORD),
         TlsListener("h", b"", b"", WORD.encode()),
         Listen(["h"], 1883, {"u": WORD}),
-        Live(1, Address("/socket", 0, "u", WORD), 0),
+        Live(this_process(), Address("/socket", 0, "u", WORD), 0),
         Token(bytes(32), WORD, "pi"),
         Join(WORD, "csr"),
         agent.Settings("h", 1883, "u", WORD, "f", "d", Path("shard")),

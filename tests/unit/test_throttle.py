@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from edgebed.errors import LimitError
 from edgebed.limits import throttle
 from edgebed.limits.cpu_quota import CpuQuota
+from edgebed.limits.shell import which
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.profile import Limits
 
@@ -282,3 +284,21 @@ def test_a_quota_that_systemd_has_rounded_is_refused_with_the_hint(
     with pytest.raises(LimitError, match="CPU quota is") as refused:
         throttle.confirm(wanted, held)
     assert ("cgroupfs" in refused.value.hint) is rounded
+
+
+@pytest.mark.parametrize("path", ["", ".", ":", "tools:./", None])
+def test_no_program_of_the_current_directory_is_run(
+    path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (tmp_path / "sometool", tmp_path / "tools" / "sometool"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("#!/bin/sh\n")
+        place.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    if path is None:
+        monkeypatch.delenv("PATH")
+    else:
+        monkeypatch.setenv("PATH", path)
+    assert which("sometool") is None
+    monkeypatch.setenv("PATH", f"{path or ''}:{tmp_path}")
+    assert which("sometool") == str(tmp_path / "sometool")
