@@ -27,7 +27,7 @@ from edgebed.errors import EdgebedError, LinkError
 from edgebed.guarded import Guarded
 from edgebed.link.base import Handler
 from edgebed.link.read_pauses import ReadPauses
-from edgebed.link.sockets import idle_s, readable_bytes, tune, unacknowledged_bytes
+from edgebed.link.sockets import idle_s, readable_bytes, timeval, tune, unacknowledged_bytes
 from edgebed.link.tls import Identity, identity_context, reason_of
 from edgebed.timeouts import timeout
 
@@ -201,11 +201,13 @@ class MqttLink:
 
 
 class _Client(paho.Client):
+    """Waits no longer for a Unix socket than for TCP. paho would wait for ever where the broker accepts nobody. The
+    method is a private one of paho's; a paho that does not call it waits as before."""
+
     def _create_unix_socket_connection(self) -> socket.socket:
-        """paho's waits for ever where the broker stands still and many wait; without this method of paho's, so does
-        ours."""
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(self.connect_timeout)
+        # With Python's time-out it would not wait at all, but fail where more connect than the broker has accepted.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self.connect_timeout))
         try:
             sock.connect(self.host)
         except OSError:

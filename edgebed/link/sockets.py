@@ -32,6 +32,11 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(level, option, value)
 
 
+def timeval(seconds: float) -> bytes:
+    """For SO_SNDTIMEO: the longest wait of a blocking call."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+
+
 def readable_bytes(sock: socket.socket) -> int:
     """Bytes that have arrived and are not read."""
     return _count(sock, termios.FIONREAD)

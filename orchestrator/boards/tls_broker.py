@@ -37,7 +37,7 @@ START_S, RELOAD_S, KICK_S = 20.0, 2.0, 2.0
 MOST_CONNECTIONS = 4096
 """Of boards, two each, and of strangers who have not yet shown a certificate."""
 
-CONNECTED = re.compile(r"New client connected from (\S+) as (.*) \(p\d+, c\d+, k\d+, u'([^']*)'\)\.")
+CONNECTED = re.compile(r"New client connected from (\S*) as (.*) \(p\d+, c\d+, k\d+, u'([^']*)'\)\.")
 DISCONNECTED = re.compile(r"Client (\S+) (?:\[\S+\] )?(?:closed its connection|disconnected|has exceeded timeout)")
 
 

@@ -95,8 +95,7 @@ class OpenedFleet:
         """The orchestrator's connection to all devices, not open yet. `purpose`: control or data."""
         # nobody can guess the client id and take the connection's place
         client = f"{self._fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
-        here = MqttLink(self.broker.address, client) if self._spec.here else None
         if self._boards is None:
-            assert here is not None
-            return here
+            return MqttLink(self.broker.address, client)
+        here = MqttLink(self.broker.address, client) if self._spec.here else None
         return SplitLink(here, MqttLink(self._boards.find, client), self._ids)
