@@ -174,9 +174,8 @@ async def test_who_is_ended_just_before_his_handshake_is_done_gets_no_protocol(p
         sock.send(outgoing.read())  # the client is done; the service is when it has read this
         patient.acceptor.strangers.next_out().end()
         await until(lambda: are_open([sock]) == 0, 3)
-    await asyncio.sleep(0.05)
+    await until(lambda: buffers() == 0, 2)
     assert patient.greeted == 0
-    assert buffers() == 0
 
 
 async def test_nothing_is_left_of_those_who_were_ended(echo: Echo) -> None:
@@ -192,8 +191,7 @@ async def test_nothing_is_left_of_those_who_were_ended(echo: Echo) -> None:
                         sock.send(sent)
                 await until(lambda each=each: are_open(each) == 0, 5)  # type: ignore[misc]
         await until(lambda: len(os.listdir("/proc/self/fd")) <= files, 2)
-        await asyncio.sleep(0.05)
-        assert buffers() == 0
+        await until(lambda: buffers() == 0, 2)
     finally:
         gc.enable()
     assert len(echo.acceptor.strangers) == 0
