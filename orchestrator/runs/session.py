@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import platform
-import shutil
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
+from edgebed.limits.shell import which
 from edgebed.methods.base import METHODS, Method
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.members import with_facts
@@ -333,7 +333,7 @@ def host_facts(accelerator: str = "cpu") -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "accelerator": accelerator,
-        "mosquitto": shutil.which("mosquitto") or "",
+        "mosquitto": which("mosquitto") or "",
     }
 
 

@@ -184,6 +184,20 @@ def test_only_the_brokers_user_may_read_and_write_its_files(tmp_path: Path) -> N
     }  # fmt: skip
 
 
+@pytest.mark.root
+@pytest.mark.mosquitto
+async def test_of_the_brokers_folder_its_user_owns_what_it_needs_and_no_more() -> None:
+    """Or it could put links in the place of files that root writes."""
+    async with open_broker([], kinds=["mosquitto"]) as broker:
+        run = Path(broker.address.host).parent
+        assert (run.parent.owner(), oct(run.parent.stat().st_mode & 0o777)) == ("root", "0o711")
+        owners = {path.name: path.owner() for path in run.parent.iterdir() if path.name != ".owner"}
+    assert owners == {
+        "run": "mosquitto", "mosquitto.conf": "mosquitto", "passwords": "mosquitto", "acl": "mosquitto",
+        "broker.log": "root",
+    }  # fmt: skip
+
+
 async def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(LinkError, match=r"203\.0\.113\.1"):
         async with open_broker(["203.0.113.1"], kinds=["embedded"]):
