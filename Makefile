@@ -77,7 +77,7 @@ wheel: setup
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/dist .
 
 bench: setup
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -24,8 +24,8 @@ from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
-from orchestrator.fleet import netns
-from orchestrator.fleet.subnets import free_subnets, host_networks
+from orchestrator.fleet.network import netns
+from orchestrator.fleet.network.subnets import free_subnets, host_networks
 from tests.broker_address import free_port
 
 POOL = IPv4Network("198.18.0.0/15")

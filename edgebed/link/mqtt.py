@@ -72,7 +72,7 @@ class MqttLink:
     keepalive_s: the broker ends the connection when it has received no whole packet from us for 1.5 times as long. 0:
         never; for data connections, where a single packet may take longer. TCP keepalive still finds a dead peer.
     paced: read less often on a slow link. Otherwise every arriving segment wakes paho, which costs several times the
-        CPU time per MB at 10 Mbit/s (`tests/benchmarks/download.py`). In the middle of a packet the socket is not read
+        CPU time per MB at 10 Mbit/s (`benchmarks/download.py`). In the middle of a packet the socket is not read
         for 2 to 40 ms, but no longer than the rest of the packet needs. Messages that arrive in one piece never wait.
     """
 

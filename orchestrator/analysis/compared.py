@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 import pandas as pd
 
-from orchestrator.records.comparison import compare
-from orchestrator.records.groups import Estimate, Group, group
-from orchestrator.records.paired import Paired, paired
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.groups import Estimate, Group, group
+from orchestrator.records.compare.paired import Paired, paired
 
 Summary = dict[str, Any]
 

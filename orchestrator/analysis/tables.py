@@ -21,13 +21,13 @@ import pandas as pd
 from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.time_axis import Rounds, TimeAxis
 from orchestrator.records import types as t
-from orchestrator.records.board import BoardRound, boards_of_rounds, line_of
 from orchestrator.records.board_marks import BoardMark
-from orchestrator.records.limits_in_force import Limits
+from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.run_index import RoundFacts, RunFacts
-from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.timeline import timelines
-from orchestrator.records.vocabulary import BOUNDS, board_mark
+from orchestrator.records.timeline.board import BoardRound, boards_of_rounds, line_of
+from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.timeline import timelines
+from orchestrator.records.words.vocabulary import BOUNDS, board_mark
 
 Summary = Mapping[str, Any]
 Row = tuple[Any, ...]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from orchestrator.fleet.netns import HOST_END
+from orchestrator.fleet.network.netns import HOST_END
 
 LOOPBACK = "127.0.0.1"
 

@@ -14,7 +14,7 @@ from edgebed.errors import CapacityError, FileError, FleetError, UsageError
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.fleet.ownership import is_held
-from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
+from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
 
 
 def with_facts(spec: FleetSpec) -> FleetSpec:

@@ -19,8 +19,8 @@ from orchestrator.calibration.far_end import far_end
 from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import FarEnd, Fleet, Held
-from orchestrator.fleet.host import Disturbance, HostWatch, tick_s, usable_cores
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.host.cores import Disturbance, HostWatch, tick_s, usable_cores
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
 
 REFERENCE_S = 0.2

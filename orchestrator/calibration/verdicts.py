@@ -11,9 +11,9 @@ import msgspec
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
-from orchestrator.records.vocabulary import UNLIMITED
+from orchestrator.records.words.vocabulary import UNLIMITED
 
 TOLERANCE = 0.05
 """Relative error allowed for CPU time and for transfers of 1 MB and more."""

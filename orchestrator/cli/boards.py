@@ -26,8 +26,8 @@ from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.cli import boards_measure
 from orchestrator.cli.console import log, print_json, print_whole
-from orchestrator.fleet.profile import lasting_name
-from orchestrator.records.formatting import NONE
+from orchestrator.fleet.spec.profile import lasting_name
+from orchestrator.records.words.formatting import NONE
 from orchestrator.runs.signals import run_to_end
 
 IN_FORCE_S = 5.0

@@ -19,11 +19,11 @@ from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.output import keep, try_file
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.backends import check_backend
-from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec
+from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec
 from orchestrator.look_alike.bench import Job
 from orchestrator.look_alike.figures import profile_values
 from orchestrator.look_alike.measure import Outcome, measure, spread_cuts
-from orchestrator.records.formatting import NONE, number, signed_percent
+from orchestrator.records.words.formatting import NONE, number, signed_percent
 from orchestrator.runs.signals import run_to_end
 
 CUTS = 3

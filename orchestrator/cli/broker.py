@@ -14,7 +14,7 @@ from edgebed.errors import FileError
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.cli.console import log
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 
 
 def register(app: typer.Typer) -> None:

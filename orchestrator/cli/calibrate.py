@@ -16,10 +16,10 @@ from orchestrator.calibration import verdicts
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import Grain
-from orchestrator.fleet.profile import FleetSpec, load_fleet
-from orchestrator.records.formatting import NONE, percent, signed_percent
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 from orchestrator.records.types import Calibrated
-from orchestrator.records.vocabulary import held_by
+from orchestrator.records.words.formatting import NONE, percent, signed_percent
+from orchestrator.records.words.vocabulary import held_by
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 

@@ -14,16 +14,16 @@ from rich.table import Table
 
 from orchestrator.cli.arguments import Runs
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.records import tabulate
-from orchestrator.records.comparison import Comparison, compare
-from orchestrator.records.curves import Spread
-from orchestrator.records.formatting import NONE, percent, seconds, signed_percent
-from orchestrator.records.groups import Group, ProfileRow, group, profiles
-from orchestrator.records.paired import Paired, paired
+from orchestrator.records.compare import tabulate
+from orchestrator.records.compare.comparison import Comparison, compare
+from orchestrator.records.compare.curves import Spread
+from orchestrator.records.compare.groups import Group, ProfileRow, group, profiles
+from orchestrator.records.compare.paired import Paired, paired
+from orchestrator.records.compare.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
-from orchestrator.records.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.summary import load_summary
+from orchestrator.records.words.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.report import write_comparison
 from orchestrator.report.look import Look, Width
 from orchestrator.runs.find import baseline_last, find_runs

@@ -11,7 +11,7 @@ from rich.table import Table
 from edgebed.datasets.base import DATASETS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import load
-from orchestrator.fleet.profile import fleet_of
+from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.runs.data import count_labels, label_table, share_out
 
 

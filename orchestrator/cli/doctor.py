@@ -14,12 +14,12 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.backends import BACKENDS
-from orchestrator.fleet.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
-from orchestrator.fleet.host_facts import gather
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.host.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
+from orchestrator.fleet.host.facts import gather
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
-from orchestrator.records.formatting import NONE, number
-from orchestrator.records.vocabulary import UNLIMITED
+from orchestrator.records.words.formatting import NONE, number
+from orchestrator.records.words.vocabulary import UNLIMITED
 from orchestrator.runs.find import runs_folder
 
 

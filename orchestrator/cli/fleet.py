@@ -17,15 +17,15 @@ from edgebed.errors import FleetError, UsageError
 from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.experiment import Grain
-from orchestrator.fleet import host_cpus
 from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.base import Enforcement, Held
-from orchestrator.fleet.capacity import factor_of
-from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
-from orchestrator.records.board import BOARD_COLUMNS, board_row
-from orchestrator.records.formatting import NONE, fixed, number, seconds, size
-from orchestrator.records.vocabulary import UNLIMITED, held_by, threads_note
+from orchestrator.fleet.host import cpus as host_cpus
+from orchestrator.fleet.host.cores import usable_cores
+from orchestrator.fleet.spec.capacity import factor_of
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, load_fleet
+from orchestrator.records.timeline.board import BOARD_COLUMNS, board_row
+from orchestrator.records.words.formatting import NONE, fixed, number, seconds, size
+from orchestrator.records.words.vocabulary import UNLIMITED, held_by, threads_note
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 

@@ -18,12 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.records import formatting, vocabulary
 from orchestrator.records import types as t
-from orchestrator.records.bound_by import in_words, more_words
-from orchestrator.records.formatting import accuracy, known, seconds, size
-from orchestrator.records.reducer import reduce
-from orchestrator.records.run_state import DeviceState, RunState
+from orchestrator.records.critical.bound_by import in_words, more_words
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import DeviceState, RunState
+from orchestrator.records.words import formatting, vocabulary
+from orchestrator.records.words.formatting import accuracy, known, seconds, size
 from orchestrator.runs import session
 
 PER_SECOND = 2

@@ -16,7 +16,7 @@ from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.yaml_file import parse
-from orchestrator.records.formatting import NONE, number
+from orchestrator.records.words.formatting import NONE, number
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.console import console, log
 from orchestrator.cli.run import watching
-from orchestrator.records.formatting import number, seconds
+from orchestrator.records.words.formatting import number, seconds
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 from orchestrator.simulation import host_costs

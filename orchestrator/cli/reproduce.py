@@ -19,8 +19,8 @@ from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
-from orchestrator.records.formatting import NONE, factor, fixed, number
-from orchestrator.records.ratios import Cell
+from orchestrator.records.compare.ratios import Cell
+from orchestrator.records.words.formatting import NONE, factor, fixed, number
 from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"

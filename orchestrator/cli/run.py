@@ -23,7 +23,7 @@ from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import load, only_methods
 from orchestrator.files.output import try_file, try_folder
-from orchestrator.records.loglines import LogLines
+from orchestrator.records.shown.loglines import LogLines
 from orchestrator.records.types import Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder

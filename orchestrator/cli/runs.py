@@ -16,8 +16,8 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
-from orchestrator.records.formatting import accuracy, known, seconds
 from orchestrator.records.recorder import is_being_written
+from orchestrator.records.words.formatting import accuracy, known, seconds
 from orchestrator.runs.find import complete_run, is_pattern, runs_folder
 
 FINISHED = ("rounds done", "target reached")

@@ -12,7 +12,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.records.formatting import known, percent, seconds
+from orchestrator.records.words.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve

@@ -12,7 +12,7 @@ from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console
 from orchestrator.cli.run import watching
 from orchestrator.experiment import load, only_methods
-from orchestrator.fleet.file_words import MOST_DEVICES
+from orchestrator.fleet.spec.file_words import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
 

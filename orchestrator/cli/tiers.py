@@ -16,9 +16,9 @@ from edgebed.wire.messages import Codec, Optimizer
 from orchestrator.cli.arguments import numbers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.papers import tiers
-from orchestrator.records.formatting import fixed, number
+from orchestrator.records.words.formatting import fixed, number
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 from orchestrator.training.costs import profile_cuts

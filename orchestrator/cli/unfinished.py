@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.cli.console import log
-from orchestrator.records.formatting import accuracy
+from orchestrator.records.words.formatting import accuracy
 from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Request

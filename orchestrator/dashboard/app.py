@@ -26,12 +26,12 @@ from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.dashboard.view import Cursor, changes, history, measures
-from orchestrator.records import palette
-from orchestrator.records.compared import compared
-from orchestrator.records.metrics import exposition
-from orchestrator.records.over_time import of_state
-from orchestrator.records.run_state import RunState
-from orchestrator.records.vocabulary import for_page
+from orchestrator.records.compare.page import compared
+from orchestrator.records.live.run_state import RunState
+from orchestrator.records.shown.metrics import exposition
+from orchestrator.records.shown.over_time import of_state
+from orchestrator.records.words import palette
+from orchestrator.records.words.vocabulary import for_page
 
 STATIC = Path(__file__).parent / "static"
 
@@ -228,7 +228,7 @@ class DashboardAPI:
         return _json(made)
 
     async def compare(self, request: Request) -> Response:
-        """What `orchestrator.records.compared` says of several runs; the last is the baseline at first."""
+        """What `orchestrator.records.compare.page` says of several runs; the last is the baseline at first."""
         found = []
         for name in request.query_params.get("runs", "").split(",")[:MOST_COMPARED]:
             run = await self.fresh(name)
@@ -285,12 +285,12 @@ def make_app(desk: DashboardAPI) -> Starlette:
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html; charset=utf-8")
 
     async def vocabulary(request: Request) -> Response:
-        """The words of `orchestrator.records.vocabulary` as a module."""
+        """The words of `orchestrator.records.words.vocabulary` as a module."""
         lines = [f"export const {name} = {_encode(words).decode()};" for name, words in for_page().items()]
         return Response("\n".join(lines), media_type="text/javascript; charset=utf-8")
 
     async def colours(request: Request) -> Response:
-        """The colours of `orchestrator.records.palette`."""
+        """The colours of `orchestrator.records.words.palette`."""
         return Response(palette.css(), media_type="text/css; charset=utf-8")
 
     return Starlette(

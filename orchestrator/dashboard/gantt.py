@@ -1,7 +1,8 @@
 """The records of one round -> rows of named bars for the page. Pure.
 
-The names are those of `orchestrator.records.timeline`. In a round that still goes on, what a device has not reported
-yet is named by what the orchestrator knows: its task is on the way (`download`), it works (`working`), it is done.
+The names are those of `orchestrator.records.timeline.timeline`. In a round that still goes on, what a device has not
+reported yet is named by what the orchestrator knows: its task is on the way (`download`), it works (`working`), it is
+done.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator.records import types as t
-from orchestrator.records.clock_alignment import FOREVER
-from orchestrator.records.round_view import round_view
+from orchestrator.records.live.run_state import RoundRow
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
-from orchestrator.records.run_state import RoundRow
-from orchestrator.records.timeline import Segment, timelines
+from orchestrator.records.shown.round_view import round_view
+from orchestrator.records.timeline.clock_alignment import FOREVER
+from orchestrator.records.timeline.timeline import Segment, timelines
 
 
 def gantt(records: Iterable[t.Record], session: Session, row: RoundRow) -> dict[str, Any] | None:

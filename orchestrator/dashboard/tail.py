@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import VERSION, RunState
 from orchestrator.records.reader import decode
-from orchestrator.records.reducer import reduce
-from orchestrator.records.run_state import VERSION, RunState
 from orchestrator.records.types import Record
 
 BLOCK = 4 << 20

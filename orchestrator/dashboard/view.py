@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
-from orchestrator.records.board import BOARD_COLUMNS, SENSORS, board_row
-from orchestrator.records.bound_by import in_words, more_words, over_rounds
-from orchestrator.records.palette import style
-from orchestrator.records.run_state import DeviceState, RoundRow, RunEvent, RunState
+from orchestrator.records.critical.bound_by import in_words, more_words, over_rounds
+from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.summary import percentile
-from orchestrator.records.vocabulary import server_note
+from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
+from orchestrator.records.words.palette import style
+from orchestrator.records.words.vocabulary import server_note
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -235,8 +235,8 @@ def _disturbed(state: RunState) -> int | None:
 
 
 def measures(state: RunState) -> dict[str, Any]:
-    """`summary` with the columns and figures of devices that `orchestrator.records.metrics` shows. What only the whole
-    timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
+    """`summary` with the columns and figures of devices that `orchestrator.records.shown.metrics` shows. What only the
+    whole timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
     done = state.finished
     devices = state.devices
     return summary(state) | {

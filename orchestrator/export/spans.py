@@ -14,7 +14,7 @@ from typing import Any
 from edgebed.errors import UsageError
 from orchestrator.export.extras import load
 from orchestrator.records.run_index import RunFacts, Session
-from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import RoundTimeline, timelines
 
 AT_ONCE = 512
 """Spans per request to a collector."""

@@ -10,9 +10,9 @@ from edgebed.errors import FleetError, LimitError, UsageError
 from edgebed.limits.cgroups import version_of
 from edgebed.limits.shell import missing_tools
 from orchestrator.fleet.base import Certifier, Fleet
-from orchestrator.fleet.host_cpus import Admitted, admit
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.host.cpus import Admitted, admit
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 
 BACKENDS = ("docker", "local", "software", "swarm")
@@ -32,7 +32,7 @@ def open_backend(
     """
     if backend == "docker":
         _need_docker()
-        from orchestrator.fleet.containers import DockerFleet
+        from orchestrator.fleet.docker.backend import DockerFleet
 
         return DockerFleet(spec, fleet_id, notify=notify)
     check_backend(backend)
@@ -59,7 +59,7 @@ def open_swarm(
         ca: of this run.
         folder: for the orchestrator's key.
     """
-    from orchestrator.fleet.swarm.fleet import SwarmFleet
+    from orchestrator.fleet.swarm.backend import SwarmFleet
 
     return SwarmFleet(spec, fleet_id, admitted, ca, folder, notify=notify)
 

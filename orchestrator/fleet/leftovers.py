@@ -20,7 +20,8 @@ import psutil
 from edgebed.errors import FleetError
 from edgebed.limits.cgroups import MOUNT, PARENT, Cgroup
 from edgebed.limits.shell import missing_tools
-from orchestrator.fleet import netns, ownership
+from orchestrator.fleet import ownership
+from orchestrator.fleet.network import netns
 
 STATE = Path("/run/edgebed")
 """Holds one folder per running local fleet, with its owner's lock and its agents' logs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from orchestrator.fleet.base import Access, Fleet, Held, ManyHosts
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 
 
 class MixedFleet:

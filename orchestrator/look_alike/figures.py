@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from edgebed.limits.spec import Limits
-from orchestrator.fleet.profile import ProfileSpec
+from orchestrator.fleet.spec.profile import ProfileSpec
 
 LEAST_LATENCY_MS = 0.5
 """A latency below it is not added: the difference of two round trips is not known better."""

@@ -20,9 +20,9 @@ from edgebed.errors import LimitError
 from edgebed.limits.spec import Limits
 from edgebed.link.probe_server import ProbeServer
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.host import usable_cores
+from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.look_alike.bench import Bench, Job
 from orchestrator.look_alike.figures import (
     Figures,

@@ -12,10 +12,10 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import fleet_of
+from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.papers.tables import Column, Job, Reproduction, chosen, jobs
-from orchestrator.records.quantities import quantity
-from orchestrator.records.ratios import Cell, cells
+from orchestrator.records.compare.quantities import quantity
+from orchestrator.records.compare.ratios import Cell, cells
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
 from orchestrator.runs.request import Notify

@@ -13,7 +13,7 @@ import msgspec
 
 from edgebed.models.staged import StagedModel
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.profile import ProfileSpec
+from orchestrator.fleet.spec.profile import ProfileSpec
 from orchestrator.runs.one_task import OneTask, half, weights_of
 
 PAPER_DEVICE = (1.00, 1.63, 2.16, 2.68, 3.30, 3.81)

@@ -1,8 +1,8 @@
 """The index of a run: its records by session, round and device. Pure.
 
 `RunFacts.add` takes records one by one. It is the only code that tells record kinds apart to find out what they say
-about sessions, rounds, devices and clocks. `sort` indexes a whole file. `orchestrator.records.reducer` indexes a run
-that goes on, and drops the facts of rounds that are settled.
+about sessions, rounds, devices and clocks. `sort` indexes a whole file. `orchestrator.records.live.reducer` indexes a
+run that goes on, and drops the facts of rounds that are settled.
 
 A *session* lasts from the start or a resume of a run to its end. Each has a monotonic clock of its own, so times of two
 sessions are never subtracted.

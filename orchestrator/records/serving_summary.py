@@ -10,10 +10,10 @@ from statistics import mean
 from typing import Any
 
 from edgebed.errors import UsageError
-from orchestrator.records.in_quota import InQuota
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.summary import percentile
+from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.types import Record
 
 

@@ -19,20 +19,20 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.records.board import BoardRound, board_facts, boards_of_rounds
 from orchestrator.records.board_marks import BoardMark
-from orchestrator.records.bound_by import BoundBy, WaitSums, in_summary
-from orchestrator.records.critical_path import Paths, RoundPath
-from orchestrator.records.disturbance import HostOfRound, NodeShares, hosts_of_rounds
-from orchestrator.records.in_quota import InQuota, throttled_share
-from orchestrator.records.limits_in_force import Limits
+from orchestrator.records.critical.bound_by import BoundBy, WaitSums, in_summary
+from orchestrator.records.critical.critical_path import Paths, RoundPath
+from orchestrator.records.critical.stragglers import in_summary_row, straggler, waits
+from orchestrator.records.critical.whatif import WhatIf
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
-from orchestrator.records.stragglers import in_summary_row, straggler, waits
-from orchestrator.records.timeline import WAITING, RoundTimeline, timelines
+from orchestrator.records.timeline.board import BoardRound, board_facts, boards_of_rounds
+from orchestrator.records.timeline.disturbance import HostOfRound, NodeShares, hosts_of_rounds
+from orchestrator.records.timeline.in_quota import InQuota, throttled_share
+from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record, RunStarted
-from orchestrator.records.vocabulary import server_note, threads_note
-from orchestrator.records.whatif import WhatIf
+from orchestrator.records.words.vocabulary import server_note, threads_note
 
 NOT_COUNTED = ("offline", "unreported")
 """Time that is neither idle nor busy."""

@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgebed.errors import FileError
-from orchestrator.records.formatting import seconds
-from orchestrator.records.over_time import OverTime
 from orchestrator.records.reader import read
-from orchestrator.records.round_view import round_view
 from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.shown.over_time import OverTime
+from orchestrator.records.shown.round_view import round_view
 from orchestrator.records.summary import Summing, load_summary, write_summary
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.timeline import timelines
+from orchestrator.records.words.formatting import seconds
 from orchestrator.report import charts
 from orchestrator.report.page import Collected, comparison_page, mean_phases, report_page
 from orchestrator.report.trace import TraceFile

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from orchestrator.records.board import clock_words
 from orchestrator.records.board_marks import MARKS
-from orchestrator.records.formatting import NONE, known, number
+from orchestrator.records.timeline.board import clock_words
+from orchestrator.records.words.formatting import NONE, known, number
 
 BOARD_COLUMNS = (
     "board",

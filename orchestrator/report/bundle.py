@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.records import palette
-from orchestrator.records.vocabulary import for_page
+from orchestrator.records.words import palette
+from orchestrator.records.words.vocabulary import for_page
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.records import vocabulary
-from orchestrator.records.curves import Along, curve
-from orchestrator.records.events import events
-from orchestrator.records.formatting import accuracy as accuracy_text
-from orchestrator.records.formatting import percent, seconds
-from orchestrator.records.palette import COLOURED_AS, RUNS, ordered, style
+from orchestrator.records.compare.curves import Along, curve
 from orchestrator.records.run_index import RunFacts
-from orchestrator.records.vocabulary import phase
+from orchestrator.records.timeline.events import events
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import accuracy as accuracy_text
+from orchestrator.records.words.formatting import percent, seconds
+from orchestrator.records.words.palette import COLOURED_AS, RUNS, ordered, style
+from orchestrator.records.words.vocabulary import phase
 
 MOST_BARS, MOST_POINTS = 400, 4000
 """Most rounds in a chart of bars, and points in one of points: more cannot be told apart and slow the page."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from orchestrator.records.clock_alignment import place
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, Session
+from orchestrator.records.timeline.clock_alignment import place
 from orchestrator.report.events import Counter
 
 STEP = 0.02

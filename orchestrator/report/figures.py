@@ -12,12 +12,12 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from orchestrator.records import vocabulary
-from orchestrator.records.formatting import number, percent
-from orchestrator.records.gantt import device_rows, length_s, orchestrator_rows
-from orchestrator.records.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
-from orchestrator.records.timeline import RoundTimeline
-from orchestrator.records.vocabulary import held_by, phase
+from orchestrator.records.shown.gantt import device_rows, length_s, orchestrator_rows
+from orchestrator.records.timeline.timeline import RoundTimeline
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import number, percent
+from orchestrator.records.words.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
+from orchestrator.records.words.vocabulary import held_by, phase
 from orchestrator.report.charts import Summary, stride
 from orchestrator.report.shares import seconds_by_bound
 

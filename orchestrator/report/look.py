@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.records.curves import Spread
+from orchestrator.records.compare.curves import Spread
 
 Width = Literal["column", "page"]
 

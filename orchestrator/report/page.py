@@ -11,13 +11,13 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from orchestrator.records.compared import compared
-from orchestrator.records.comparison import RESIDUAL_LIMIT
-from orchestrator.records.formatting import number, percent, seconds, size
-from orchestrator.records.in_quota import UNSLOWED, sentence
+from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
+from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts
-from orchestrator.records.timeline import RoundTimeline
-from orchestrator.records.vocabulary import held_by_boards
+from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
+from orchestrator.records.timeline.timeline import RoundTimeline
+from orchestrator.records.words.formatting import number, percent, seconds, size
+from orchestrator.records.words.vocabulary import held_by_boards
 from orchestrator.report import bundle, charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure, Summary
@@ -47,9 +47,9 @@ class Collected(msgspec.Struct):
     """What the page needs besides the summary.
 
     Attributes:
-        drawn: rounds whose Gantt can be chosen, with their labels, as `orchestrator.records.round_view` has them.
+        drawn: rounds whose Gantt can be chosen, with their labels, as `orchestrator.records.shown.round_view` has them.
         phases: per finished round its number and the mean device's seconds by name.
-        over_time: the whole run, as `orchestrator.records.over_time` has it.
+        over_time: the whole run, as `orchestrator.records.shown.over_time` has it.
         experiment: the resolved experiment file; empty where the run's folder holds none.
     """
 

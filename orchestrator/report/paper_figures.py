@@ -15,14 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from edgebed.errors import UsageError
-from orchestrator.records import groups, vocabulary
-from orchestrator.records.comparison import compare
-from orchestrator.records.curves import Along, band, curve
-from orchestrator.records.formatting import accuracy, percent, seconds
-from orchestrator.records.groups import Estimate, Summary, estimate
-from orchestrator.records.paired import Paired, paired
-from orchestrator.records.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
-from orchestrator.records.vocabulary import phase
+from orchestrator.records.compare import groups
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.curves import Along, band, curve
+from orchestrator.records.compare.groups import Estimate, Summary, estimate
+from orchestrator.records.compare.paired import Paired, paired
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import accuracy, percent, seconds
+from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
+from orchestrator.records.words.vocabulary import phase
 from orchestrator.report.figures import STYLE, look_of
 from orchestrator.report.look import Look
 from orchestrator.report.shares import bound_shares, mean_shares, wait_shares

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
-from orchestrator.records import events, vocabulary
 from orchestrator.records import types as t
-from orchestrator.records.critical_path import LEAST
-from orchestrator.records.formatting import (
+from orchestrator.records.critical.critical_path import LEAST
+from orchestrator.records.critical.stragglers import CAUSES
+from orchestrator.records.run_index import RunFacts, Session
+from orchestrator.records.timeline import events
+from orchestrator.records.timeline.limits_in_force import changes
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import (
     NONE,
     accuracy,
     known,
@@ -21,10 +25,7 @@ from orchestrator.records.formatting import (
     signed_seconds,
     size,
 )
-from orchestrator.records.limits_in_force import changes
-from orchestrator.records.run_index import RunFacts, Session
-from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
+from orchestrator.records.words.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
 
 Summary = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline import DeviceTimeline, RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import DeviceTimeline, RoundTimeline, timelines
 from orchestrator.report.counters import Scale, cpu_counters, link_counters, queue_counter
 from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
 

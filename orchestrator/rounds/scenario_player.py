@@ -10,7 +10,7 @@ from typing import Protocol
 
 from edgebed.errors import EdgebedError, in_words
 from orchestrator.fleet.control.run_fleet import Applied
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
 from orchestrator.rounds.event_loop import now_ns
 from orchestrator.scenario.schedule import Agenda, Condition, Scenario, Step, schedule

@@ -22,8 +22,8 @@ from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
-from orchestrator.records.board import SENSORS
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, load_fleet
+from orchestrator.records.timeline.board import SENSORS
 from orchestrator.runs.session import standing_fleet
 
 ANSWER_S = 30.0

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import msgspec
 
 from orchestrator.records import types as t
-from orchestrator.records.failures import failure_line
-from orchestrator.records.formatting import accuracy
+from orchestrator.records.shown.failures import failure_line
+from orchestrator.records.words.formatting import accuracy
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.request import Watch

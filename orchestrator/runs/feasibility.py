@@ -13,7 +13,7 @@ from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, within
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
+from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
 from orchestrator.scenario.files import listed, load_scenario
 from orchestrator.scenario.spec import Event, misfit
 

@@ -18,7 +18,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep, sync_folder, write_aside
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
-from orchestrator.fleet.profile import fleet_path
+from orchestrator.fleet.spec.profile import fleet_path
 from orchestrator.records.reader import decode, read
 from orchestrator.records.types import RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress

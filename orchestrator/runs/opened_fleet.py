@@ -13,7 +13,7 @@ from edgebed.errors import UsageError
 from edgebed.link.base import Link
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.boards.fleet import BoardsFleet
+from orchestrator.boards.backend import BoardsFleet
 from orchestrator.boards.members import Taken, board_ids, claimed
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
@@ -23,7 +23,7 @@ from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.mixed import MixedFleet, many_hosts
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.runs.request import Notify
 
 

@@ -9,10 +9,10 @@ import msgspec
 
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Experiment
-from orchestrator.records.disturbance import disturbed_line
-from orchestrator.records.failures import failure_line, scenario_line
-from orchestrator.records.formatting import accuracy
+from orchestrator.records.shown.failures import failure_line, scenario_line
+from orchestrator.records.timeline.disturbance import disturbed_line
 from orchestrator.records.types import Record
+from orchestrator.records.words.formatting import accuracy
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 

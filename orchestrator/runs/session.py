@@ -27,18 +27,18 @@ from orchestrator.files.output import try_folder
 from orchestrator.fleet.backends import admit_to, check_backend, open_backend, open_swarm
 from orchestrator.fleet.base import Fleet
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.environment import fleets_over
-from orchestrator.fleet.host import kernel_hz
-from orchestrator.fleet.host_cpus import Admitted
-from orchestrator.fleet.host_load import HostLoad
-from orchestrator.fleet.host_speed import watch_speed
+from orchestrator.fleet.host.cores import kernel_hz
+from orchestrator.fleet.host.cpus import Admitted
+from orchestrator.fleet.host.load import HostLoad
+from orchestrator.fleet.host.server_quota import ServerQuota
+from orchestrator.fleet.host.speed import watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.mixed import many_hosts
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import FleetSpec, load_profile
-from orchestrator.fleet.server_quota import ServerQuota
+from orchestrator.fleet.spec.environment import fleets_over
+from orchestrator.fleet.spec.profile import FleetSpec, load_profile
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
-from orchestrator.records.vocabulary import held_by, server_note, threads_note
+from orchestrator.records.words.vocabulary import held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet

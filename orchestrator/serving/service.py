@@ -16,7 +16,7 @@ from orchestrator.broker.own import OwnBroker
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort

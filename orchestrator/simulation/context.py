@@ -12,7 +12,7 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.runs.data import Prepared

@@ -10,7 +10,7 @@ import msgspec
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Codec, Header
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost

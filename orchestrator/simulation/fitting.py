@@ -11,7 +11,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
 from edgebed.wire.messages import Assignment, Codec, Phase
 from edgebed.wire.order import batch_bounds
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
 from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
 from orchestrator.simulation.calibration import Calibration, ProfileCosts

@@ -17,7 +17,7 @@ from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
 from orchestrator.experiment import Grain, SimulatedFault
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
-from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
 from orchestrator.rounds.event_loop import now_ns
 from orchestrator.scenario.schedule import Condition

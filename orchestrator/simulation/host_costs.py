@@ -18,7 +18,7 @@ from orchestrator.files.host_folder import host_folder
 from orchestrator.files.output import try_folder
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import fleet_of
+from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.runs.data import prepare_data

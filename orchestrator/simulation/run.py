@@ -18,7 +18,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.ownership import OwnedFolder
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_profile
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
 from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet

@@ -12,7 +12,7 @@ from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu

@@ -48,7 +48,7 @@ MEMORY = "; if the host's memory was short (see `dmesg`), use smaller batches, f
 
 
 class Quota(Protocol):
-    """CPUs of the process: `fleet.server_quota.ServerQuota`."""
+    """CPUs of the process: `fleet.host.server_quota.ServerQuota`."""
 
     def set(self) -> float: ...
     def lift(self) -> None: ...

@@ -14,9 +14,9 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.calibration.verdicts import is_slow
 from orchestrator.cli import build
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.local import LocalFleet
+from orchestrator.fleet.local.backend import LocalFleet
 from orchestrator.fleet.making import Making
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 
 
 def small_fleet(folder: Path, *cpus: float) -> FleetSpec:

@@ -32,7 +32,7 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.local_judge import LocalJudge

@@ -13,7 +13,7 @@ from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Codec
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns

@@ -16,7 +16,7 @@ from orchestrator.boards.members import with_facts
 from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Store
 from orchestrator.calibration.calibrate import calibrate
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.types import LimitsSet
 from orchestrator.runs.session import standing_fleet
 from tests.artificial_board import ArtificialBoard, artificial_board, wait_for

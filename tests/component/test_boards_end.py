@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 
 from edgebed.errors import FleetError
 from edgebed.wire.messages import Probe
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished, TaskSent
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch

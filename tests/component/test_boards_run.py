@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError
 from orchestrator.experiment import load
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.summary import summarise
 from orchestrator.records.types import (

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from edgebed.wire.messages import Assignment
-from orchestrator.fleet.profile import Limits, ProfileSpec
-from orchestrator.records.critical_path import Paths
-from orchestrator.records.event_graph import Bound
+from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records.critical.critical_path import Paths
+from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise_facts
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.timeline import timelines
 from orchestrator.rounds.event_loop import OwnWork
 from tests.component._fleet import training
 from tests.component._simulated import PlainCosts, Played, play

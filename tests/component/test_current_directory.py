@@ -30,8 +30,8 @@ from orchestrator.dashboard.files import figures
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.fleet.base import Access
-from orchestrator.fleet.host_speed import watch_speed
-from orchestrator.fleet.local import LocalFleet
+from orchestrator.fleet.host.speed import watch_speed
+from orchestrator.fleet.local.backend import LocalFleet
 from orchestrator.runs.daemon import FleetFolder, Wanted, spawn
 from orchestrator.training.process import TrainerProcess
 from tests.broker_address import free_port

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from orchestrator.fleet import container_devices
 from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.docker import devices as container_devices
 from orchestrator.runs.session import standing_fleet
 from tests.component._docker import container_of
 from tests.component._faults import process_status, small_fleet

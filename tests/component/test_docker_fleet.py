@@ -18,13 +18,15 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
 from edgebed.limits.shell import run
 from edgebed.limits.throttle import unshape_command
-from orchestrator.fleet import container_devices, engine, leftovers, links, ownership
+from orchestrator.fleet import engine, leftovers, ownership
 from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
-from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.docker import devices as container_devices
+from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.docker.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.engine import DEVICE, FLEET
-from orchestrator.fleet.image import content, context, ensure_image, tag_of
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.network import links
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
 from tests.component._docker import container_of
 from tests.component._faults import (
@@ -171,8 +173,8 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.containers import DockerFleet
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.spec.profile import load_fleet
 
 async def main():
     fleet = DockerFleet(load_fleet(Path(sys.argv[1])), sys.argv[2])
@@ -210,7 +212,7 @@ def _start_and_kill(path: Path, fleet_id: str) -> None:
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs.session import standing_fleet
 
 async def main():

@@ -21,8 +21,8 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import run
 from edgebed.wire.fork_protocol import Fork, encode
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import pid_of, process_status, small_fleet
 

@@ -18,9 +18,11 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import run
 from edgebed.limits.throttle import shape_commands
 from orchestrator.cli import build
-from orchestrator.fleet import leftovers, local, netns
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet import leftovers
+from orchestrator.fleet.local import backend as local
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.network import netns
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
     assert_each_fault_is_named,
@@ -153,8 +155,8 @@ async def test_a_close_that_is_interrupted_again_and_again_leaves_nothing(tmp_pa
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.spec.profile import load_fleet
 
 async def main():
     fleet = LocalFleet(load_fleet(Path(sys.argv[1])), sys.argv[2], kernel=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.fleet import netns, network_path
+from orchestrator.fleet.host import network_path
+from orchestrator.fleet.host.network_path import Measured
 from orchestrator.fleet.leftovers import find_leftovers, remove
-from orchestrator.fleet.network_path import Measured
+from orchestrator.fleet.network import netns
 from tests.hangs import COMMAND_S
 
 

@@ -39,8 +39,8 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Pong, Report, Update, Upload, encode
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement
-from orchestrator.fleet.profile import Limits, ProfileSpec
-from orchestrator.records.failures import failure_line
+from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records.shown.failures import failure_line
 from orchestrator.records.types import (
     DeviceOut,
     DevicePhases,

@@ -10,7 +10,7 @@ import torch
 
 from edgebed.limits.cgroups import Cgroup
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.server_quota import ServerQuota
+from orchestrator.fleet.host.server_quota import ServerQuota
 from orchestrator.training.process import TrainerProcess
 from tests.contract.rounds import make_method, small_model
 

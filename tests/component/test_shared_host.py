@@ -22,14 +22,14 @@ from edge_agent.telemetry import RunDelay
 from edgebed.errors import CapacityError
 from edgebed.limits.cgroups import Cgroup, version_of
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.capacity import dilation_of
-from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.host_cpus import Standing, admit, standing
-from orchestrator.fleet.host_load import HostLoad
-from orchestrator.fleet.host_speed import HostSpeed, watch_speed
+from orchestrator.fleet.host.cores import usable_cores
+from orchestrator.fleet.host.cpus import Standing, admit, standing
+from orchestrator.fleet.host.load import HostLoad
+from orchestrator.fleet.host.speed import HostSpeed, watch_speed
 from orchestrator.fleet.leftovers import loop_group
-from orchestrator.fleet.profile import Limits
-from orchestrator.records.disturbance import Work, not_got_s
+from orchestrator.fleet.spec.capacity import dilation_of
+from orchestrator.fleet.spec.profile import Limits
+from orchestrator.records.timeline.disturbance import Work, not_got_s
 from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import small_fleet

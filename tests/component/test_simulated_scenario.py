@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from orchestrator.analysis.tables import faults_table
-from orchestrator.fleet.profile import Limits, ProfileSpec
-from orchestrator.records.failures import scenario_line
-from orchestrator.records.limits_in_force import Limits as LimitsInForce
-from orchestrator.records.reducer import reduce
+from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.run_state import RunState
-from orchestrator.records.timeline import timelines
+from orchestrator.records.shown.failures import scenario_line
+from orchestrator.records.timeline.limits_in_force import Limits as LimitsInForce
+from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,
     DeviceLeft,

@@ -18,9 +18,9 @@ from edgebed.methods.base import HALVES, Batch, DeviceHalf, Outgoing, Trained
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Header, Task
 from orchestrator.experiment import SimulatedFault
-from orchestrator.fleet.profile import Limits, ProfileSpec
+from orchestrator.fleet.spec.profile import Limits, ProfileSpec
 from orchestrator.records.run_index import sort
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,
     DeviceOut,

@@ -17,7 +17,7 @@ from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, Experiment, Training
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record, RunFinished
 from orchestrator.runs import opened_fleet, session

@@ -16,7 +16,7 @@ from edgebed.errors import UsageError
 from edgebed.limits.throttle import burst_bytes
 from edgebed.models.staged import MODELS, seeded
 from orchestrator.experiment import load
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.serving_records import Served
 from orchestrator.rounds.progress import Progress

@@ -25,10 +25,10 @@ import pytest_asyncio
 
 from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.spec import Limits
-from orchestrator.fleet import profile
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, load_fleet
+from orchestrator.fleet.spec import profile
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
 from orchestrator.records.types import (
     DeviceJoined,
@@ -140,7 +140,7 @@ async def test_a_node_without_the_image_is_named(spec: FleetSpec, monkeypatch: p
     """The base image is on this host's engine only."""
     assert spec.swarm is not None
     others = msgspec.structs.replace(spec, swarm=msgspec.structs.replace(spec.swarm, nodes=spec.swarm.nodes[1:]))
-    monkeypatch.setattr("orchestrator.fleet.swarm.fleet.ensure_image", lambda *_: "python:3.11-slim-bookworm")
+    monkeypatch.setattr("orchestrator.fleet.swarm.backend.ensure_image", lambda *_: "python:3.11-slim-bookworm")
     with pytest.raises(FleetError, match="did not start: No such image") as refused:
         async with session.standing_fleet(others):
             pass

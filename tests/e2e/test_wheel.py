@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.files.shipped import FOLDERS
-from orchestrator.fleet.image import content, tag_of
+from orchestrator.fleet.docker.image import content, tag_of
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundFinished
 from tests.e2e.cli import MAIN, NO_CALIBRATION
@@ -82,7 +82,7 @@ def test_everything_is_found_without_the_tree(installed: Installed) -> None:
     assert installed("edgebed", "--version").startswith("edgebed ")
     assert "dtfl-table3" in installed("edgebed", "reproduce")
     assert "--broker" in installed("edgebed-agent", "--help")
-    image = "from orchestrator.fleet.image import content, tag_of; print(tag_of(content()))"
+    image = "from orchestrator.fleet.docker.image import content, tag_of; print(tag_of(content()))"
     assert installed("python", "-c", image).strip() == tag_of(content())
 
 

@@ -14,11 +14,11 @@ import pytest
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.limits.cgroups import MOUNT, PARENT
 from edgebed.limits.throttle import mismatches
-from orchestrator.fleet import netns
 from orchestrator.fleet.base import Access, Held
-from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.docker.backend import DockerFleet
 from orchestrator.fleet.engine import DEVICE, FLEET, connect
-from orchestrator.fleet.profile import FleetSpec, Limits, load_fleet
+from orchestrator.fleet.network import netns
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, load_fleet
 
 PROFILE = "cpus: {cpus}\nuplink_mbit_s: 20\ndownlink_mbit_s: 10\nmemory_mib: 1024\nlatency_ms: {latency_ms}\n"
 

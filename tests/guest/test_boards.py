@@ -9,7 +9,7 @@ import pytest
 
 from edgebed.limits.cgroups import MOUNT
 from edgebed.limits.spec import Limits
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs import session
 from tests.artificial_board import artificial_board
 from tests.guest._devices import connect_s, quota_in_force

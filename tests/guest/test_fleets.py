@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import local
 from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.local import backend as local
 from orchestrator.records.types import LimitsSet, Record
 from orchestrator.runs import session
 from tests.guest._devices import (

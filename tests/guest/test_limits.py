@@ -20,13 +20,14 @@ from docker.models.containers import ContainerCollection
 from edgebed.errors import LimitError
 from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.throttle import confirm
-from orchestrator.fleet import container_devices, links
 from orchestrator.fleet.base import Fleet
-from orchestrator.fleet.containers import DockerFleet
+from orchestrator.fleet.docker import devices as container_devices
+from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.docker.image import ensure_image
 from orchestrator.fleet.engine import DEVICE, connect
-from orchestrator.fleet.image import ensure_image
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.network import links
+from orchestrator.fleet.spec.profile import Limits
 from tests.guest._devices import (
     asleep_in,
     assert_holds,

@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.base import Access, Enforcement
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from tests.component._fleet import NoBackend

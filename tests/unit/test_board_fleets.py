@@ -20,10 +20,10 @@ from orchestrator.boards.split_link import SplitLink
 from orchestrator.boards.standing import BoardsBroker
 from orchestrator.experiment import load
 from orchestrator.fleet.base import Enforcement
-from orchestrator.fleet.capacity import dilation_of
 from orchestrator.fleet.ownership import this_process
-from orchestrator.fleet.profile import FleetSpec, load_fleet
-from orchestrator.records.vocabulary import held_by
+from orchestrator.fleet.spec.capacity import dilation_of
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.records.words.vocabulary import held_by
 from orchestrator.runs import session
 from orchestrator.runs.feasibility import check_fleet, experiment_fleet, simulated_fleet
 from orchestrator.runs.opened_fleet import OpenedFleet

@@ -10,17 +10,17 @@ from rich.console import Console
 from edgebed.wire.reading import BoardReading
 from orchestrator.cli.fleet import board_table
 from orchestrator.dashboard.view import Cursor, changes
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
-from orchestrator.records.board import board_row, clock_words, frequency
 from orchestrator.records.board_marks import HOLD_NS, Slowed, extend
-from orchestrator.records.events import unplanned
-from orchestrator.records.over_time import OverTime, of_state
-from orchestrator.records.reducer import reduce
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.run_state import RunState
+from orchestrator.records.shown.over_time import OverTime, of_state
 from orchestrator.records.summary import summarise_facts
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.board import board_row, clock_words, frequency
+from orchestrator.records.timeline.events import unplanned
+from orchestrator.records.timeline.timeline import timelines
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 from tests import board_run

@@ -26,7 +26,7 @@ from orchestrator.boards.registry import Board, Store
 from orchestrator.cli import build
 from orchestrator.cli.boards import board_rows, duration_s
 from orchestrator.fleet.ownership import this_process
-from orchestrator.fleet.profile import load_profile
+from orchestrator.fleet.spec.profile import load_profile
 from tests.unit._boards import DAY, NOW, World
 
 

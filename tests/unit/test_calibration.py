@@ -11,7 +11,7 @@ import pytest
 from orchestrator.calibration import calibrate as calibration
 from orchestrator.calibration.calibrate import SLOW_TRIES, TRIES, Bench
 from orchestrator.calibration.verdicts import Item
-from orchestrator.fleet.host import Disturbance, HostWatch
+from orchestrator.fleet.host.cores import Disturbance, HostWatch
 from orchestrator.records.types import Calibrated
 
 ITEM = Item("upload", True, seconds=1.2)

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 from edgebed.errors import LimitError
 from orchestrator.cli import build, doctor
 from orchestrator.cli.console import console
-from orchestrator.fleet import checkup, host_facts, netns
-from orchestrator.fleet.checkup import Engine, Facts, check, fit, fit_fleet
-from orchestrator.fleet.profile import FleetSpec, load_fleet
+from orchestrator.fleet.host import checkup
+from orchestrator.fleet.host import facts as host_facts
+from orchestrator.fleet.host.checkup import Engine, Facts, check, fit, fit_fleet
+from orchestrator.fleet.network import netns
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 
 VERSION = {
     "Version": "20.10.24+dfsg1",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
-from orchestrator.records import comparison
+from orchestrator.records.compare import comparison
 from orchestrator.records.summary import summarise
 from orchestrator.records.types import RunStarted
 from orchestrator.runs.find import find_run

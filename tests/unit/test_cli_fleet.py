@@ -12,7 +12,7 @@ from rich.console import Console
 from edgebed.errors import UsageError
 from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records import tabulate
-from orchestrator.records.compared import compared
+from orchestrator.records.compare import tabulate
+from orchestrator.records.compare.page import compared
 from orchestrator.records.summary import summarise
 from tests.synthetic import Synthetic
 
@@ -78,8 +78,8 @@ def test_one_method_in_two_experiments_has_two_names() -> None:
 
 
 def test_latex_has_the_paired_ratio_where_rounds_alternated() -> None:
-    from orchestrator.records.groups import group
-    from orchestrator.records.paired import paired
+    from orchestrator.records.compare.groups import group
+    from orchestrator.records.compare.paired import paired
 
     def interleaved(method: str, slower: float) -> dict[str, Any]:
         summary = run(method, 1)

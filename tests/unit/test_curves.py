@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.curves import GRID, Point, at, band, curve
+from orchestrator.records.compare.curves import GRID, Point, at, band, curve
 
 RUN: dict[str, Any] = {
     "rounds": 4,

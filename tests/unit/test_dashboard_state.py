@@ -13,15 +13,15 @@ from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.view import Cursor, changes, head, history, measures, summary
 from orchestrator.records import types as t
-from orchestrator.records.bound_by import more_words
-from orchestrator.records.comparison import COLUMNS
-from orchestrator.records.curves import curve
+from orchestrator.records.compare.comparison import COLUMNS
+from orchestrator.records.compare.curves import curve
+from orchestrator.records.critical.bound_by import more_words
+from orchestrator.records.critical.stragglers import standing_out
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
+from orchestrator.records.live.settling import PATIENCE
 from orchestrator.records.reader import read
-from orchestrator.records.reducer import reduce
 from orchestrator.records.run_index import RoundFacts, sort
-from orchestrator.records.run_state import RunState
-from orchestrator.records.settling import PATIENCE
-from orchestrator.records.stragglers import standing_out
 from orchestrator.records.summary import summarise
 from tests.synthetic import FLEET, MS, WEAK, WEIGHTS, Speed, Synthetic
 

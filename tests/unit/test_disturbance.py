@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from orchestrator.records import types as t
-from orchestrator.records.comparison import compare
-from orchestrator.records.disturbance import HostOfRound, Work, disturbed_line, hosts_of_rounds, not_got_s
-from orchestrator.records.reducer import reduce
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.run_state import RunState
 from orchestrator.records.summary import summarise
+from orchestrator.records.timeline.disturbance import HostOfRound, Work, disturbed_line, hosts_of_rounds, not_got_s
 from orchestrator.report.tables import round_rows
 from tests.synthetic import Synthetic
 

@@ -11,7 +11,7 @@ import yaml
 
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training, convert
-from orchestrator.fleet import profile
+from orchestrator.fleet.spec import profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
 ROWS = {

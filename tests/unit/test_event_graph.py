@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.records.event_graph import Bound, EventGraph, Plan, sums, whole
+from orchestrator.records.critical.event_graph import Bound, EventGraph, Plan, sums, whole
 
 A, B, C = Bound("cpu", "a"), Bound("uplink", "a"), Bound("server")
 BOUNDS = (A, B, C)

@@ -8,7 +8,7 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import load
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 
 GOOD = "name: x\nfleet: f.yaml\nmethods: [{name: fedavg}]\n"
 

@@ -24,10 +24,10 @@ from orchestrator.export.extras import load
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
 from orchestrator.records import types as t
-from orchestrator.records.metrics import exposition
 from orchestrator.records.run_index import sort
+from orchestrator.records.shown.metrics import exposition
 from orchestrator.records.summary import summarise
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet, check_methods
 
 PATH = Path("e.yaml")

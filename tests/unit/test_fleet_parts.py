@@ -21,12 +21,14 @@ from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.limits import cgroups
 from edgebed.limits.cpu_quota import CpuQuota
 from edgebed.wire import fork_protocol
-from orchestrator.fleet import leftovers, links, local, netns, ownership
+from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.backends import open_backend
-from orchestrator.fleet.host import quota_cpus
-from orchestrator.fleet.local import LocalFleet
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
-from orchestrator.fleet.subnets import free_subnets, parse_routes
+from orchestrator.fleet.host.cores import quota_cpus
+from orchestrator.fleet.local import backend as local
+from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.network import links, netns
+from orchestrator.fleet.network.subnets import free_subnets, parse_routes
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 
 POOL = IPv4Network("10.84.0.0/24")
 

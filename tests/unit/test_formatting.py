@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.records import formatting as f
-from orchestrator.records import vocabulary
-from orchestrator.records.palette import COLOURED_AS, PHASES
-from orchestrator.records.stragglers import CAUSES
-from orchestrator.records.timeline import WAITING
+from orchestrator.records.critical.stragglers import CAUSES
+from orchestrator.records.timeline.timeline import WAITING
+from orchestrator.records.words import formatting as f
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.palette import COLOURED_AS, PHASES
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import load
 from orchestrator.files.yaml_file import parse, write_yaml
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, load_fleet, load_profile
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, load_fleet, load_profile
 from orchestrator.runs.feasibility import check_fleet
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from orchestrator.records import types as t
-from orchestrator.records.comparison import compare
-from orchestrator.records.groups import Estimate, estimate, group, profiles, speed_up
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.groups import Estimate, estimate, group, profiles, speed_up
+from orchestrator.records.compare.tabulate import to_csv, to_latex, with_interval
 from orchestrator.records.summary import summarise
-from orchestrator.records.tabulate import to_csv, to_latex, with_interval
 from tests.synthetic import FLEET, Synthetic
 
 

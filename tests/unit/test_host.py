@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.fleet import host
+from orchestrator.fleet.host import cores as host
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from edgebed.errors import CapacityError, FleetError
-from orchestrator.fleet import engine, host_cpus, leftovers, ownership
-from orchestrator.fleet.host_cpus import Admitted, Claim, Standing, admit, standing, taken_cpus
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet import engine, leftovers, ownership
+from orchestrator.fleet.host import cpus as host_cpus
+from orchestrator.fleet.host.cpus import Admitted, Claim, Standing, admit, standing, taken_cpus
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 
 CORES = 4.0
 
 CLAIM = """
 import sys
 from pathlib import Path
-from orchestrator.fleet import host_cpus, leftovers
+from orchestrator.fleet.host import cpus as host_cpus
+from orchestrator.fleet import leftovers
 leftovers.STATE = host_cpus.TEMPORARY = Path(sys.argv[1])
 claim = host_cpus.Claim(host_cpus.Standing("f0000dead", "theirs", "local", 1.0, 0.5))
 print("claimed", flush=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.fleet.host_load import HostLoad, devices_cpu_s
-from orchestrator.fleet.host_speed import HostSpeed
+from orchestrator.fleet.host.load import HostLoad, devices_cpu_s
+from orchestrator.fleet.host.speed import HostSpeed
 from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 
 

@@ -17,7 +17,7 @@ import docker.errors
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import image
+from orchestrator.fleet.docker import image
 
 PATIENCE_S = 10.0
 

@@ -10,9 +10,9 @@ import pytest
 from edgebed.device.metrics import TaskMetrics
 from edgebed.wire.messages import Report
 from orchestrator.records import types as t
-from orchestrator.records.comparison import compare
-from orchestrator.records.in_quota import InQuota, sentence
+from orchestrator.records.compare.comparison import compare
 from orchestrator.records.summary import summarise
+from orchestrator.records.timeline.in_quota import InQuota, sentence
 from tests.synthetic import Synthetic
 
 

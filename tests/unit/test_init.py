@@ -13,7 +13,7 @@ from orchestrator.cli import build
 from orchestrator.cli.init import write_sample
 from orchestrator.experiment import load
 from orchestrator.files.shipped import shipped
-from orchestrator.fleet.profile import fleet_of
+from orchestrator.fleet.spec.profile import fleet_of
 
 
 def test_the_sample_is_the_demo(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from rich.console import Console
 from edgebed.errors import UsageError
 from orchestrator.cli.live import MOST_DEVICES, share, view
 from orchestrator.records import types as t
-from orchestrator.records.failures import failure_line
-from orchestrator.records.loglines import LogLines
-from orchestrator.records.reducer import reduce
-from orchestrator.records.run_state import RunState
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
+from orchestrator.records.shown.failures import failure_line
+from orchestrator.records.shown.loglines import LogLines
 from orchestrator.runs.session import Watch
 from tests.synthetic import Speed, Synthetic
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.files.yaml_file import write_yaml
-from orchestrator.fleet.profile import Limits, ProfileSpec, load_profile
+from orchestrator.fleet.spec.profile import Limits, ProfileSpec, load_profile
 from orchestrator.look_alike.figures import (
     Figures,
     Link,
@@ -23,8 +23,8 @@ from orchestrator.look_alike.figures import (
     source_of,
 )
 from orchestrator.look_alike.measure import spread_cuts
-from orchestrator.records.comparison import compare
-from orchestrator.records.look_alikes import look_alike_notes, ran_on
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.summary import summarise
 from tests.synthetic import Synthetic
 

@@ -13,10 +13,12 @@ import docker.errors
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import containers, leftovers, links
+from orchestrator.fleet import leftovers
 from orchestrator.fleet.base import Access
+from orchestrator.fleet.docker import backend as containers
 from orchestrator.fleet.making import CleanUp, Making
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.network import links
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 
 PATIENCE_S = 10.0
 SPEC = FleetSpec("f", "docker", 0.5, (DeviceSpec("d", ProfileSpec("p", Limits(0.1, 10**6, 10**6, 256))),), Path("f"))

@@ -12,7 +12,7 @@ from orchestrator.calibration.far_end import far_end
 from orchestrator.fleet.base import Enforcement, FarEnd, NodeReading, ProbePeer, TlsListener
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.mixed import MixedFleet, backend_of, many_hosts
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
 from tests.component._fleet import NoBackend
 
 SMALL = ProfileSpec("small", Limits(0.5, 10**7, 10**7, 512))

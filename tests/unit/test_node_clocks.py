@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.checkup import Check, fit
+from orchestrator.fleet.host.checkup import Check, fit
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm
 from orchestrator.fleet.swarm.clocks import Clock, clock_of, drift_note, notes, refuse_wrong
 from orchestrator.fleet.swarm.kernel_clock import checksum, parse_reply, request

@@ -11,17 +11,17 @@ import pytest
 
 from edge_agent.node import facts as node_facts
 from orchestrator.fleet.base import NodeReading
-from orchestrator.fleet.host_load import HostLoad
-from orchestrator.fleet.host_speed import HostSpeed
-from orchestrator.fleet.node_load import rounds_of_nodes
+from orchestrator.fleet.host.load import HostLoad
+from orchestrator.fleet.host.node_load import rounds_of_nodes
+from orchestrator.fleet.host.speed import HostSpeed
 from orchestrator.fleet.swarm.clocks import Clock
 from orchestrator.fleet.swarm.node_link import Told
 from orchestrator.fleet.swarm.nodes import reading
 from orchestrator.fleet.swarm.placement import Node
 from orchestrator.records import types as t
-from orchestrator.records.disturbance import disturbed_line, hosts_of_rounds
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise
+from orchestrator.records.timeline.disturbance import disturbed_line, hosts_of_rounds
 from tests.synthetic import Synthetic
 
 CALM = t.NodeRound("n1", 4.0, 10.0, 36.0, 0.0, 35.0, 3.9)

@@ -8,7 +8,7 @@ import pytest
 
 from edgebed.errors import CapacityError
 from edgebed.limits.spec import Limits
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
 from orchestrator.fleet.swarm.placement import Node, place
 

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from orchestrator.records.over_time import MOST_CELLS, OverTime, of_state
-from orchestrator.records.reducer import reduce
+from orchestrator.records.live.reducer import reduce
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.run_state import RunState
+from orchestrator.records.shown.over_time import MOST_CELLS, OverTime, of_state
 from orchestrator.records.summary import summarise
-from orchestrator.records.timeline import timelines
+from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import HostRound, Record, RoundFinished
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import resumed

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.compared import comparison_table
-from orchestrator.records.comparison import compare
-from orchestrator.records.paired import paired, round_ratios, unpaired
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.paired import paired, round_ratios, unpaired
+from orchestrator.records.compare.tabulate import PAIRED
 from orchestrator.records.summary import summarise
-from orchestrator.records.tabulate import PAIRED
 from orchestrator.report.page import comparison_page
 from tests.synthetic import Synthetic
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgebed.methods.base import METHODS as REGISTERED
-from orchestrator.records import vocabulary
-from orchestrator.records.palette import COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.palette import COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
 
 SIGHTS = {
     "normal": np.eye(3),

@@ -9,7 +9,7 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.papers.measure import with_deadline
 from orchestrator.papers.tables import jobs, load_reproduction, merged
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edgebed.errors import CapacityError, FleetError, UsageError
 from edgebed.limits.spec import Limits
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec, load_fleet
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, load_fleet
+from orchestrator.fleet.spec.swarm import NodeFile, SwarmFile
 from orchestrator.fleet.swarm.placement import (
     Found,
     Node,
@@ -24,7 +25,6 @@ from orchestrator.fleet.swarm.placement import (
     place_again,
     quotas,
 )
-from orchestrator.fleet.swarm_spec import NodeFile, SwarmFile
 
 FOUND = [Found("aa1", "vm", "10.99.0.1", 4), Found("ab2", "vm", "10.99.1.2", 2), Found("cc3", "other", "10.99.2.2", 2)]
 

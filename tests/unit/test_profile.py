@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edgebed.errors import CapacityError, UsageError
 from orchestrator.fleet.backends import BACKENDS
-from orchestrator.fleet.capacity import Carried, dilation_of, needed_dilation, path_dilation
-from orchestrator.fleet.profile import (
+from orchestrator.fleet.spec.capacity import Carried, dilation_of, needed_dilation, path_dilation
+from orchestrator.fleet.spec.profile import (
     DeviceSpec,
     FleetSpec,
     Limits,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgebed.errors import UsageError
-from orchestrator.records.quantities import quantity
-from orchestrator.records.ratios import cells, interval
+from orchestrator.records.compare.quantities import quantity
+from orchestrator.records.compare.ratios import cells, interval
 
 T_975_2 = 4.302652729911275  # Student's t, two degrees of freedom
 

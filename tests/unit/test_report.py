@@ -16,12 +16,12 @@ import pytest
 from orchestrator import report
 from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
-from orchestrator.records.comparison import compare
-from orchestrator.records.palette import PHASES
+from orchestrator.records.compare.comparison import compare
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise, write_summary
-from orchestrator.records.timeline import timelines
-from orchestrator.records.vocabulary import UNLIMITED, held_by
+from orchestrator.records.timeline.timeline import timelines
+from orchestrator.records.words.palette import PHASES
+from orchestrator.records.words.vocabulary import UNLIMITED, held_by
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.records import types as t
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise
-from orchestrator.records.timeline import RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import RoundTimeline, timelines
 from tests.synthetic import BATCHES, MIDDLE, MS, STRONG, WEAK, Speed, Synthetic, overlapping
 
 FAST, SLOW = {"a": STRONG, "b": Speed(compute=150)}, {"c": WEAK, "d": MIDDLE}

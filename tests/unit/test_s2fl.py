@@ -19,7 +19,7 @@ from edgebed.models.staged import MODELS
 from edgebed.models.vgg import SPLIT_POINTS
 from edgebed.wire.messages import Assignment, Optimizer, Report
 from orchestrator.experiment import Simulation
-from orchestrator.fleet.profile import load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.simulation.counts import Flops
 from orchestrator.simulation.paper import FlopCosts

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, from_dict
-from orchestrator.fleet.condition import extremes, profile_under
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.condition import extremes, profile_under
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet
 from orchestrator.scenario.files import load_scenario
 from orchestrator.scenario.schedule import Agenda, Condition, Planned, Scenario, Step, schedule

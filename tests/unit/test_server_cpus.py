@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from orchestrator.experiment import Simulation
-from orchestrator.records.vocabulary import server_note, threads_note
+from orchestrator.records.words.vocabulary import server_note, threads_note
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.server import server_cpu, slots

@@ -13,7 +13,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
 from edgebed.models.width import Keep
 from edgebed.wire.messages import Assignment, Codec, Phase, Report
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.simulation.calibrated import CalibratedCosts

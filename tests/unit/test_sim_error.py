@@ -7,8 +7,8 @@ import pytest
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records import types as t
+from orchestrator.records.compare.sim_error import sim_error, simulation_and_real
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.sim_error import sim_error, simulation_and_real
 
 SECOND = 1_000_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.records import types as t
-from orchestrator.records.story import Beside, Line, agreement, side_by_side, story
+from tests.story import Beside, Line, agreement, side_by_side, story
 
 S = 1_000_000_000
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
 from orchestrator.records import types as t
-from orchestrator.records.comparison import compare
+from orchestrator.records.compare.comparison import compare
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary, percentile, summarise, write_summary
 from tests.synthetic import BATCHES, FEATURES, FRAMES, MS, TASK, WEIGHTS, Synthetic

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from edgebed.limits.spec import Limits
-from orchestrator.fleet.checkup import fit
-from orchestrator.fleet.profile import DeviceSpec, FleetSpec, ProfileSpec
+from orchestrator.fleet.host.checkup import fit
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
 from orchestrator.fleet.swarm.placement import Found
 

@@ -16,7 +16,7 @@ from edgebed.limits import throttle
 from edgebed.limits.cpu_quota import CpuQuota
 from edgebed.limits.shell import which
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 
 LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)
 V1 = {

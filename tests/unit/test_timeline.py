@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.records import types as t
+from orchestrator.records.critical.stragglers import straggler
 from orchestrator.records.run_index import sort
-from orchestrator.records.stragglers import straggler
-from orchestrator.records.timeline import DeviceTimeline, RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import DeviceTimeline, RoundTimeline, timelines
 from tests.synthetic import BATCHES, FLEET, MS, Speed, Synthetic, doubled, without
 
 

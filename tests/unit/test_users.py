@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgebed.errors import FleetError
-from orchestrator.fleet import users
-from orchestrator.fleet.users import BLOCK, Users, closed_to_others
+from orchestrator.fleet.local import users
+from orchestrator.fleet.local.users import BLOCK, Users, closed_to_others
 
 WHOLE = "         0          0 4294967295\n"
 

@@ -11,7 +11,7 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
 from orchestrator.calibration import verdicts as j
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.profile import Limits
+from orchestrator.fleet.spec.profile import Limits
 
 LIMITS = Limits(cpus=0.2, uplink_bit_s=10_000_000, downlink_bit_s=30_000_000, memory_mib=512)
 HELD = Held("d", LIMITS, 0.2, 10_000_000, 30_000_000, 512, 0.0, 0.0, 0, 0.0, 0, 0, True)

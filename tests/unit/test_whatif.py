@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records import types as t
-from orchestrator.records.critical_path import Paths
-from orchestrator.records.event_graph import Bound
+from orchestrator.records.critical.critical_path import Paths
+from orchestrator.records.critical.event_graph import Bound
+from orchestrator.records.critical.whatif import LINKS, Faster, WhatIf, saved_ns
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.timeline import timelines
-from orchestrator.records.whatif import LINKS, Faster, WhatIf, saved_ns
+from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping
 
 REPORT = Report(1, 1, 0.5, 0.1, 0.05, 0.0, 1, 0.1, 1, 0.2, 0.0)

@@ -1,4 +1,4 @@
-// The real boards of a fleet as a table: what their sensors read last. The rows come as text (orchestrator/records/board.py).
+// The real boards of a fleet as a table: what their sensors read last. The rows come as text (orchestrator/records/timeline/board.py).
 
 import {h, table} from "./dom.js";
 

@@ -1,5 +1,5 @@
 // Several runs, those of one method together: curves with bands over seeds, times to target, tables for any baseline.
-// The live page and the page of `edgebed compare --html` draw the same figures (orchestrator/records/compared.py).
+// The live page and the page of `edgebed compare --html` draw the same figures (orchestrator/records/compare/page.py).
 
 import {Chart} from "./charts.js";
 import {fold, h, table} from "./dom.js";

@@ -1,4 +1,4 @@
-// Figures as text, in the form of orchestrator/records/formatting.py; a test compares the two.
+// Figures as text, in the form of orchestrator/records/words/formatting.py; a test compares the two.
 
 import {PHASES, WAITS} from "../vocabulary.js";
 

@@ -1,5 +1,5 @@
 // The whole run: a lane per device, how much of its limits each used, and what the host's processes used.
-// The structure is that of orchestrator/records/over_time.py.
+// The structure is that of orchestrator/records/shown/over_time.py.
 
 import {Chart} from "./charts.js";
 import {h} from "./dom.js";

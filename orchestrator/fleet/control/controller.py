@@ -22,9 +22,9 @@ from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
-from orchestrator.fleet.host import tick_s
+from orchestrator.fleet.host.cores import tick_s
 from orchestrator.fleet.mixed import backend_of
-from orchestrator.fleet.profile import FleetSpec, Limits, ProfileSpec, only_rates
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault
 from orchestrator.scenario.schedule import Condition
 

@@ -7,19 +7,19 @@ import os
 from collections.abc import Sequence
 
 from edgebed.errors import CapacityError, FleetError
+from orchestrator.fleet.docker.image import has_image
 from orchestrator.fleet.engine import connect, engine_errors
-from orchestrator.fleet.host import usable_cores
-from orchestrator.fleet.host_cpus import Claim, Standing, lock, standing, taken_cpus
-from orchestrator.fleet.image import has_image
-from orchestrator.fleet.links import beside_us
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.host.cores import usable_cores
+from orchestrator.fleet.host.cpus import Claim, Standing, lock, standing, taken_cpus
+from orchestrator.fleet.network.links import beside_us
+from orchestrator.fleet.spec.profile import FleetSpec
+from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.fleet.swarm.checkup import Swarm
 from orchestrator.fleet.swarm.clocks import Clock
 from orchestrator.fleet.swarm.kernel_clock import ask_clocks
 from orchestrator.fleet.swarm.manager import Manager
 from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, dilation_of_nodes, place, quotas
-from orchestrator.fleet.swarm_spec import SwarmFile
 
 ENGINE_S = 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from orchestrator.fleet.host_cpus import Admitted
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.host.cpus import Admitted
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.swarm.placement import Placement, dilation_of_nodes
 
 

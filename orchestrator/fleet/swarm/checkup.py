@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import msgspec
 
 from edgebed.errors import EdgebedError
-from orchestrator.fleet.checkup import Check, DeviceFit, FleetFit
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.host.checkup import Check, DeviceFit, FleetFit
+from orchestrator.fleet.spec.profile import FleetSpec
+from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm.clocks import HINT, MOST_WRONG_S, NOTED_S, Clock, spelled
 from orchestrator.fleet.swarm.placement import Found, choose_nodes, dilation_of_nodes, place
-from orchestrator.fleet.swarm_spec import SwarmFile
 
 
 class Swarm(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from edgebed.errors import FleetError
-from orchestrator.records.formatting import number, seconds
+from orchestrator.records.words.formatting import number, seconds
 
 MOST_WRONG_S = 3600.0
 """Seconds by which a node's clock may be wrong: a run's certificates are valid from two hours before its start on. The

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from edgebed.errors import CapacityError
-from orchestrator.fleet.profile import FleetSpec
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.swarm.placement import Node, Placement
 
 CARRIED = 0.9

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from edgebed.errors import CapacityError, FleetError, UsageError
-from orchestrator.fleet.capacity import check_boards, check_least, factor_of
-from orchestrator.fleet.profile import FleetSpec
-from orchestrator.fleet.swarm_spec import SOCKET, NodeFile, SwarmFile
+from orchestrator.fleet.spec.capacity import check_boards, check_least, factor_of
+from orchestrator.fleet.spec.profile import FleetSpec
+from orchestrator.fleet.spec.swarm import SOCKET, NodeFile, SwarmFile
 
 ROUNDING = 1e-9
 SERVER = "the server"

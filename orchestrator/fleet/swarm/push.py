@@ -15,9 +15,9 @@ import docker
 import docker.errors
 
 from edgebed.errors import FleetError
+from orchestrator.fleet.docker.image import REPOSITORY, ensure_image
 from orchestrator.fleet.engine import connect, engine_errors
-from orchestrator.fleet.image import REPOSITORY, ensure_image
-from orchestrator.fleet.swarm_spec import SOCKET
+from orchestrator.fleet.spec.swarm import SOCKET
 
 TIMEOUT_S = 1800
 PIECE = 2 << 20

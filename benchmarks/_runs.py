@@ -1,0 +1,71 @@
+"""Real runs of the benchmarks: the fleet of an experiment file, or five small devices."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.calibration.calibrate import Calibration
+from orchestrator.experiment import Experiment, Training
+from orchestrator.fleet.control.controller import FleetController
+from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.runs import session
+from orchestrator.runs.data import Prepared, prepare_data
+
+
+class Opened(NamedTuple):
+    controller: FleetController
+    data: Prepared
+    calibration: Calibration
+
+
+@contextlib.asynccontextmanager
+async def opened(experiment: Experiment, path: Path, backend: str) -> AsyncIterator[Opened]:
+    """The calibrated fleet of an experiment that was read from `path`."""
+    spec = load_fleet((path.parent / experiment.fleet).resolve())
+    profiles = {device.name: device.profile.name for device in spec.devices}
+    with tempfile.TemporaryDirectory() as shards:
+        data = prepare_data(experiment, list(profiles), Path(shards), profiles)
+        opening = session.standing_fleet(
+            spec,
+            backend=backend,
+            dilation=experiment.dilation,
+            shards=data.shards,
+            heartbeat_s=experiment.training.heartbeat_s,
+            grain=experiment.grain,
+        )
+        async with opening as controller:
+            yield Opened(controller, data, await session.calibrate_fleet(controller, False, session.quiet))
+
+
+class Small(NamedTuple):
+    """A run of DTFL at tier 2 with resnet-tiny on five small devices."""
+
+    spec: FleetSpec
+    data: Prepared
+    request: session.Request
+
+
+def small_run(folder: Path, name: str, rounds: int, cpus: float, devices: int = 5) -> Small:
+    """Writes the fleet's files into `folder`; the run's folder is to be in `folder`/runs."""
+    (folder / "fifth.yaml").write_text(
+        f"name: fifth\ncpus: {cpus}\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
+    )
+    (folder / "fleet.yaml").write_text(
+        f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {devices}}}]\n"
+    )
+    experiment = Experiment(
+        name=name,
+        fleet="fleet.yaml",
+        model={"name": "resnet-tiny"},
+        methods=[{"name": "dtfl", "tier": 2}],
+        training=msgspec.convert({"rounds": rounds, "batch_size": 32, "max_batches": 2}, Training),
+    )
+    spec = load_fleet(folder / "fleet.yaml")
+    data = prepare_data(experiment, [device.name for device in spec.devices], folder)
+    return Small(spec, data, session.Request(experiment, folder / "experiment.yaml", folder / "runs"))

@@ -1,0 +1,152 @@
+"""All methods on one fleet, and the simulator's error for each, calibrated on runs with another seed.
+
+Each method's two runs follow one another, so that a host that drifts is the same for both. The last column is what
+no simulator can beat for long: the error of a method's other real run, taken as the prediction. A shared
+host does not give a CPU second the same worth from one minute to the next. (`simulator_error` holds the simulator
+against methods that its calibration has not seen.)
+
+Environment: METHODS_EXPERIMENT (methods | methods-mnist), METHODS_BACKEND (local), METHODS_ROUNDS (those of the file),
+METHODS_TAUGHT (6: rounds of the run to calibrate from),
+METHODS_FOLDER (keeps the runs there, and takes real runs that are there already instead of new ones).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks._figures import figure, skip
+from benchmarks._runs import opened
+from orchestrator.experiment import Experiment, load
+from orchestrator.records.compare.quantities import quantity
+from orchestrator.records.compare.sim_error import SimError, sim_error
+from orchestrator.records.reader import read
+from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.summary import load_summary
+from orchestrator.runs import session
+from orchestrator.simulation.run import SimulationRequest, simulate
+
+EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
+LIMIT = 0.10
+COLUMNS = (
+    "method", "rounds", "s to target", "best", "round, s", "gap, s", "idle", "MB up/down",
+    "sim. error, median", "p90", "another real run's",
+)  # fmt: skip
+
+
+def main() -> None:
+    if os.geteuid() != 0 and os.environ.get("METHODS_BACKEND", "local") == "local":
+        skip("needs root: network namespaces and cgroups")
+        return
+    if kept := os.environ.get("METHODS_FOLDER"):
+        measure(Path(kept))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder))
+
+
+def measure(folder: Path) -> None:
+    path = EXPERIMENTS / f"{os.environ.get('METHODS_EXPERIMENT', 'methods')}.yaml"
+    experiment = load(path)
+    experiment = _with(experiment, rounds=int(os.environ.get("METHODS_ROUNDS", experiment.training.rounds)))
+    teaching = _with(experiment, seed=2, rounds=int(os.environ.get("METHODS_TAUGHT", "6")), stop_at_target=False)
+    parts = {folder / "taught": teaching, folder / "real": experiment}
+    asyncio.run(_play(parts, path))
+    taught, real = (_known(part) for part in parts)
+    request = SimulationRequest(
+        experiment,
+        path,
+        folder / "simulated",
+        calibrate_from=tuple(taught.values()),
+        save_calibration=folder / "calibration.yaml",
+        built=True,
+    )
+    simulated = simulate(request, session.Watch(session.quiet))
+    rows = []
+    for method, run in zip(experiment.methods, simulated, strict=True):
+        name = str(method["name"])
+        simulation, other = (sim_error(_facts(each), _facts(real[name])) for each in (run, taught[name]))
+        rows.append(Row(load_summary(real[name]), simulation, other))
+    _show(rows)
+
+
+def _with(experiment: Experiment, methods: list[dict[str, Any]] | None = None, **training: Any) -> Experiment:
+    return msgspec.structs.replace(
+        experiment,
+        methods=experiment.methods if methods is None else methods,
+        training=msgspec.structs.replace(experiment.training, **training),
+    )
+
+
+async def _play(parts: dict[Path, Experiment], path: Path) -> None:
+    """Real runs of what the folders lack, a method's runs one after the other on the same standing fleet."""
+    one = next(iter(parts.values()))
+    missing = [method for method in one.methods if any(method["name"] not in _known(folder) for folder in parts)]
+    if not missing:
+        return
+    backend = os.environ.get("METHODS_BACKEND", "local")
+    async with opened(one, path, backend) as fleet:
+        watch = session.Watch(session.quiet)
+        for method in missing:
+            for folder, experiment in parts.items():
+                folder.mkdir(parents=True, exist_ok=True)
+                request = session.Request(_with(experiment, [method]), path, folder, backend=backend)
+                await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
+
+
+def _known(folder: Path) -> dict[str, Path]:
+    """Finished runs by method."""
+    return {_facts(p.parent).started.method: p.parent for p in sorted(folder.glob("*/summary.json"))}
+
+
+def _facts(folder: Path) -> RunFacts:
+    return sort(read(folder / "records.jsonl"))
+
+
+class Row(NamedTuple):
+    """A real run, and how far from it a simulation is, and another real run."""
+
+    summary: dict[str, Any]
+    simulation: SimError | None
+    other: SimError | None
+
+
+def _show(rows: Sequence[Row]) -> None:
+    first = rows[0].summary
+    print(
+        f"  target {first['target_accuracy']:.0%}, dilation {first['dilation']:.3g}, limits by {first['enforcement']}"
+    )
+    print(f"  | {' | '.join(COLUMNS)} |\n  |{'---|' * len(COLUMNS)}")
+    for summary, error, other in rows:
+        rounds, seconds = (quantity(name, summary, None) for name in ("rounds_to_target", "time_to_target_s"))
+        cells = [
+            summary["method"],
+            f"{rounds:.0f}" if rounds else f"not in {summary['rounds']}",
+            f"{seconds:.2f}" if seconds else "–",
+            f"{summary['best_accuracy']:.1%}",
+            _or_dash(summary["round_s_median"], "{:.2f}"),
+            _or_dash(summary["straggler_gap_s"], "{:.2f}"),
+            _or_dash(summary["idle_share_mean"], "{:.0%}"),
+            f"{summary['bytes_up_total'] / 1e6:.2f}/{summary['bytes_down_total'] / 1e6:.2f}",
+            f"{error.median:.1%}" if error else "–",
+            f"{error.p90:.1%}" if error else "–",
+            f"{other.median:.1%}" if other else "–",
+        ]
+        print(f"  | {' | '.join(cells)} |", flush=True)
+    known = [row.simulation for row in rows if row.simulation]
+    held = sum(error.median <= LIMIT for error in known)
+    print(f"  simulator: median error of a round at most {LIMIT:.0%} for {held} of {len(known)} methods")
+    for what, errors in (("simulated", known), ("another real run", [row.other for row in rows if row.other])):
+        shares = [abs(each.error) for error in errors for each in error.rounds]
+        figure(f"median error over the rounds of all methods: {what}", median(shares), most=LIMIT)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -1,0 +1,105 @@
+"""How well a method's scheduler predicts: seconds predicted ÷ seconds taken, of every assignment of a real run.
+
+1 is right; below 1 the scheduler took the device for quicker than it was. The first round, planned from declared
+profiles, is left out. "the plan" compares the slowest prediction of each round with the round's slowest device.
+
+Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (25), PREDICTED_SEED (that of the
+file), PREDICTED_DILATION (that of the file: a factor of 4, say, makes devices slow beside a server that shares a host
+with others), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the run there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import msgspec
+
+from benchmarks._figures import figure, percentile, skip
+from benchmarks._runs import opened
+from orchestrator.experiment import Experiment, load
+from orchestrator.records.summary import load_summary
+from orchestrator.runs import session
+
+EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
+
+Pair = tuple[float, float]
+"""Seconds predicted, seconds taken."""
+
+
+def main() -> None:
+    if os.geteuid() != 0 and os.environ.get("PREDICTED_BACKEND", "local") == "local":
+        skip("needs root: network namespaces and cgroups")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(os.environ.get("PREDICTED_FOLDER", folder))
+        runs.mkdir(parents=True, exist_ok=True)
+        _show(load_summary(asyncio.run(_play(runs))))
+
+
+async def _play(folder: Path) -> Path:
+    path = EXPERIMENTS / f"{os.environ.get('PREDICTED_EXPERIMENT', 'methods')}.yaml"
+    experiment = _wanted(load(path))
+    backend = os.environ.get("PREDICTED_BACKEND", "local")
+    async with opened(experiment, path, backend) as fleet:
+        request = session.Request(experiment, path, folder, backend=backend)
+        watch = session.Watch(session.quiet)
+        runs = await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
+    return runs[0]
+
+
+def _wanted(experiment: Experiment) -> Experiment:
+    name = os.environ.get("PREDICTED_METHOD", "dtfl")
+    method = next((each for each in experiment.methods if each["name"] == name), {"name": name})
+    training = msgspec.structs.replace(
+        experiment.training,
+        rounds=int(os.environ.get("PREDICTED_ROUNDS", "25")),
+        seed=int(os.environ.get("PREDICTED_SEED", experiment.training.seed)),
+        stop_at_target=False,
+    )
+    dilation = os.environ.get("PREDICTED_DILATION")
+    return msgspec.structs.replace(
+        experiment,
+        methods=[method],
+        training=training,
+        dilation=float(dilation) if dilation else experiment.dilation,
+    )
+
+
+def _show(summary: Mapping[str, Any]) -> None:
+    pairs = {name: _pairs(summary["predicted_s"][name], summary["actual_s"][name]) for name in summary["predicted_s"]}
+    for name, each in pairs.items():
+        _line(name, each, f"cuts {_counted(summary['cut'][name][1:])}")
+    every = [pair for each in pairs.values() for pair in each]
+    _line("all assignments", every, "")
+    moved = [a != b for cuts in summary["cut"].values() for a, b in pairwise(cuts[1:])]
+    figure("share of assignments with another cut than the round before", mean(moved))
+    rounds = [[each[number] for each in pairs.values()] for number in range(min(map(len, pairs.values())))]
+    _line("the plan", [(max(p for p, _ in each), max(t for _, t in each)) for each in rounds], "")
+    off = sorted(max(p / t, t / p) for p, t in every)
+    figure("how far a prediction is off, as a factor: median", median(off))
+    figure("how far a prediction is off, as a factor: 90th percentile", percentile(off, 0.9))
+    figure("a round, s: median", summary["round_s_median"])
+
+
+def _pairs(predicted: Sequence[float | None], taken: Sequence[float | None]) -> list[Pair]:
+    """From the second round on, of assignments that were finished."""
+    both = zip(predicted[1:], taken[1:], strict=True)
+    return [(p, t) for p, t in both if p is not None and t is not None]
+
+
+def _line(what: str, pairs: Sequence[Pair], note: str) -> None:
+    shares = [p / t for p, t in pairs]
+    figure(f"predicted ÷ taken, {what}: median of {len(shares)}", median(shares), note=note)
+    for share in (0.1, 0.9):
+        figure(f"predicted ÷ taken, {what}: {share * 100:.0f}th percentile", percentile(shares, share))
+
+
+def _counted(cuts: Sequence[int | None]) -> str:
+    return " ".join(f"{cut}:{cuts.count(cut)}" for cut in sorted({c for c in cuts if c is not None}))

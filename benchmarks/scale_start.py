@@ -1,0 +1,139 @@
+"""Seconds until many devices on one host stand, are limited, calibrated and through a first round.
+
+The end of the fleet is not counted. One line per start, printed as soon as it has ended. Every start is kept in a file,
+and a later call goes on: `SCALE_FILE` (default: scale_start.jsonl in the current folder), `SCALE_STARTS` (10, all calls
+together), `SCALE_NOW` (10, starts of this call), `SCALE_DEVICES` (200), `SCALE_CPUS` (0.0075), `SCALE_MBIT` (2, each
+way), `SCALE_BACKEND` (local).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks._figures import figure, skip
+from edgebed.errors import EdgebedError
+from orchestrator.experiment import Experiment, Training
+from orchestrator.runs import session
+
+MOST_S = 60.0
+PHASES = {
+    "preparing": "start",
+    "waiting": "agents",
+    "limits are on": "limits",
+    "calibrating": "calibration",
+    "run ": "round",
+}
+"""First words of a line of the run -> the phase that begins there, or ends with "limits are on"."""
+
+
+class Start(msgspec.Struct):
+    """One start: seconds of its phases in order, and how it ended."""
+
+    devices: int
+    seconds: dict[str, float]
+    dilation: str
+    passed: bool
+    said: str
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{phase} {took:.1f}" for phase, took in self.seconds.items())
+        return f"{self.total_s:5.1f} s ({parts}); {self.dilation} {self.said}".rstrip()
+
+
+class Clock(session.Watch):
+    """Seconds of the phases of one start, from the lines that the run tells its user, up to the end of its round."""
+
+    def __init__(self) -> None:
+        super().__init__(self._notify)
+        self.seconds: dict[str, float] = {}
+        self.dilation = ""
+        self._phase, self._begun = "data", time.monotonic()
+
+    def _notify(self, line: str) -> None:
+        for words, phase in PHASES.items():
+            if line.startswith(words):
+                self._enter(phase)
+        if line.startswith("limits are on"):
+            self.dilation = line.partition("; ")[2]
+
+    def round(self, *_: Any) -> None:
+        self._enter("")
+
+    def _enter(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._begun
+        self._phase, self._begun = phase, now
+
+
+def request(folder: Path, devices: int) -> session.Request:
+    """One round of FedAvg with one batch of a device's own samples."""
+    cpus, rate = (float(os.environ.get(f"SCALE_{name}", value)) for name, value in (("CPUS", "0.0075"), ("MBIT", "2")))
+    (folder / "small.yaml").write_text(
+        f"name: small\ncpus: {cpus:g}\nuplink_mbit_s: {rate:g}\ndownlink_mbit_s: {rate:g}\nmemory_mib: 1024\n"
+    )
+    backend = os.environ.get("SCALE_BACKEND", "local")
+    (folder / "fleet.yaml").write_text(
+        f"name: many\nbackend: {backend}\ndevices: [{{profile: small.yaml, count: {devices}}}]\n"
+    )
+    experiment = Experiment(
+        name="scale",
+        fleet="fleet.yaml",
+        model={"name": "fcnn", "hidden": [32]},
+        methods=[{"name": "fedavg"}],
+        training=msgspec.convert({"rounds": 1, "batch_size": 4, "max_batches": 1}, Training),
+    )
+    return session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+
+
+def one_start(devices: int) -> Start:
+    """A start that failed says why, another which rows were measured again."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            (run,) = asyncio.run(session.run_experiment(request(Path(folder), devices), clock))
+        except EdgebedError as error:
+            clock.round()
+            return Start(devices, clock.seconds, clock.dilation, False, str(error))
+        rows = msgspec.json.decode((run / "calibration.json").read_bytes())
+    again = Counter(row["quantity"] for row in rows if ", try " in row["condition"])
+    said = ", ".join(f"{count} rows of {quantity} measured again" for quantity, count in again.items())
+    return Start(devices, clock.seconds, clock.dilation, True, said)
+
+
+def main() -> None:
+    if os.geteuid() != 0:
+        skip("needs root: network namespaces and cgroups")
+        return
+    devices, wanted, now = (
+        int(os.environ.get(f"SCALE_{name}", value))
+        for name, value in (("DEVICES", "200"), ("STARTS", "10"), ("NOW", "10"))
+    )
+    kept = Path(os.environ.get("SCALE_FILE", "scale_start.jsonl"))
+    starts = [msgspec.json.decode(line, type=Start) for line in kept.read_bytes().splitlines()] if kept.exists() else []
+    starts = [start for start in starts if start.devices == devices]
+    for number, start in enumerate(starts, 1):
+        print(f"  start {number}: {start} (kept)", flush=True)
+    for number in range(len(starts) + 1, min(wanted, len(starts) + now) + 1):
+        starts.append(one_start(devices))
+        with kept.open("ab") as file:
+            file.write(msgspec.json.encode(starts[-1]) + b"\n")
+        print(f"  start {number}: {starts[-1]}", flush=True)
+    totals = [start.total_s for start in starts]
+    figure(f"{devices} devices: seconds of a start and one round, median", median(totals), most=MOST_S)
+    figure(f"{devices} devices: the longest", max(totals), most=MOST_S)
+    passed = sum(start.passed and start.total_s <= MOST_S for start in starts)
+    figure(f"{devices} devices: starts that passed in time, of {len(starts)}", passed, least=len(starts))

@@ -1,0 +1,205 @@
+"""What this host's network path carries when many shaped links are busy at once: measured once per boot and kernel.
+
+Every link of a fleet costs CPU time of the host for each packet, outside the quotas of the devices. So a host can hold
+the rates of a few devices and not those of a hundred. The measurement takes some seconds: LINKS shaped links, all busy,
+first upwards, then downwards. It is kept in a file (`cache_file`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edgebed.errors import LimitError
+from edgebed.limits.shell import missing_tools
+from orchestrator.files.host_folder import host_folder
+from orchestrator.fleet.host.cores import machine_id, usable_cores
+from orchestrator.fleet.network import netns
+from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
+from orchestrator.fleet.spec.capacity import Carried
+from orchestrator.fleet.spec.profile import FleetSpec, Limits
+
+LINKS, RATES_BIT_S = 16, (100_000_000, 400_000_000, 1_600_000_000)
+"""Links, and their rates: the next one is tried if the host carries all of the last."""
+ALL = 0.9
+"""Share of the links' rates that counts as all."""
+USABLE = 0.6
+"""Share of what was measured that a fleet may have: broker, orchestrator and devices work on the same cores. A choice,
+not a measurement: with it 140 links of 10 Mbit/s, which were 38 and 67 % too slow on two cores, are dilated."""
+WARM_UP_S, MEASURED_S = 0.3, 1.0
+SURE_BIT_S = 200_000_000
+"""A fleet whose rates add up to less is not worth a measurement: every host carries that."""
+
+CLONE_NEWNET = 0x40000000
+BUFFER = 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A measurement and the host that it holds for."""
+
+    boot: str
+    kernel: str
+    cores: float
+    carried: Carried
+
+
+def cache_file() -> Path:
+    """The file of the measurement in the folder for what was measured on this host."""
+    return host_folder() / "network-path.json"
+
+
+def known() -> Carried | None:
+    """What an earlier measurement on this boot and kernel found; None if there is none."""
+    try:
+        found = msgspec.json.decode(cache_file().read_bytes(), type=Measured)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.carried if msgspec.structs.replace(found, carried=NOTHING) == _here() else None
+
+
+def carried_for(fleets: Sequence[FleetSpec], dilation: float) -> Carried | None:
+    """What the path carries, measured if it is not known, for fleets whose dilated rates come near to it. None: the
+    rates are small, or this user cannot measure."""
+    most = max(max(fleet.rates) for fleet in fleets)
+    if most / dilation <= SURE_BIT_S:
+        return None
+    return known() or measure()
+
+
+def measure() -> Carried | None:
+    """Measure, and keep the result. None without root, `ip` and `tc`."""
+    if os.geteuid() != 0 or missing_tools("ip", "tc", "nsenter"):
+        return None
+    with _links() as wires:
+        for rate in RATES_BIT_S:
+            for wire in wires:
+                netns.shape(wire, Limits(1.0, rate, rate, 64))
+            up, down = _one_way(wires, 0), _one_way(wires, 1)
+            if min(up, down) < ALL * LINKS * rate:
+                break
+    carried = Carried(round(USABLE * up), round(USABLE * down))
+    _keep(carried)
+    return carried
+
+
+def _one_way(wires: Sequence[netns.Wire], direction: int) -> float:
+    """Bits per second on all wires together, over connections of their own. `direction`: 0 up, 1 down."""
+    pairs = [_connection(wire) for wire in wires]
+    devices, hosts = [device for device, _ in pairs], [host for _, host in pairs]
+    try:
+        return _busy(wires, devices, hosts, direction) if direction == 0 else _busy(wires, hosts, devices, direction)
+    finally:
+        for end in (*devices, *hosts):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # drop what is not sent yet
+            end.close()
+
+
+NOTHING = Carried(0, 0)
+
+
+def _here() -> Measured:
+    return Measured(machine_id(), platform.release(), usable_cores(), NOTHING)
+
+
+def _keep(carried: Carried) -> None:
+    path = cache_file()
+    with contextlib.suppress(OSError):  # it is measured again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(msgspec.json.encode(msgspec.structs.replace(_here(), carried=carried)))
+        part.replace(path)
+
+
+@contextlib.contextmanager
+def _links() -> Iterator[list[netns.Wire]]:
+    """Shaped links for the measurement, removed at the end."""
+    subnets = free_subnets(LOCAL_POOL, 30, host_networks())
+    made: list[netns.Wire] = []
+    try:
+        for index in range(LINKS):
+            name, veth = netns.wire_names(netns.path_name(os.getpid()), index)
+            wire = netns.Wire(name, veth, next(subnets))
+            made.append(wire)
+            netns.make(wire)
+        yield made
+    finally:
+        for wire in made:
+            netns.remove(wire.netns)
+
+
+def _connection(wire: netns.Wire) -> tuple[socket.socket, socket.socket]:
+    """A TCP connection from the wire's namespace to the host: the device's end and the host's end."""
+    with socket.create_server((wire.host_address, 0)) as server:
+        ends: list[socket.socket | OSError] = []
+        connecting = threading.Thread(target=_connect, args=(wire, server.getsockname(), ends))
+        connecting.start()
+        connecting.join(10)
+        if not ends or isinstance(ends[0], OSError):
+            raise LimitError(f"no connection over {wire.veth}: {ends}", hint="see `edgebed doctor`")
+        host, _ = server.accept()
+    return ends[0], host
+
+
+def _connect(wire: netns.Wire, address: tuple[str, int], ends: list[socket.socket | OSError]) -> None:
+    """In a thread of its own, which alone enters the namespace."""
+    try:
+        with wire.path.open() as namespace:
+            if _libc.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        ends.append(socket.create_connection(address, 5))
+    except OSError as error:
+        ends.append(error)
+
+
+def _busy(
+    wires: Sequence[netns.Wire],
+    senders: Sequence[socket.socket],
+    receivers: Sequence[socket.socket],
+    direction: int,
+) -> float:
+    """Bits per second on all wires together while every sender sends. `direction`: 0 up, 1 down."""
+    end = threading.Event()
+    jobs = [threading.Thread(target=_send, args=(sender, end)) for sender in senders]
+    jobs += [threading.Thread(target=_receive, args=(receiver, end)) for receiver in receivers]
+    for job in jobs:
+        job.start()
+    try:
+        time.sleep(WARM_UP_S)
+        before, start = _counted(wires, direction), time.monotonic()
+        time.sleep(MEASURED_S)
+        return 8 * (_counted(wires, direction) - before) / (time.monotonic() - start)
+    finally:
+        end.set()
+        for job in jobs:
+            job.join()
+
+
+def _counted(wires: Sequence[netns.Wire], direction: int) -> int:
+    return sum(netns.counters(wire)[direction] for wire in wires)
+
+
+def _send(end: socket.socket, over: threading.Event) -> None:
+    end.settimeout(0.1)
+    data = bytes(BUFFER)
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            end.send(data)
+
+
+def _receive(end: socket.socket, over: threading.Event) -> None:
+    end.settimeout(0.1)
+    buffer = bytearray(BUFFER)
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            end.recv_into(buffer)

@@ -1,0 +1,158 @@
+"""Runs of the same method with different seeds, taken together: means with confidence intervals, stragglers by profile.
+
+Intervals are 95 %, by Student's t over the seeds; those of a speed-up on the logarithms of the ratios between runs of
+the same seed (so they are of the geometric mean). A run that did not reach its target has no time to target. It is
+counted and shown, and not part of the mean, so the mean favours a method that sometimes fails. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import msgspec
+
+from orchestrator.records.compare.ratios import interval, student
+from orchestrator.records.words.vocabulary import NO_CAUSE
+
+Summary = dict[str, Any]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A mean over `count` runs and its interval; None where there is none (no run, one run)."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    count: int = 0
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Runs of one method in one experiment. `reached` of `runs` reached the target."""
+
+    experiment: str
+    method: str
+    enforcement: str
+    runs: int
+    seeds: tuple[int, ...]
+    reached: int
+    time_to_target_s: Estimate
+    speed_up: Estimate
+    best_accuracy: Estimate
+    round_s: Estimate
+    straggler_gap_s: Estimate
+    idle_share: Estimate
+    bytes_total: Estimate
+
+
+class ProfileRow(msgspec.Struct, frozen=True):
+    """One class of devices in one group: in what share of the rounds it had the straggler, and what that cost."""
+
+    experiment: str
+    method: str
+    profile: str
+    rounds: int  # in which the straggler had this profile, over all runs
+    share: float
+    waited_s: float  # device-seconds that all others waited in those rounds, mean over the runs
+    why: dict[str, int]  # rounds by cause
+
+
+def key(summary: Summary) -> tuple[str, str, str]:
+    """The values that all runs of a group have in common."""
+    return summary["experiment"], summary["method"], summary["enforcement"]
+
+
+def named(summary: Summary) -> str:
+    """The method, with a mark where it was simulated."""
+    return f"{summary['method']} (simulated)" if summary["enforcement"] == "simulated" else str(summary["method"])
+
+
+def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:
+    """Groups in the order of their first runs; speed-ups refer to the group of `baseline` (the last run's, if none)."""
+    if not summaries:
+        return []
+    groups = by_key(summaries)
+    base = groups[key(summaries[-1] if baseline is None else baseline)]
+    return [_group(runs, base) for runs in groups.values()]
+
+
+def profiles(summaries: Sequence[Summary]) -> list[ProfileRow]:
+    """Stragglers by profile, the most often first within each group."""
+    return [row for runs in by_key(summaries).values() for row in _profiles(runs)]
+
+
+def by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summary]]:
+    """The runs of each group, in the order of the groups' first runs."""
+    groups: dict[tuple[str, str, str], list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(key(summary), []).append(summary)
+    return groups
+
+
+def _group(runs: list[Summary], base: list[Summary]) -> Group:
+    def over(measure: Callable[[Summary], float | None], most: float = inf) -> Estimate:
+        return estimate([value for run in runs if (value := measure(run)) is not None], most)
+
+    experiment, method, enforcement = runs[0]["experiment"], named(runs[0]), runs[0]["enforcement"]
+    return Group(
+        experiment,
+        method,
+        enforcement,
+        len(runs),
+        tuple(run["seed"] for run in runs),
+        sum(run["time_to_target_s"] is not None for run in runs),
+        time_to_target_s=over(lambda run: run["time_to_target_s"]),
+        speed_up=Estimate(1.0, count=len(runs)) if runs is base else speed_up(runs, base),
+        best_accuracy=over(lambda run: run["best_accuracy"], most=1.0),
+        round_s=over(lambda run: run["round_s_median"]),
+        straggler_gap_s=over(lambda run: run["straggler_gap_s"]),
+        idle_share=over(lambda run: run["idle_share_mean"], most=1.0),
+        bytes_total=over(lambda run: run["bytes_up_total"] + run["bytes_down_total"]),
+    )
+
+
+def estimate(values: Sequence[float], most: float = inf) -> Estimate:
+    """Mean and t interval of some values. The interval does not go below 0 where no value does, nor above `most`."""
+    if not values:
+        return Estimate(None)
+    mean = fmean(values)
+    if len(values) < 2:
+        return Estimate(mean, count=1)
+    reach = student(len(values) - 1) * stdev(values) / sqrt(len(values))
+    least = 0.0 if min(values) >= 0 else -inf
+    return Estimate(mean, max(least, mean - reach), min(most, mean + reach), len(values))
+
+
+def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
+    """Time to target of the baseline ÷ that of the runs, over pairs of one seed; without pairs, of the means."""
+    own, other = ({run["seed"]: run["time_to_target_s"] for run in side} for side in (runs, base))
+    pairs = [other[seed] / time for seed, time in own.items() if time and other.get(seed)]
+    if pairs:
+        mean, low, high = interval(pairs)
+        return Estimate(mean, low, high, len(pairs))
+    times, base_times = ([t for t in side.values() if t] for side in (own, other))
+    return Estimate(fmean(base_times) / fmean(times)) if times and base_times else Estimate(None)
+
+
+def _profiles(runs: list[Summary]) -> list[ProfileRow]:
+    rounds: dict[str, int] = {}
+    waited: dict[str, float] = {}
+    why: dict[str, dict[str, int]] = {}
+    for run in runs:
+        columns = (run["straggler_profile"], run["straggler_why"], run["waited_s"])
+        for profile, cause, seconds in zip(*columns, strict=True):
+            if profile is not None:
+                rounds[profile] = rounds.get(profile, 0) + 1
+                waited[profile] = waited.get(profile, 0.0) + seconds
+                causes = why.setdefault(profile, {})
+                cause = cause or NO_CAUSE
+                causes[cause] = causes.get(cause, 0) + 1
+    total = sum(rounds.values())
+    experiment, method = runs[0]["experiment"], named(runs[0])
+    found = [
+        ProfileRow(experiment, method, name, count, count / total, waited[name] / len(runs), why[name])
+        for name, count in rounds.items()
+    ]
+    return sorted(found, key=lambda row: -row.rounds)

@@ -1,0 +1,149 @@
+"""Summaries of several runs -> what a comparison page shows: curves with bands, times, tables for every baseline. Pure.
+
+Runs of one method in one experiment are taken together, as in `orchestrator.records.compare.groups`. The live page and
+the page of `edgebed compare --html` draw this same structure (`dashboard/static/compare.js`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from orchestrator.records.compare import tabulate
+from orchestrator.records.compare.comparison import compare
+from orchestrator.records.compare.curves import Along, Point, band, curve
+from orchestrator.records.compare.groups import by_key, group, named, profiles
+from orchestrator.records.compare.groups import key as key_of
+from orchestrator.records.compare.paired import paired
+from orchestrator.records.words.formatting import accuracy
+from orchestrator.records.words.palette import ordered, style
+from orchestrator.records.words.vocabulary import held_by
+
+Summary = dict[str, Any]
+Key = tuple[str, str, str]
+
+MOST_POINTS = 400
+"""Points of one curve; of longer ones every n-th is drawn."""
+
+AXES: tuple[tuple[str, Along, str], ...] = (
+    ("time", "time", "accuracy"),
+    ("rounds", "rounds", "accuracy"),
+    ("bytes", "bytes", "accuracy"),
+    ("gap", "rounds", "straggler_gaps_s"),
+)
+"""Name of a chart, what its x axis is, and the quantity."""
+
+
+def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """Everything that the page shows. The method of the last run is the baseline at first."""
+    groups, names, table = by_key(summaries), _names(summaries), compare(summaries)
+    targets = sorted({summary["target_accuracy"] for summary in summaries})
+    return {
+        "methods": [
+            _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
+            for i, (key, runs) in enumerate(groups.items())
+        ],
+        "target": {"y": targets[0], "label": f"target {accuracy(targets[0])}"} if len(targets) == 1 else None,
+        "baseline": names[key_of(summaries[-1])] if summaries else "",
+        "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
+        "labels": [label for label, _ in tabulate.COLUMNS],
+        "runs": {"labels": table.labels, "texts": table.texts},
+        "notes": table.notes,
+        "paired": _paired(summaries),
+        "profiles": _profiles(summaries),
+    }
+
+
+def _names(summaries: Sequence[Summary]) -> dict[Key, str]:
+    """By group its method; where two groups have the same, with the experiment, and then with what held the limits."""
+    names = {key: named(runs[0]) for key, runs in by_key(summaries).items()}
+    for more in ({key: key[0] for key in names}, {key: held_by(key[2]) for key in names}):
+        count = Counter(names.values())
+        names = {key: name if count[name] == 1 else f"{name}, {more[key]}" for key, name in names.items()}
+    return names
+
+
+def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
+    """`before`: how many groups of the same method there are already."""
+    (times,) = group(runs)
+    return {
+        "name": name,
+        "style": msgspec.structs.asdict(style(runs[0]["method"], before)),
+        "charts": {chart: _curves(runs, along, quantity) for chart, along, quantity in AXES},
+        "time": msgspec.structs.asdict(times.time_to_target_s),
+        "reached": f"{times.reached} of {times.runs}",
+        "spent": _spent(runs),
+    }
+
+
+def _curves(runs: Sequence[Summary], along: Along, quantity: str) -> dict[str, Any]:
+    """Of each run its seed and points; the mean and the least and greatest curve, where there are several."""
+    own = [(run["seed"], curve(run, along, quantity)) for run in runs if _has(run, along, quantity)]
+    around = band([points for _, points in own]) if len(own) > 1 else None
+    shape = None if around is None else [around.x, around.mean, around.low, around.high]
+    return {
+        "seeds": [{"seed": seed, "points": _fewer(points)} for seed, points in own],
+        "band": None if shape is None else [[_short(value) for value in row] for row in zip(*shape, strict=True)],
+    }
+
+
+def _has(run: Summary, along: Along, quantity: str) -> bool:
+    """A run that goes on, or an older version's, may lack a list."""
+    axis = {"time": "elapsed_s", "rounds": "number", "bytes": "bytes"}[along]
+    return bool(run.get(quantity)) and bool(run.get(axis))
+
+
+def _fewer(points: Sequence[Point]) -> list[list[float]]:
+    step = max(1, -(-len(points) // MOST_POINTS))
+    kept = [*points[::step], *(points[-1:] if (len(points) - 1) % step else [])]
+    return [[_short(x), _short(y)] for x, y in kept]
+
+
+def _short(value: float) -> float:
+    """Six digits are enough to draw with."""
+    return float(f"{value:.6g}")
+
+
+def _spent(runs: Sequence[Summary]) -> dict[str, float]:
+    """Seconds of the mean device in the mean round, by name; nothing where a run goes on."""
+    whole = [run for run in runs if run["rounds"] and "wait_s" in run]
+    names = ordered({name for run in whole for sums in run["phase_s"].values() for name in sums})
+    return {name: _short(fmean(_of_round(run, name) for run in whole)) for name in names}
+
+
+def _of_round(run: Summary, name: str) -> float:
+    seconds: list[float] = [sums.get(name, 0.0) for sums in run["phase_s"].values()]
+    return sum(seconds) / len(seconds) / int(run["rounds"])
+
+
+def _table(summaries: Sequence[Summary], baseline: Summary, names: dict[Key, str]) -> list[list[str]]:
+    """One row per method; a speed-up that does not exist says why."""
+    rows, shown = group(summaries, baseline), []
+    base = rows[list(names).index(key_of(baseline))]
+    for name, row in zip(names.values(), rows, strict=True):
+        cells = [show(row) for _, show in tabulate.COLUMNS]
+        cells[0] = name
+        if row.speed_up.mean is None:
+            cells[_SPEED_UP] = tabulate.why_no_speed_up(row, base)
+        shown.append(cells)
+    return shown
+
+
+_SPEED_UP = [label for label, _ in tabulate.COLUMNS].index("speed-up")
+
+
+def _paired(summaries: Sequence[Summary]) -> dict[str, Any] | None:
+    rows = paired(summaries)
+    if not rows:
+        return None
+    cells = [[show(row) for _, show in tabulate.PAIRED] for row in rows]
+    return {"about": tabulate.about_pairs(rows), "labels": [label for label, _ in tabulate.PAIRED], "rows": cells}
+
+
+def _profiles(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Stragglers by profile, of runs whose summary says so."""
+    return [tabulate.profile_row(row) for row in profiles([run for run in summaries if "straggler_profile" in run])]

@@ -1,0 +1,131 @@
+"""A comparison as CSV and LaTeX, for programs and papers. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.records.compare.groups import Estimate, Group, ProfileRow
+from orchestrator.records.compare.paired import Paired
+from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
+from orchestrator.records.words.vocabulary import cause
+
+Column = tuple[str, Callable[[Group], str]]
+
+
+def with_interval(value: Estimate, show: Callable[[float], str]) -> str:
+    """The mean, and its interval where there is one."""
+    if value.mean is None:
+        return NONE
+    if value.low is None or value.high is None:
+        return show(value.mean)
+    return f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]"
+
+
+def by_cause(rounds: Mapping[str, int]) -> str:
+    """Rounds by the cause of their straggler, the most first: "its CPU 12, its uplink 3"."""
+    return ", ".join(f"{cause(name)} {count}" for name, count in sorted(rounds.items(), key=lambda item: -item[1]))
+
+
+def why_no_speed_up(row: Group, baseline: Group) -> str:
+    """In place of a speed-up that does not exist."""
+    who = row.method if not row.reached else baseline.method
+    return f"{NONE} ({who} missed the target)"
+
+
+def profile_row(row: ProfileRow) -> list[str]:
+    """A class of devices in one method: in how many rounds it had the straggler, and what that cost."""
+    rounds = f"{row.rounds} ({percent(row.share)})"
+    return [row.method, row.profile, rounds, seconds(row.waited_s), by_cause(row.why)]
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("method", lambda g: g.method),
+    ("runs", lambda g: str(g.runs)),
+    ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
+    ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
+    ("speed-up", lambda g: with_interval(g.speed_up, factor)),
+    ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
+    ("round, median", lambda g: with_interval(g.round_s, seconds)),
+    ("idle share", lambda g: with_interval(g.idle_share, percent)),
+    ("bytes", lambda g: with_interval(g.bytes_total, size)),
+)
+"""What is shown of a group, to people."""
+
+
+PAIRED: tuple[tuple[str, Callable[[Paired], str]], ...] = (
+    ("method", lambda p: p.method),
+    ("round", lambda p: with_interval(p.round_ratio, ratio)),
+    ("pairs of rounds", lambda p: str(p.rounds)),
+    ("time to target", lambda p: with_interval(p.time_ratio, ratio)),
+    ("experiments", lambda p: str(p.experiments)),
+)
+"""What is shown of paired ratios."""
+
+
+def about_pairs(rows: Sequence[Paired]) -> str:
+    """What the table of paired ratios shows. There is one row at least."""
+    several = any(row.experiments > 1 for row in rows)
+    over = "experiments" if several else "rounds of one experiment"
+    return f"Interleaved rounds, in pairs of one block: ÷ {rows[0].baseline}, geometric mean [95 % over {over}]"
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per run; names as in summary.json, None empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs: Sequence[Paired] = ()) -> str:
+    """A table for the package booktabs; what must be known to read it follows as comments. With `pairs` it has a column
+    of the rounds' paired ratios."""
+    columns = [column for column in COLUMNS if column[0] not in ("round, median", "bytes")]
+    if pairs:
+        columns.append(("round, paired ratio", lambda group: _paired_ratio(group, pairs)))
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"% Means over seeds, 95% intervals (Student's t); speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        *((f"% Paired ratios: {_plain(about_pairs(pairs))}.",) if pairs else ()),
+        *(f"% {_plain(note)}" for note in notes),
+        f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        "\\toprule",
+        " & ".join(_escaped(name) for name, _ in columns) + " \\\\",
+        "\\midrule",
+        *(" & ".join(_escaped(show(group)) for _, show in columns) + " \\\\" for group in groups),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _paired_ratio(group: Group, pairs: Sequence[Paired]) -> str:
+    """Of the method's rounds to the baseline's; 1 for the baseline itself."""
+    if group.method == pairs[0].baseline:
+        return ratio(1.0)
+    found = next((each.round_ratio for each in pairs if each.method == group.method), Estimate(None))
+    return with_interval(found, ratio)
+
+
+def _plain(text: str) -> str:
+    """Nothing in it can end a comment."""
+    return " ".join(text.split())
+
+
+_SPECIAL = {character: f"\\{character}" for character in "%&#_$"} | {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "×": "$\\times$",
+    "–": "--",
+}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_SPECIAL.get(character, character) for character in text)

@@ -1,0 +1,148 @@
+"""Who was slowest in a round, by how much, and why. Summary, report, live page and terminal take it from here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from orchestrator.records.critical.critical_path import NEAR, RoundPath, reason
+from orchestrator.records.timeline.timeline import RoundTimeline
+
+CAUSES = ("cpu", "uplink", "downlink", "server")
+
+_OF_PHASE = {
+    "decode": "cpu",
+    "compute": "cpu",  # with the time in which the quota stopped it
+    "encode": "cpu",
+    "blocked": "uplink",
+    "upload_tail": "uplink",
+    "dispatch": "downlink",
+    "download": "downlink",
+    "server_wait": "server",
+}
+
+
+class Costs(msgspec.Struct):
+    """What one device's time in a round was spent on; nanoseconds.
+
+    Attributes:
+        cpu, uplink, downlink, server: time that belongs to one cause.
+        held: part of `uplink` in which the server half was behind and held the link back.
+        reply_wait: time in which the device waited for replies.
+        replies_up, replies_down: how long its uploads and the replies to them took on the link, all together.
+    """
+
+    cpu: int = 0
+    uplink: int = 0
+    downlink: int = 0
+    server: int = 0
+    held: int = 0
+    reply_wait: int = 0
+    replies_up: int = 0
+    replies_down: int = 0
+
+    def by_cause(self) -> tuple[int, int, int, int]:
+        """In the order of CAUSES. A wait for a reply is its upload, then the server's step (and its queue), then its
+        download."""
+        held = min(self.uplink, self.held)
+        up = min(self.reply_wait, self.replies_up)
+        down = min(self.reply_wait - up, self.replies_down)
+        server = self.server + held + self.reply_wait - up - down
+        return self.cpu, self.uplink - held + up, self.downlink + down, server
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """The slowest device of a round. Seconds are not divided by the dilation.
+
+    Attributes:
+        device: "" where the gap is below 5 % of the round: then nobody is a straggler.
+        gap_s: behind the median device.
+        why: what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path:
+            the cause in which it is furthest behind the median device; "" where none stands out (`standing_out`).
+    """
+
+    device: str
+    gap_s: float
+    why: str
+    behind_s: dict[str, float]  # by cause, against the median device; empty where its costs are not known
+
+
+def straggler(timeline: RoundTimeline, path: RoundPath | None = None) -> Straggler | None:
+    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind.
+
+    Args:
+        path: of the round; it gives the reason.
+    """
+    facts = timeline.facts
+    if len(facts.done) < 2 or "serving" in facts.started.notes:
+        return None
+    seconds = {device: done.seconds for device, done in facts.done.items()}
+    return judge(seconds, {device: costs(timeline, device) for device in seconds}, path)
+
+
+def judge(seconds: Mapping[str, float], spent: Mapping[str, Costs], path: RoundPath | None = None) -> Straggler:
+    """The slowest of at least two devices, and why.
+
+    Args:
+        seconds: of all devices that got done, not divided.
+        spent: their costs, as far as these are known.
+        path: of the round; without one, the reason is the cause in which the device is furthest behind.
+    """
+    slowest = max(seconds, key=lambda device: seconds[device])
+    gap = seconds[slowest] - median(seconds.values())
+    if gap < NEAR * seconds[slowest]:
+        return Straggler("", gap, "", {})
+    if slowest not in spent:
+        return Straggler(slowest, gap, "", {})
+    causes = {device: of_device.by_cause() for device, of_device in spent.items()}
+    middle = [median(column) for column in zip(*causes.values(), strict=True)]
+    behind = {cause: (own - of) / 1e9 for cause, own, of in zip(CAUSES, causes[slowest], middle, strict=True)}
+    why = reason(path, slowest) if path is not None else standing_out(behind, gap)
+    return Straggler(slowest, gap, why, behind)
+
+
+LEAST = 0.1
+"""[ours] A cause that explains less than this share of the gap is not called its reason."""
+
+
+def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
+    """The cause in which a straggler is furthest behind; "" where it explains less than LEAST of the gap."""
+    why = max(behind_s, key=lambda cause: behind_s[cause])
+    return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
+
+
+def in_summary_row(slowest: Straggler | None, dilation: float) -> dict[str, Any]:
+    """A round's columns of summary.json."""
+    named = slowest if slowest is not None and slowest.device else None
+    return {
+        "straggler": named.device if named is not None else None,
+        "straggler_why": named.why if named is not None else None,
+        "straggler_gaps_s": slowest.gap_s / dilation if slowest is not None else None,
+        "straggler_behind_s": {cause: behind / dilation for cause, behind in named.behind_s.items()} if named else None,
+    }
+
+
+def waits(timeline: RoundTimeline) -> tuple[str | None, int]:
+    """For whom the round waited last, and the nanoseconds that all devices together spent waiting for others."""
+    waited = sum(device.sums.get("wait_for_others", 0) for device in timeline.devices.values())
+    names = (s.detail for device in timeline.devices.values() for s in device.segments if s.name == "wait_for_others")
+    return next(names, None) if waited else None, waited
+
+
+def costs(timeline: RoundTimeline, device: str) -> Costs:
+    """What a device's round was spent on, from its timeline."""
+    found, facts = Costs(), timeline.facts
+    totals = timeline.devices[device].sums if device in timeline.devices else {}
+    for name, length in totals.items():
+        if name in _OF_PHASE:
+            setattr(found, _OF_PHASE[name], getattr(found, _OF_PHASE[name]) + length)
+    done = facts.done.get(device)
+    found.held = round(done.held_s * 1e9) if done is not None else 0
+    found.reply_wait = totals.get("reply_wait", 0)
+    if found.reply_wait:
+        found.replies_up = sum(u.at_ns - u.first_ns for u in facts.uploads.get(device, ()))
+        found.replies_down = sum(r.at_ns - r.first_ns for r in facts.replies.get(device, ()))
+    return found

@@ -1,0 +1,215 @@
+"""The whole run over time: what every device did when, how much of its limits it used, what the host's processes used.
+
+One structure for the live page, from the state of a run that goes on (a device works or waits), and for the report,
+from the timelines (every name of its time). Pages draw it with `dashboard/static/over_time.js`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from orchestrator.records.live.run_state import RunState
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.shown.gantt import joined
+from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
+from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.timeline import RoundTimeline, Segment
+from orchestrator.records.timeline.utilisation import DeviceLoad, loads_of
+from orchestrator.records.words import vocabulary
+
+FINEST, MOST_BARS = 600, 24_000
+"""A stretch shorter than this part of the run is drawn with its neighbours; of all devices together at most so many."""
+
+MOST_CELLS = 300
+"""Cells of one device; of more rounds several are one cell, with their mean."""
+
+QUANTITIES = {"cpu": "CPU", "uplink": "uplink", "downlink": "downlink", "memory": "memory"}
+"""Fields of DeviceLoad, and what people read."""
+
+
+class RoundOnAxis(msgspec.Struct, frozen=True):
+    """A finished round on the time axis, in seconds divided by the dilation."""
+
+    number: int  # from 1
+    start_s: float
+    end_s: float
+    loads: Mapping[str, DeviceLoad | None]
+    cores: Mapping[str, float]  # CPU seconds per second: the whole host, and processes of the run
+    disturbed: Sequence[str] = ()
+
+
+def of_state(state: RunState) -> dict[str, Any]:
+    """Of a run that goes on: the axis is that of the page's curves."""
+    rounds = [
+        RoundOnAxis(
+            row.number + 1,
+            row.axis_s,
+            row.end_s,
+            {name: device.loads[index] for name, device in state.devices.items()},
+            row.load,
+            row.disturbed or (),
+        )
+        for index, row in enumerate(state.rows)
+        if row.seconds is not None
+    ]
+    lanes = {name: list(_worked(state, name)) for name in state.devices}
+    slowed = {name: device.slowed for name, device in state.devices.items()}
+    return _drawn(rounds, lanes, slowed, int(state.elapsed_s * 1e9))
+
+
+def _worked(state: RunState, name: str) -> Iterable[Segment]:
+    """What the state knows of a device in every finished round: until when it worked, and whether that counted."""
+    device = state.devices[name]
+    for index, row in enumerate(state.rows):
+        cut, took = device.cuts[index], device.actual_s[index]
+        start, end = int(row.axis_s * 1e9), int(row.end_s * 1e9)
+        if row.seconds is None or (cut is None and state.lanes):
+            continue
+        where = f"round {row.number + 1}"
+        if cut is None:
+            yield Segment("idle", start, end, where)
+        elif took is None:
+            yield Segment("left_out", start, end, where)
+        else:
+            done = min(end, start + int(took * 1e9))
+            yield Segment("working", start, done, f"{where}, cut {cut}")
+            if done < end:
+                yield Segment("wait_for_others", done, end, where)
+
+
+class OverTime:
+    """Takes the timelines of a run that is over, in their order. The axis is the wall clock since the first round,
+    evaluations included; a session begins where the one before it ended."""
+
+    def __init__(self, run: RunFacts) -> None:
+        self._begin: dict[int, int] = {}
+        self._sessions: dict[int, Session] = {}
+        before = 0
+        for session in run.sessions:
+            ends = [facts.end_ns for facts in session.rounds.values()]
+            self._begin[id(session)] = int(session.begin_ns - before * session.started.dilation)
+            before += int((max(ends) - session.begin_ns) / session.started.dilation) if ends else 0
+        self._sessions = {id(facts): session for session, facts in run.rounds()}
+        self._works = {id(session): works_of(session) for session in run.sessions}
+        self._limits = {id(session): Limits(session) for session in run.sessions}
+        self._memory = {info.name: info.memory_mib for s in run.sessions for info in s.started.devices}
+        self._hosts, self._total_ns, self._run = hosts_of_rounds(run), before, run
+        self._lanes: dict[str, list[Segment]] = {name: [] for name in self._memory}
+        self._finest_ns = _finest(before, len(self._lanes))
+        self._rounds: list[RoundOnAxis] = []
+
+    def add(self, timeline: RoundTimeline) -> None:
+        facts = timeline.facts
+        for name, device in timeline.devices.items():
+            own = [self._moved(segment, facts) for segment in device.segments]
+            self._lanes.setdefault(name, []).extend(joined(own, self._finest_ns))
+        if facts.finished is None:
+            return
+        session, host = self._sessions[id(facts)], self._hosts[facts.number]
+        start_s = self._at(facts.start_ns, facts) / 1e9
+        self._rounds.append(
+            RoundOnAxis(
+                facts.number + 1,
+                start_s,
+                start_s + facts.finished.seconds / facts.dilation,
+                loads_of(facts, self._works[id(session)], self._limits[id(session)], self._memory),
+                host.cores,
+                host.causes or (),
+            )
+        )
+
+    def _at(self, at_ns: int, facts: RoundFacts) -> int:
+        return int((at_ns - self._begin[id(self._sessions[id(facts)])]) / facts.dilation)
+
+    def _moved(self, segment: Segment, facts: RoundFacts) -> Segment:
+        """On the axis; details would keep neighbours apart."""
+        return Segment(segment.name, self._at(segment.start_ns, facts), self._at(segment.end_ns, facts))
+
+    def result(self) -> dict[str, Any]:
+        return _drawn(self._rounds, self._lanes, self._slowed(), self._total_ns)
+
+    def _slowed(self) -> dict[str, list[tuple[str, float, float]]]:
+        """By board: what slowed it down, from and to on the axis."""
+        found: dict[str, list[tuple[str, float, float]]] = {}
+        for session in self._run.sessions:
+            begin_ns, scale = self._begin[id(session)], 1e9 * session.started.dilation
+            for name, device in session.devices.items():
+                for mark, *ends in ((each.mark, each.begin_ns, each.end_ns) for each in device.slowed):
+                    begin_s, end_s = (max(0.0, (at_ns - begin_ns) / scale) for at_ns in ends)
+                    found.setdefault(name, []).append((mark, begin_s, end_s))
+        return found
+
+
+def _finest(total_ns: int, devices: int) -> int:
+    return total_ns // max(60, min(FINEST, MOST_BARS // max(1, devices)))
+
+
+def _drawn(
+    rounds: Sequence[RoundOnAxis],
+    lanes: Mapping[str, list[Segment]],
+    slowed: Mapping[str, Sequence[tuple[str, float, float]]],
+    total_ns: int,
+) -> dict[str, Any]:
+    finest = _finest(total_ns, len(lanes))
+    processes = dict.fromkeys(name for one in rounds for name in one.cores)
+    return {
+        "to": _short(total_ns / 1e9),
+        "lanes": [
+            {
+                "label": name,
+                "bars": [_bar(segment) for segment in joined(segments, finest)],
+                "marks": [(mark, _short(begin), _short(end)) for mark, begin, end in slowed.get(name, ())],
+            }
+            for name, segments in lanes.items()
+        ],
+        "loads": {
+            label: [{"label": name, "cells": _cells(rounds, name, field)} for name in lanes]
+            for field, label in QUANTITIES.items()
+        },
+        "host": {name: _processes(rounds, name) for name in processes},
+        "disturbed": [
+            {"x": _short(one.end_s), "text": f"round {one.number} was disturbed by {_causes(one.disturbed)}"}
+            for one in rounds
+            if one.disturbed
+        ],
+    }
+
+
+def _causes(names: Sequence[str]) -> str:
+    return vocabulary.disturbances(names)
+
+
+def _bar(segment: Segment) -> tuple[str, float, float, str]:
+    return segment.name, _short(segment.start_ns / 1e9), _short(segment.end_ns / 1e9), segment.detail
+
+
+def _cells(rounds: Sequence[RoundOnAxis], name: str, field: str) -> list[tuple[float, float, float, str]]:
+    """From, to, share, and which rounds."""
+    own = [(one, getattr(load, field)) for one in rounds if (load := one.loads.get(name)) is not None]
+    known = [(one, share) for one, share in own if share is not None]
+    step = max(1, -(-len(known) // MOST_CELLS))
+    parts = [known[at : at + step] for at in range(0, len(known), step)]
+    return [
+        (_short(part[0][0].start_s), _short(part[-1][0].end_s), _short(fmean(s for _, s in part)), _which(part))
+        for part in parts
+    ]
+
+
+def _which(part: Sequence[tuple[RoundOnAxis, float]]) -> str:
+    first, last = part[0][0].number, part[-1][0].number
+    return f"round {first}" if first == last else f"rounds {first} to {last}"
+
+
+def _processes(rounds: Sequence[RoundOnAxis], name: str) -> list[tuple[float, float]]:
+    """Ends of rounds and cores in use; of many rounds every n-th."""
+    points = [(_short(one.end_s), _short(one.cores[name])) for one in rounds if name in one.cores]
+    return points[:: max(1, -(-len(points) // MOST_CELLS))]
+
+
+def _short(value: float) -> float:
+    """Six digits are enough to draw with."""
+    return float(f"{value:.6g}")
