@@ -10,7 +10,7 @@ pytest.importorskip("cryptography")
 
 from edgebed.limits.spec import Limits
 from edgebed.models.staged import MODELS, seeded
-from orchestrator.fleet.profile import BOARD, DeviceSpec, FleetSpec
+from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec
 from orchestrator.look_alike.bench import Job
 from orchestrator.look_alike.measure import measure
 from tests.artificial_board import artificial_board
@@ -25,7 +25,7 @@ async def test_the_limits_of_an_artificial_board_are_found_again(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "test").build((1, 8, 8), 10), 0)
-    job = Job(net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=1)
+    job = Job(net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=3)
     with artificial_board(tmp_path, "pi", LIMITS):
         spec = FleetSpec("measure-pi", "local", 0.0, (DeviceSpec("pi", BOARD, "pi"),), tmp_path / "fleet.yaml")
         outcome = await measure(spec, "pi", job, "local", lambda line: None)
