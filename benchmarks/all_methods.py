@@ -29,7 +29,7 @@ from orchestrator.records.compare.quantities import quantity
 from orchestrator.records.compare.sim_error import SimError, sim_error
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 

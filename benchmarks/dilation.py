@@ -23,7 +23,7 @@ from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.spec.capacity import needed_dilation
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 from orchestrator.records.compare.ratios import interval
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 

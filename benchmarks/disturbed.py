@@ -22,7 +22,7 @@ from benchmarks._figures import figure, skip
 from benchmarks._runs import small_run
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.fleet.host.cores import usable_cores
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.records.types import Record, RoundFinished, RoundStarted
 from orchestrator.runs import session
 

@@ -24,7 +24,7 @@ import msgspec
 from benchmarks._figures import figure, percentile, skip
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 
 EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"

@@ -25,7 +25,7 @@ from benchmarks._figures import figure, skip
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.compare.ratios import interval
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 
 DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"

@@ -25,7 +25,7 @@ from orchestrator.analysis.loaded_run import Run
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import UNNAMED, Experiment, from_dict, load, only_methods
 from orchestrator.files.output import try_folder
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.runs.events import (
     DeviceLeftOut,
     Event,

@@ -12,8 +12,7 @@ import pandas as pd
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.groups import Estimate, Group, group
 from orchestrator.records.compare.paired import Paired, paired
-
-Summary = dict[str, Any]
+from orchestrator.records.summary import Summary
 
 
 def comparison_table(summaries: Sequence[Summary], by: Literal["method", "run"] = "method") -> pd.DataFrame:

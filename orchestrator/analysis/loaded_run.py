@@ -10,9 +10,11 @@ import pandas as pd
 
 from orchestrator.analysis import tables
 from orchestrator.files.yaml_file import load_yaml
+from orchestrator.records.account import explained_summary, whole
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.reader import read
-from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.summary import summarise_facts
+from orchestrator.records.run_index import RunFacts
+from orchestrator.records.summary import Summary
 
 
 class Run:
@@ -58,12 +60,12 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says: docs/records.md lists the names and units. Made from the records."""
-        return summarise_facts(self._facts)
+        return self._summary.as_dict()
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """One row per finished round, in the order in which rounds ended: duration, accuracy, bytes, straggler."""
-        return tables.rounds_table(self._facts, self.summary)
+        return tables.rounds_table(self._facts, self._summary)
 
     @cached_property
     def curve(self) -> pd.DataFrame:
@@ -78,7 +80,7 @@ class Run:
     @cached_property
     def devices(self) -> pd.DataFrame:
         """One row per device: its limits as the fleet file states them, its samples, bytes, and shares of time."""
-        return tables.devices_table(self._facts, self.summary)
+        return tables.devices_table(self._facts, self._summary)
 
     @cached_property
     def assignments(self) -> pd.DataFrame:
@@ -101,5 +103,13 @@ class Run:
         return tables.faults_table(self._facts)
 
     @cached_property
+    def _state(self) -> RunState:
+        return whole(read(self.path / "records.jsonl"))
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return explained_summary(self._state)
+
+    @property
     def _facts(self) -> RunFacts:
-        return sort(read(self.path / "records.jsonl"))
+        return self._state.run

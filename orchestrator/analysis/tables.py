@@ -13,7 +13,7 @@ All tables follow the same rules:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,34 +22,38 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.time_axis import Rounds, TimeAxis
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import BoardMark
+from orchestrator.records.critical.bound_by import RoundBounds, in_words
 from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.run_index import RoundFacts, RunFacts
+from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
 from orchestrator.records.timeline.board import BoardRound, boards_of_rounds, line_of
 from orchestrator.records.timeline.limits_in_force import Limits
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.vocabulary import BOUNDS, board_mark
 
-Summary = Mapping[str, Any]
 Row = tuple[Any, ...]
 
-FROM_SUMMARY = {
-    "round": "number",
-    "lane": "lane",
-    "duration_s": "round_s",
-    "elapsed_s": "elapsed_s",
-    "accuracy": "accuracy",
-    "loss": "loss",
-    "merged_devices": "merged",
-    "bytes": "bytes",
-    "straggler": "straggler",
-    "straggler_profile": "straggler_profile",
-    "straggler_cause": "straggler_why",
-    "straggler_gap_s": "straggler_gaps_s",
-    "waited_for": "waited_for",
-    "waited_s": "waited_s",
-    "timeline_residual_share": "timeline_residual",
+FROM_SUMMARY: dict[str, Callable[[RoundFigures], object]] = {
+    "round": lambda row: row.number,
+    "lane": lambda row: row.lane,
+    "duration_s": lambda row: row.round_s,
+    "elapsed_s": lambda row: row.elapsed_s,
+    "accuracy": lambda row: row.accuracy,
+    "loss": lambda row: row.loss,
+    "merged_devices": lambda row: row.merged,
+    "bytes": lambda row: row.bytes,
+    "straggler": lambda row: row.straggler,
+    "straggler_profile": lambda row: row.straggler_profile,
+    "straggler_cause": lambda row: row.straggler_why,
+    "straggler_gap_s": lambda row: row.straggler_gaps_s,
+    "waited_for": lambda row: row.waited_for,
+    "waited_s": lambda row: row.waited_s,
+    "timeline_residual_share": lambda row: row.timeline_residual,
+    "host_speed": lambda row: row.host_speed,
+    "stolen_share": lambda row: row.stolen_share,
+    "others_share": lambda row: row.others_share,
 }
-"""Columns of the rounds table, and the list of `summary.json` that each of them holds."""
+"""Columns of the rounds table, from the figures of a round."""
 
 PHASES = ("round", "lane", "device", "phase", "start_s", "duration_s", "waiting_for")
 UPLOADS = ("round", "device", "kind", "batch", "start_s", "duration_s", "bytes")
@@ -115,19 +119,17 @@ def rounds_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
     """One row per round, in the order in which rounds ended."""
     rounds = Rounds(run)
     start_s = {facts.number + 1: rounds.seconds(facts, facts.start_ns) for _, facts in rounds.finished}
-    table = _typed({name: summary[key] for name, key in FROM_SUMMARY.items()})
-    for name in ("host_speed", "stolen_share", "others_share"):
-        table[name] = pd.array(summary[name], dtype="float64")
-    table["disturbed"] = pd.array([_words(causes) for causes in summary["disturbed"]], dtype="str")
+    table = _typed({name: [of(row) for row in summary.rounds] for name, of in FROM_SUMMARY.items()})
+    table["disturbed"] = pd.array([_words(row.disturbed) for row in summary.rounds], dtype="str")
     table.insert(2, "start_s", table["round"].map(start_s).astype("float64"))
-    bounds = summary["round_bounds"]
-    table["bound_by"] = pd.array([None if row is None else row["text"] for row in bounds], dtype="str")
+    bounds = [row.round_bounds for row in summary.rounds]
+    table["bound_by"] = pd.array([None if found is None else in_words(found) for found in bounds], dtype="str")
     for what in BOUNDS:
         table[f"bound_by_{what}_share"] = pd.array([_share(row, what) for row in bounds], dtype="float64")
     for cause, seconds in _behind(summary).items():
         table[f"straggler_behind_{cause}_s"] = pd.array(seconds, dtype="float64")
-    for name, values in summary["extra"].items():
-        table[f"extra_{name}"] = pd.array(values, dtype="float64")
+    for name in dict.fromkeys(name for row in summary.rounds for name in row.extra):
+        table[f"extra_{name}"] = pd.array([row.extra.get(name) for row in summary.rounds], dtype="float64")
     return table
 
 
@@ -135,14 +137,14 @@ def _words(causes: Sequence[str] | None) -> str | None:
     return None if causes is None else " ".join(causes)
 
 
-def _share(bounds: Mapping[str, Any] | None, what: str) -> float | None:
+def _share(bounds: RoundBounds | None, what: str) -> float | None:
     """Share of a round for which bounds of one kind were on its critical path."""
-    return None if bounds is None else float(sum(row["share"] for row in bounds["parts"] if row["what"] == what))
+    return None if bounds is None else float(sum(part.share for part in bounds.parts if part.what == what))
 
 
 def _behind(summary: Summary) -> dict[str, list[float | None]]:
     """By cause: how many seconds the straggler was behind the median device; None in a round without a straggler."""
-    rows = [row or {} for row in summary["straggler_behind_s"]]
+    rows = [row.straggler_behind_s or {} for row in summary.rounds]
     return {cause: [row.get(cause) for row in rows] for cause in CAUSES}
 
 
@@ -173,18 +175,16 @@ def phases_table(run: RunFacts) -> pd.DataFrame:
 def devices_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
     """One row per device of the fleet."""
     infos = {info.name: info for session in run.sessions for info in session.started.devices}
-    return _table(DEVICES, (_device(info, summary) for info in infos.values()))
+    return _table(DEVICES, (_device(info, summary.devices[info.name], summary.rounds) for info in infos.values()))
 
 
-def _device(info: t.DeviceInfo, summary: Summary) -> Row:
-    name = info.name
+def _device(info: t.DeviceInfo, device: DeviceFigures, rounds: Sequence[RoundFigures]) -> Row:
     return (
-        *(name, info.profile, info.cpus, info.uplink_bit_s / 1e6, info.downlink_bit_s / 1e6, info.memory_mib),
+        *(info.name, info.profile, info.cpus, info.uplink_bit_s / 1e6, info.downlink_bit_s / 1e6, info.memory_mib),
         *(info.samples, sum(count > 0 for count in info.labels)),
-        *(sum(cut is not None for cut in summary["cut"][name]), summary["straggler"].count(name)),
-        *(summary["idle_share"][name], summary["throttled_share"][name]),
-        *(summary["tasks_in_quota"].get(name), summary["batches_in_quota"].get(name)),
-        *(summary["bytes_up"][name], summary["bytes_down"][name]),
+        *(sum(cut is not None for cut in device.cut), sum(row.straggler == info.name for row in rounds)),
+        *(device.idle_share, device.throttled_share, device.tasks_in_quota, device.batches_in_quota),
+        *(device.bytes_up, device.bytes_down),
     )
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from orchestrator.cli.arguments import Runs
 from orchestrator.cli.console import console, log, print_json
+from orchestrator.records.account import load_summary
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import Comparison, compare
 from orchestrator.records.compare.curves import Spread
@@ -22,7 +23,7 @@ from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.compare.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import load_summary
+from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.report import write_comparison
 from orchestrator.report.look import Look, Width
@@ -33,8 +34,6 @@ MOST_COLUMNS = 6
 
 SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
-
-Summary = dict[str, Any]
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +74,7 @@ def command(
     if csv is not None:
         _save(csv, tabulate.to_csv(compare(summaries).rows))
     if latex is not None:
-        notes, base = compare(summaries).notes, summaries[-1]["method"]
+        notes, base = compare(summaries).notes, summaries[-1].method
         _save(latex, tabulate.to_latex(group(summaries), base, notes, paired(summaries)))
     if paths := [path for path in (pdf, svg, png) if path is not None]:
         _write_figures(summaries, paths, figure, Look(width, title, spread))
@@ -102,7 +101,7 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
     if len(summaries) <= MOST_COLUMNS:
         _print(comparison)
     if len(groups) < len(summaries):
-        _print_groups(groups, summaries[-1]["method"])
+        _print_groups(groups, summaries[-1].method)
     if pairs:
         _print_pairs(pairs)
     _print_profiles(stragglers)
@@ -183,7 +182,7 @@ def _sim_error_of(folders: Sequence[Path]) -> SimError | None:
     """The error of a simulation, where the folders are one and a real run of the same method."""
     if len(folders) != 2:
         return None
-    if sum(load_summary(folder)["enforcement"] == SIMULATED for folder in folders) != 1:
+    if sum(load_summary(folder).enforcement == SIMULATED for folder in folders) != 1:
         return None
     pair = simulation_and_real([sort(read(folder / "records.jsonl")) for folder in folders])
     return None if pair is None else sim_error(*pair)

@@ -12,10 +12,10 @@ from orchestrator.cli.console import console, log
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
+from orchestrator.records.account import load_summary
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.metrics import exposition
-from orchestrator.records.summary import load_summary
 from orchestrator.runs.find import complete_run, find_run
 
 

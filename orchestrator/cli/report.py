@@ -44,4 +44,4 @@ def _write(folder: Path, pdf: Path | None, png: Path | None) -> dict[str, Any]:
         summary = write_results(folder)
         if pdf is not None or png is not None:
             write_figures(folder, pdf, png)
-    return summary
+    return summary.as_dict()

@@ -25,11 +25,14 @@ from orchestrator.dashboard import files
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, history, measures
+from orchestrator.dashboard.view import Cursor, changes, history
+from orchestrator.records.account import stored_summary
 from orchestrator.records.compare.page import compared
 from orchestrator.records.live.run_state import RunState
+from orchestrator.records.live.summing import summary_of
 from orchestrator.records.shown.metrics import exposition
 from orchestrator.records.shown.over_time import of_state
+from orchestrator.records.summary import Summary
 from orchestrator.records.words import palette
 from orchestrator.records.words.vocabulary import for_page
 
@@ -233,36 +236,25 @@ class DashboardAPI:
         for name in request.query_params.get("runs", "").split(",")[:MOST_COMPARED]:
             run = await self.fresh(name)
             if run is not None and run.follower.state.sessions:
-                found.append(await run.within(functools.partial(_measures, run.follower)))
+                found.append(await run.within(functools.partial(_summary, run.follower)))
         return _json(await asyncio.to_thread(compared, found))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format: the runs that are named, or the newest of the list."""
         asked = [name for name in request.query_params.get("runs", "").split(",") if name]
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Summary] = {}
         for name in asked or [card["id"] for card in (await self.cards())[:SCRAPED]]:
             run = await self.fresh(name)
             if run is not None and run.follower.state.sessions:
-                known = await run.within(functools.partial(_measures, run.follower))
-                found.setdefault(known["run"], known)  # two folders may hold copies of one run
+                known = await run.within(functools.partial(_summary, run.follower))
+                found.setdefault(known.run, known)  # two folders may hold copies of one run
         text = await asyncio.to_thread(exposition, list(found.values()))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _measures(follower: RecordTail) -> dict[str, Any]:
-    """What is known of a run for a scrape or a comparison; all of it once the run is over."""
-    return measures(follower.state) | _whole(follower)
-
-
-def _whole(follower: RecordTail) -> dict[str, Any]:
-    """`summary.json` where it is newer than the records."""
-    file = follower.path.with_name("summary.json")
-    try:
-        if file.stat().st_mtime >= follower.path.stat().st_mtime:
-            return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        pass
-    return {}
+def _summary(follower: RecordTail) -> Summary:
+    """What is known of a run for a scrape or a comparison."""
+    return stored_summary(follower.path.parent) or summary_of(follower.state)
 
 
 def _changes(follower: RecordTail, cursor: Cursor) -> bytes | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import msgspec
 
-from edgebed.device.phases import OWN_WORK
-from orchestrator.records.critical.bound_by import in_words, more_words, over_rounds
+from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
-from orchestrator.records.summary import percentile
+from orchestrator.records.live.summing import on_axis, progress
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.words.palette import style
-from orchestrator.records.words.vocabulary import server_note
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
@@ -67,49 +64,40 @@ def _first_changed(state: RunState, cursor: Cursor) -> int:
 
 def head(state: RunState) -> dict[str, Any]:
     """What must always be in sight."""
-    started = state.sessions[-1].started
+    ends = on_axis(state)
+    now = progress(state, ends)
     judged = [row for row in state.calibration if row.judged]
-    kinds = [session.started.enforcement for session in state.sessions]
     return {
-        "run": started.run,
-        "experiment": started.experiment,
-        "method": started.method,
-        "style": msgspec.structs.asdict(style(started.method)),
-        "serving": started.method == "serve",
-        "seed": started.seed,
-        "backend": started.backend,
-        "enforcement": next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1]),
-        "unlimited": [device.name for device in started.devices if device.unlimited],
-        "limited_boards": [device.name for device in started.devices if device.board and not device.unlimited],
-        "grain": started.grain,
-        "dilation": max(session.started.dilation for session in state.sessions),
-        "server_note": server_note(max(each.started.dilation for each in state.sessions), started.server_cpus),
-        "calibrated": all(session.started.calibrated for session in state.sessions),
+        "run": now.run,
+        "experiment": now.experiment,
+        "method": now.method,
+        "style": msgspec.structs.asdict(style(now.method)),
+        "serving": now.method == "serve",
+        "seed": now.seed,
+        "backend": now.backend,
+        "enforcement": now.enforcement,
+        "unlimited": now.unlimited,
+        "limited_boards": now.limited_boards,
+        "grain": now.grain,
+        "dilation": now.dilation,
+        "server_note": now.server_note,
+        "calibrated": now.calibrated,
         "checks": len(judged),
         "checks_failed": sum(not row.passed for row in judged),
-        "started": state.sessions[0].started.wall,
-        "resumed": len(state.sessions) - 1,
+        "started": now.started,
+        "resumed": now.resumed,
         "ended": state.ended,
-        "target": started.target_accuracy,
+        "target": now.target_accuracy,
         "elapsed_s": state.elapsed_s,
-        "bytes_up": state.bytes_up,
-        "bytes_down": state.bytes_down,
-        "figures": _figures(state),
-    }
-
-
-def _figures(state: RunState) -> dict[str, float | None]:
-    """What the page shows on top, computed as for `summary.json`."""
-    done = state.finished
-    gaps = [row.gap_s for row in done if row.gap_s is not None]
-    known = [row for row in done if row.accuracy is not None]
-    target = state.session.started.target_accuracy
-    return {
-        "rounds": len(done),
-        "final_accuracy": known[-1].accuracy if known else None,
-        "best_accuracy": max((row.accuracy or 0.0 for row in known), default=None),
-        "time_to_target_s": next((row.end_s for row in known if (row.accuracy or 0.0) >= target), None),
-        "straggler_gap_s": median(gaps) if gaps else None,
+        "bytes_up": now.bytes_up_total,
+        "bytes_down": now.bytes_down_total,
+        "figures": {
+            "rounds": len(ends),
+            "final_accuracy": now.final_accuracy,
+            "best_accuracy": now.best_accuracy,
+            "time_to_target_s": now.time_to_target_s,
+            "straggler_gap_s": now.straggler_gap_s,
+        },
     }
 
 
@@ -123,7 +111,7 @@ def _row(row: RoundRow) -> list[Any]:
         *numbers,
         row.drawn,
         row.merged,
-        row.left_out,
+        sum(row.left_out.values()),
         row.straggler,
         _short(row.gap_s),
         row.why,
@@ -155,7 +143,7 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
         "reprofiled": None if device.reprofiled is None else device.reprofiled + 1,
         "cpu_share": _short(device.cpu_share),
         "throttled_share": _short(device.throttled_share),
-        "batches_in_quota": _short(device.in_quota),
+        "batches_in_quota": _short(device.in_quota.piece_share),
         "uplink_share": _short(device.uplink_share),
         "downlink_share": _short(device.downlink_share),
         "memory_used_mib": _short(device.memory_used_mib),
@@ -172,13 +160,18 @@ def _boards(state: RunState) -> dict[str, Any] | None:
     """A table of the real boards; None where there are none."""
     devices = {name: state.session.device(name) for name in state.devices}
     rows = [
-        board_row(
-            name, facts.host, facts.readings[-1][1] if facts.readings else None, _last(state.devices[name].joules)
-        )
+        board_row(name, facts.host, facts.readings[-1][1] if facts.readings else None, _joules(state.devices[name]))
         for name, facts in devices.items()
         if SENSORS in facts.host
     ]
     return {"columns": BOARD_COLUMNS, "rows": rows} if rows else None
+
+
+def _joules(device: DeviceState) -> float | None:
+    """Of the last round whose energy is known."""
+    return next(
+        (each.joules for each in reversed(device.boards[-50:]) if each is not None and each.joules is not None), None
+    )
 
 
 def history(state: RunState, name: str) -> dict[str, Any] | None:
@@ -194,81 +187,6 @@ def history(state: RunState, name: str) -> dict[str, Any] | None:
         "actual_s": [_short(value) for value in device.actual_s],
         "events": [_event(event) for event in state.events if event.device == name],
     }
-
-
-def summary(state: RunState) -> dict[str, Any]:
-    """The figures of a run that a comparison shows, as far as they are known from the state; see docs/records.md."""
-    seconds = sorted(row.seconds for row in state.rows if row.seconds is not None)
-    top, target = head(state), state.session.started.target_accuracy
-    figures = top.pop("figures")
-    found: dict[str, Any] = (
-        top
-        | figures
-        | {
-            "ended": top["ended"] or "not yet, or killed",
-            "target_accuracy": target,
-            "total_s": state.elapsed_s,
-            "round_s_median": median(seconds) if seconds else None,
-            "round_s_p95": percentile(seconds, 0.95),
-            "idle_share_mean": None,
-            "timeline_residual_max": None,
-            "batches_in_quota_share": _in_quota(state),
-            "disturbed_rounds": _disturbed(state),
-            "disturbed": [row.disturbed for row in state.rows if row.seconds is not None],
-            "bytes_up_total": state.bytes_up,
-            "bytes_down_total": state.bytes_down,
-        }
-    )
-    rounds = ((row.bounds, row.seconds) for row in state.rows)
-    return found | over_rounds((bounds, seconds) for bounds, seconds in rounds if bounds is not None and seconds)
-
-
-def _in_quota(state: RunState) -> float | None:
-    """Share of all batches within one period's quota; None: none was counted."""
-    pieces = sum(device.pieces for device in state.devices.values())
-    return sum(device.pieces_in_quota for device in state.devices.values()) / pieces if pieces else None
-
-
-def _disturbed(state: RunState) -> int | None:
-    known = [row.disturbed for row in state.rows if row.disturbed is not None]
-    return sum(bool(causes) for causes in known) if known else None
-
-
-def measures(state: RunState) -> dict[str, Any]:
-    """`summary` with the columns and figures of devices that `orchestrator.records.shown.metrics` shows. What only the
-    whole timeline tells (idle shares, waits by name) is left out: it is known when the run is over."""
-    done = state.finished
-    devices = state.devices
-    return summary(state) | {
-        "number": [row.number + 1 for row in done],
-        "round_s": [row.seconds for row in done],
-        "elapsed_s": [row.end_s for row in done],
-        "accuracy": [row.accuracy for row in done],
-        "bytes": [row.bytes for row in done],
-        "straggler_gaps_s": [row.gap_s for row in done],
-        "loss": [row.loss for row in done],
-        "straggler": [row.straggler or None for row in done],
-        "straggler_why": [row.why for row in done],
-        "events": sum(event.kind in ("fault", "left", "joined", "out") for event in state.events),
-        "profiles": {name: device.profile for name, device in devices.items()},
-        "bytes_up": {name: device.bytes_up for name, device in devices.items()},
-        "bytes_down": {name: device.bytes_down for name, device in devices.items()},
-        "cut": {name: device.cuts for name, device in devices.items()},
-        "phase_s": {name: _spent(device, state.dilation) for name, device in devices.items()},
-        "throttled_share": {name: _stopped(device) for name, device in devices.items()},
-        "idle_share": {},
-        "tasks_in_quota": {},
-        "batches_in_quota": {name: device.in_quota for name, device in devices.items()},
-    }
-
-
-def _spent(device: DeviceState, dilation: float) -> dict[str, float]:
-    return {name: ns / 1e9 / dilation for name, ns in sorted(device.phase_ns.items()) if name != "waiting"}
-
-
-def _stopped(device: DeviceState) -> float | None:
-    work = sum(device.phase_ns.get(name, 0) for name in OWN_WORK)
-    return min(1.0, device.stopped_ns / work) if device.stopped_ns and work else None
 
 
 def _last(values: list[Any]) -> Any:

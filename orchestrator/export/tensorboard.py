@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from orchestrator.export.extras import load
+from orchestrator.records.summary import Summary
 
-Summary = dict[str, Any]
 Point = tuple[str, float, int, float]
 """Tag, value, step, seconds on the time axis."""
 
 
 def points(summary: Summary) -> Iterator[Point]:
     """Every number of every round."""
-    named = {
-        "accuracy/test": summary["accuracy"],
-        "loss/test": summary["loss"],
-        "round/seconds": summary["round_s"],
-        "round/straggler_gap_s": summary["straggler_gaps_s"],
-        "round/waited_device_s": summary["waited_s"],
-        "round/merged": summary["merged"],
-        "round/timeline_residual": summary["timeline_residual"],
+    rounds = summary.rounds
+    named: dict[str, Sequence[float | None]] = {
+        "accuracy/test": [row.accuracy for row in rounds],
+        "loss/test": [row.loss for row in rounds],
+        "round/seconds": [row.round_s for row in rounds],
+        "round/straggler_gap_s": [row.straggler_gaps_s for row in rounds],
+        "round/waited_device_s": [row.waited_s for row in rounds],
+        "round/merged": [row.merged for row in rounds],
+        "round/timeline_residual": [row.timeline_residual for row in rounds],
     }
-    named |= {f"extra/{name}": values for name, values in summary["extra"].items()}
-    named |= {f"cut/{device}": values for device, values in summary["cut"].items()}
-    named |= {f"device_s/{device}": values for device, values in summary["actual_s"].items()}
-    for index in range(summary["rounds"]):
+    extra = dict.fromkeys(name for row in rounds for name in row.extra)
+    named |= {f"extra/{name}": [row.extra.get(name) for row in rounds] for name in extra}
+    named |= {f"cut/{name}": device.cut for name, device in summary.devices.items()}
+    named |= {f"device_s/{name}": device.actual_s for name, device in summary.devices.items()}
+    for index, row in enumerate(rounds):
         for tag, values in named.items():
-            if values[index] is not None:
-                yield tag, float(values[index]), index + 1, summary["elapsed_s"][index]
+            if (value := values[index]) is not None:
+                yield tag, float(value), index + 1, row.elapsed_s
 
 
 def write_tensorboard(summary: Summary, folder: Path) -> None:
@@ -43,9 +44,10 @@ def write_tensorboard(summary: Summary, folder: Path) -> None:
     """
     load("tensorboard", "TensorBoard")
     writer = load("torch.utils.tensorboard", "TensorBoard").SummaryWriter(str(folder))
-    start = datetime.fromisoformat(summary["started"]).timestamp()
+    start = datetime.fromisoformat(summary.started).timestamp()
     for tag, value, step, at_s in points(summary):
         writer.add_scalar(tag, value, step, walltime=start + at_s)
-    about = {key: summary[key] for key in ("run", "method", "seed", "enforcement", "dilation", "calibrated", "ended")}
+    wanted = ("run", "method", "seed", "enforcement", "dilation", "calibrated", "ended")
+    about = {name: getattr(summary, name) for name in wanted}
     writer.add_text("run", "  \n".join(f"{key}: {value}" for key, value in about.items()), 0, walltime=start)
     writer.close()

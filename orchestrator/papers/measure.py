@@ -14,9 +14,9 @@ from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.papers.tables import Column, Job, Reproduction, chosen, jobs
+from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import quantity
 from orchestrator.records.compare.ratios import Cell, cells
-from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
 from orchestrator.runs.request import Notify
 from orchestrator.runs.signals import run_to_end
@@ -82,7 +82,7 @@ def measure(
 
 def longest_round_s(folder: Path) -> float:
     """Seconds of the longest round of a run."""
-    elapsed: list[float] = load_summary(folder)["elapsed_s"]
+    elapsed: list[float] = [row.elapsed_s for row in load_summary(folder).rounds]
     return max(after - before for before, after in pairwise([0.0, *elapsed]))
 
 
@@ -142,7 +142,7 @@ def run_once(
     key = hashlib.sha256(msgspec.json.encode((version("edgebed"), how, experiment, devices))).hexdigest()[:12]
     parent = runs / f"{experiment.name}-{key}"
     for folder in [] if fresh else sorted(parent.glob("*/summary.json")):
-        if load_summary(folder.parent)["ended"] in ("target reached", "rounds done"):
+        if load_summary(folder.parent).ended in ("target reached", "rounds done"):
             return folder.parent
     parent.mkdir(parents=True, exist_ok=True)
     quiet = session.Watch(session.quiet)

@@ -10,10 +10,10 @@ from statistics import mean
 from typing import Any
 
 from edgebed.errors import UsageError
+from orchestrator.records.live.summing import percentile
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
-from orchestrator.records.summary import percentile
-from orchestrator.records.timeline.in_quota import InQuota
+from orchestrator.records.timeline.in_quota import counted
 from orchestrator.records.types import Record
 
 
@@ -61,7 +61,7 @@ class _Summary:
             "enforcement": self._run.enforcement,
             "dilation": self._run.dilation,
             "grain": started.grain,
-            "requests_in_quota_share": InQuota(update.report for update in self._facts.updates.values()).pieces,
+            "requests_in_quota_share": counted(update.report for update in self._facts.updates.values()).piece_share,
             "calibrated": self._run.calibrated,
             "ended": self._run.sessions[-1].finished.why if self._run.sessions[-1].finished else "not yet, or killed",
             "requests": plan["requests"],
@@ -115,7 +115,7 @@ class _Summary:
             **self._spread("wait_s", [hop.began_ns - hop.queued_ns for hop in hops]),
             **self._spread("work_s", [hop.done_ns - hop.began_ns for hop in hops]),
             "most_waiting": most_waiting(hops),
-            "requests_in_quota": InQuota([end.report] if (end := self._facts.updates.get(node)) else []).pieces,
+            "requests_in_quota": counted([end.report] if (end := self._facts.updates.get(node)) else []).piece_share,
         }
 
     def _links(self) -> list[dict[str, Any]]:

@@ -8,12 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgebed.errors import FileError
+from orchestrator.records.account import load_summary, whole, write_account, write_summary
+from orchestrator.records.live.run_state import RunState
+from orchestrator.records.live.settling import explained
+from orchestrator.records.live.summing import summary_of
 from orchestrator.records.reader import read
-from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.run_index import RunFacts
 from orchestrator.records.shown.over_time import OverTime
 from orchestrator.records.shown.round_view import round_view
-from orchestrator.records.summary import Summing, load_summary, write_summary
-from orchestrator.records.timeline.timeline import timelines
+from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import seconds
 from orchestrator.report import charts
 from orchestrator.report.page import Collected, comparison_page, mean_phases, report_page
@@ -23,12 +26,12 @@ MOST_SEGMENTS = 25_000
 """Segments of all rounds that can be chosen; of longer runs only special rounds can be. The page stays below 2 MB."""
 
 
-def write_results(folder: Path) -> charts.Summary:
+def write_results(folder: Path) -> Summary:
     """Write summary, calibration, report and trace of the run in `folder`, and return the summary."""
     with _without_collector():
-        run = sort(read(folder / "records.jsonl"))
-        summary = _write_report(folder, run)
-        write_summary(folder, run, summary)
+        state = whole(read(folder / "records.jsonl"))
+        summary = _write_report(folder, state)
+        write_account(folder, state, summary)
         return summary
 
 
@@ -50,25 +53,25 @@ def write_what_fits(folder: Path, notify: Callable[[str], None]) -> None:
 def write_report(folder: Path) -> None:
     """Write `report.html` and `trace.json` of the run in `folder` from its records."""
     with _without_collector():
-        _write_report(folder, sort(read(folder / "records.jsonl")))
+        _write_report(folder, whole(read(folder / "records.jsonl")))
 
 
-def _write_report(folder: Path, run: RunFacts) -> charts.Summary:
+def _write_report(folder: Path, state: RunState) -> Summary:
     """One pass over the rounds: each timeline is made once for summary, charts and trace."""
+    run = state.run
     labels = _chosen(run)
     collected = Collected(experiment=_text(folder / "experiment.yaml"))
-    summing, trace, whole = Summing(run), TraceFile(folder / "trace.json", run), OverTime(run)
-    for timeline in timelines(run):
-        summing.add(timeline)
+    trace, over_time = TraceFile(folder / "trace.json", run), OverTime(run)
+    for timeline in explained(state):
         trace.add(timeline)
-        whole.add(timeline)
+        over_time.add(timeline)
         if timeline.facts.number in labels:
             collected.drawn.append((labels[timeline.facts.number], round_view(timeline, timeline.facts.end_ns)))
         if timeline.facts.finished is not None:
             collected.phases.append((timeline.facts.number + 1, mean_phases(timeline)))
     trace.close()
-    collected.over_time = whole.result()
-    summary = summing.result()
+    collected.over_time = over_time.result()
+    summary = summary_of(state)
     _write(folder / "report.html", report_page(run, summary, collected))
     return summary
 
@@ -78,16 +81,15 @@ def write_figures(folder: Path, pdf: Path | None = None, png: Path | None = None
     from orchestrator.report.figures import write_pdf, write_png  # matplotlib takes its time; runs need none of it
 
     with _without_collector():
-        run = sort(read(folder / "records.jsonl"))
-        wanted = _median(run)
-        phases, chosen, summing = [], None, Summing(run)
-        for timeline in timelines(run):
-            summing.add(timeline)
+        state = whole(read(folder / "records.jsonl"))
+        wanted = _median(state.run)
+        phases, chosen = [], None
+        for timeline in explained(state):
             if timeline.facts.finished is not None:
                 phases.append((timeline.facts.number + 1, mean_phases(timeline)))
             if timeline.facts.number == wanted:
                 chosen = timeline
-        summary = summing.result()
+        summary = summary_of(state)
     for path, write in ((pdf, write_pdf), (png, write_png)):
         if path is not None:
             write(path, summary, phases, chosen)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from orchestrator.records.board_marks import MARKS
+from orchestrator.records.summary import DeviceFigures, Summary
 from orchestrator.records.timeline.board import clock_words
 from orchestrator.records.words.formatting import NONE, known, number
 
@@ -26,15 +26,15 @@ BOARD_COLUMNS = (
 """Heads of the rows of boards."""
 
 
-def board_rows(summary: dict[str, Any]) -> list[list[str]]:
+def board_rows(summary: Summary) -> list[list[str]]:
     """What the real boards said of themselves, and what their sensors read over all rounds."""
-    return [_board_row(name, facts, summary) for name, facts in summary["boards"].items()]
+    return [_board_row(name, facts, summary.devices[name]) for name, facts in summary.boards.items()]
 
 
-def _board_row(name: str, facts: dict[str, str], summary: dict[str, Any]) -> list[str]:
-    hottest = max((each for each in summary["board_celsius"].get(name, ()) if each is not None), default=None)
-    marks = [each for each in summary["board_marks"].get(name, ()) if each is not None]
-    joules = [each for each in summary["joules"].get(name, ()) if each is not None]
+def _board_row(name: str, facts: dict[str, str], device: DeviceFigures) -> list[str]:
+    hottest = max((each for each in device.board_celsius if each is not None), default=None)
+    marks = [each for each in device.board_marks if each is not None]
+    joules = [each for each in device.joules if each is not None]
     torch = " ".join(facts[key] for key in ("torch", "torch_build", "torch_simd") if key in facts)
     return [
         name,

@@ -14,10 +14,11 @@ import msgspec
 
 from orchestrator.records.compare.curves import Along, curve
 from orchestrator.records.run_index import RunFacts
+from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.timeline.events import events
 from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import NONE, known, percent, seconds
 from orchestrator.records.words.formatting import accuracy as accuracy_text
-from orchestrator.records.words.formatting import percent, seconds
 from orchestrator.records.words.palette import COLOURED_AS, RUNS, ordered, style
 from orchestrator.records.words.vocabulary import phase
 
@@ -25,8 +26,6 @@ MOST_BARS, MOST_POINTS = 400, 4000
 """Most rounds in a chart of bars, and points in one of points: more cannot be told apart and slow the page."""
 
 Figure = dict[str, Any]
-Summary = dict[str, Any]
-
 OVER: dict[Along, tuple[str, list[str]]] = {
     "time": ("Accuracy over time", ["seconds of training (see below)", "tick", "seconds"]),
     "bytes": ("Accuracy over bytes", ["bytes of all devices, both ways", "bytes"]),
@@ -43,9 +42,9 @@ def chart(title: str, series: list[Figure], x: list[str], y: list[str], **more: 
 def accuracy(summary: Summary, over: Along) -> Figure:
     """Accuracy on the test set over time or bytes, with the target."""
     title, x = OVER[over]
-    look = msgspec.structs.asdict(style(summary["method"]))
+    look = msgspec.structs.asdict(style(summary.method))
     series = {"name": "", "cls": f"c{look['colour']}", "points": _short(curve(summary, over))}
-    target = summary["target_accuracy"]
+    target = summary.target_accuracy
     line = {"y": target, "label": f"target {accuracy_text(target)}"}
     scale = {"yMin": 0, "yMax": 1, "line": line}
     return chart(title, [series], x, ["test accuracy", "share", "accuracy"], **scale)
@@ -59,9 +58,9 @@ def extra(summary: Summary) -> Figure | None:
             "cls": f"c{index % len(RUNS)}",
             "dash": index % 5,
             "marker": index % 8,
-            "points": _short([(x, y) for x, y in zip(summary["elapsed_s"], values, strict=True) if y is not None]),
+            "points": _short([(row.elapsed_s, row.extra[name]) for row in summary.rounds if name in row.extra]),
         }
-        for index, (name, values) in enumerate(summary["extra"].items())
+        for index, name in enumerate(dict.fromkeys(name for row in summary.rounds for name in row.extra))
     ]
     title = "What the method measured besides"
     return chart(title, series, ["seconds of training", "tick", "seconds"], ["", "number"]) if series else None
@@ -102,7 +101,7 @@ def marks(run: RunFacts) -> list[tuple[int, str, str]]:
     for session in run.sessions:
         starts = sorted((facts.start_ns, facts.number) for facts in session.rounds.values())
         times = [start for start, _ in starts]
-        for event in events(session) if starts else ():
+        for event in events(session, session.events, session.limits) if starts else ():
             ahead = event.kind == "profile"  # a profile is put on before the round that it is for
             index = bisect_right(times, event.at_ns) - 1 + ahead
             number = starts[min(max(0, index), len(starts) - 1)][1] + 1
@@ -117,7 +116,7 @@ def stride(count: int, most: int) -> int:
 
 def shares(summary: Summary) -> Figure:
     """How each device spent the time of all rounds."""
-    phases: dict[str, dict[str, float]] = summary["phase_s"]
+    phases = {name: device.phase_s for name, device in summary.devices.items()}
     names = ordered({name for sums in phases.values() for name in sums})
     return {
         "kind": "rows",
@@ -144,18 +143,17 @@ def _stacked(sums: dict[str, float], names: Sequence[str]) -> list[list[Any]]:
 
 def rounds(summary: Summary, happened: Sequence[tuple[int, str, str]] = ()) -> Figure:
     """Seconds of every round, and how far the slowest device was behind the median one, by cause."""
-    columns = ("number", "straggler_gaps_s", "straggler", "straggler_why", "round_s")
-    rows = sorted(zip(*(summary[name] for name in columns), strict=True))
+    rows = sorted(summary.rounds, key=lambda row: row.number)
     series: list[Figure] = []
     for cause in COLOURED_AS:
-        own = [row for row in rows if row[3] == cause]
+        own = [row for row in rows if row.straggler_why == cause]
         cls = f"k-{cause or 'none'}"
-        points = [[n, _digits(gap), _behind(n, gap, who, cause), None, cls] for n, gap, who, _, _ in own]
+        points = [[row.number, _digits(row.straggler_gaps_s), _behind(row, cause), None, cls] for row in own]
         if own:
             series.append({"name": f"gap: {vocabulary.cause(cause)}", "cls": cls, "bars": True, "points": points})
-    lengths = [[row[0], _digits(row[4]), f"round {row[0]}: {seconds(row[4])}"] for row in rows]
+    lengths = [[row.number, _digits(row.round_s), f"round {row.number}: {seconds(row.round_s)}"] for row in rows]
     series.append({"name": "length of the round", "cls": "own", "points": lengths})
-    cells = [[n, seconds(length), *_gap_cells(gap, who, why)] for n, gap, who, why, length in rows]
+    cells = [[row.number, seconds(row.round_s), *_gap_cells(row)] for row in rows]
     found = [*happened, *_disturbed(summary)]
     return chart(
         "Rounds, and how far the slowest device was behind",
@@ -169,27 +167,32 @@ def rounds(summary: Summary, happened: Sequence[tuple[int, str, str]] = ()) -> F
     )
 
 
-def _behind(number: int, gap_s: float, who: str | None, cause: str) -> str:
-    whose = f"{who}, {vocabulary.cause(cause)}" if who else "no straggler"
-    return f"round {number}: {seconds(gap_s)} behind the median ({whose})"
+def _behind(row: RoundFigures, cause: str) -> str:
+    whose = f"{row.straggler}, {vocabulary.cause(cause)}" if row.straggler else "no straggler"
+    return f"round {row.number}: {seconds(row.straggler_gaps_s or 0.0)} behind the median ({whose})"
 
 
-def _gap_cells(gap_s: float | None, who: str | None, why: str | None) -> list[str]:
-    return [who or "–", "–" if gap_s is None else seconds(gap_s), "–" if why is None else vocabulary.cause(why)]
+def _gap_cells(row: RoundFigures) -> list[str]:
+    gap, why = known(row.straggler_gaps_s, seconds), known(row.straggler_why, vocabulary.cause)
+    return [row.straggler or NONE, gap, why]
 
 
 def _disturbed(summary: Summary) -> list[tuple[int, str, str]]:
-    pairs = zip(summary["number"], summary["disturbed"], strict=True)
-    return [(n, "disturbed", f"disturbed by {vocabulary.disturbances(causes)}") for n, causes in pairs if causes]
+    return [
+        (row.number, "disturbed", f"disturbed by {vocabulary.disturbances(row.disturbed)}")
+        for row in summary.rounds
+        if row.disturbed
+    ]
 
 
 def cuts(summary: Summary) -> Figure:
     """Which cut each device had in each round, the darker the more stages on the device; of a long run every n-th."""
-    by_device: dict[str, list[int | None]] = summary["cut"]
-    step = stride(summary["rounds"], MOST_BARS)
+    by_device = {name: device.cut for name, device in summary.devices.items()}
+    numbers = [row.number for row in summary.rounds]
+    step = stride(len(summary.rounds), MOST_BARS)
     known = [cut for cuts in by_device.values() for cut in cuts if cut is not None]
-    most, last = max(known, default=1), max(summary["number"], default=1)
-    places = sorted(enumerate(summary["number"]), key=lambda place: place[1])[::step]
+    most, last = max(known, default=1), max(numbers, default=1)
+    places = sorted(enumerate(numbers), key=lambda place: place[1])[::step]
 
     def cell(number: int, cut: int) -> list[Any]:
         return ["level", number - 0.5, number - 0.5 + step, f"round {number}: {cut} stages on the device", cut / most]
@@ -220,9 +223,10 @@ def _level(share: float) -> str:
 
 def predictions(summary: Summary) -> Figure | None:
     """Predicted against actual seconds per assignment; None for a method that predicts nothing."""
-    series, step = [], stride(summary["rounds"] * len(summary["predicted_s"]), MOST_POINTS)
-    for index, (device, predicted) in enumerate(summary["predicted_s"].items()):
-        pairs = [(p, a) for p, a in zip(predicted, summary["actual_s"][device], strict=True) if p and a][::step]
+    series: list[Figure] = []
+    step = stride(len(summary.rounds) * len(summary.devices), MOST_POINTS)
+    for index, (device, own) in enumerate(summary.devices.items()):
+        pairs = [(p, a) for p, a in zip(own.predicted_s, own.actual_s, strict=True) if p and a][::step]
         look = {"cls": f"c{index % len(RUNS)}", "marker": index % 8, "dash": 0, "dots": True}
         told = [[_digits(p), _digits(a), f"predicted {seconds(p)}, took {seconds(a)}"] for p, a in pairs]
         if pairs:

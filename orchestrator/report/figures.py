@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from orchestrator.records.shown.gantt import device_rows, length_s, orchestrator_rows
+from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import number, percent
 from orchestrator.records.words.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
 from orchestrator.records.words.vocabulary import held_by, phase
-from orchestrator.report.charts import Summary, stride
+from orchestrator.report.charts import stride
 from orchestrator.report.shares import seconds_by_bound
 
 SIZE_IN = (5.2, 3.2)
@@ -43,7 +44,7 @@ def write_pdf(
     path: Path, summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
 ) -> None:
     """One figure per page. `phases` as for the report's stacked chart, `round`: the one whose Gantt is drawn."""
-    with matplotlib.rc_context(STYLE), PdfPages(path, metadata={"Title": summary["run"]}) as pages:
+    with matplotlib.rc_context(STYLE), PdfPages(path, metadata={"Title": summary.run}) as pages:
         for title, draw in _figures(summary, phases, round):
             page = Figure(figsize=SIZE_IN, layout="constrained")
             _fill(page.add_subplot(), title, draw)
@@ -68,15 +69,15 @@ def write_png(
 
 def _marked(summary: Summary) -> str:
     """Facts that every output must show."""
-    calibrated = "calibrated" if summary["calibrated"] else "NOT calibrated"
-    held = held_by(summary["enforcement"], summary.get("unlimited", ()), summary.get("limited_boards", ()))
-    costs = f", {summary['costs']}" if summary.get("costs") else ""
-    share = summary.get("batches_in_quota_share")
-    grain = "" if share is None else f", grain {summary['grain']}, {percent(share)} of the batches within one period"
-    dilation = f"dilation {number(summary['dilation'])}"
-    rough = summary["disturbed_rounds"]
-    host = f", {rough} of {summary['rounds']} rounds disturbed by the host" if rough else ""
-    return f"{summary['run']}: {summary['method']}, {held}{costs}, {dilation}, {calibrated}{grain}{host}"
+    calibrated = "calibrated" if summary.calibrated else "NOT calibrated"
+    held = held_by(summary.enforcement, summary.unlimited, summary.limited_boards)
+    costs = f", {summary.costs}" if summary.costs else ""
+    share = summary.batches_in_quota_share
+    grain = "" if share is None else f", grain {summary.grain}, {percent(share)} of the batches within one period"
+    dilation = f"dilation {number(summary.dilation)}"
+    rough = summary.disturbed_rounds
+    host = f", {rough} of {len(summary.rounds)} rounds disturbed by the host" if rough else ""
+    return f"{summary.run}: {summary.method}, {held}{costs}, {dilation}, {calibrated}{grain}{host}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:
@@ -87,17 +88,21 @@ def _fill(axes: Any, title: str, draw: Draw) -> None:
 def _figures(
     summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
 ) -> list[tuple[str, Draw]]:
+    elapsed_s = [row.elapsed_s for row in summary.rounds]
     figures: list[tuple[str, Draw]] = [
-        ("Accuracy over time", lambda axes: _accuracy(axes, summary, summary["elapsed_s"], "seconds of training")),
-        ("Accuracy over rounds", lambda axes: _accuracy(axes, summary, range(1, summary["rounds"] + 1), "rounds")),
+        (
+            "Accuracy over time",
+            lambda axes: _accuracy(axes, summary, elapsed_s, "seconds of training"),
+        ),
+        ("Accuracy over rounds", lambda axes: _accuracy(axes, summary, range(1, len(summary.rounds) + 1), "rounds")),
         ("What the mean device's time was spent on", lambda axes: _stacked(axes, phases)),
         ("Rounds, and how far the slowest device was behind", lambda axes: _gaps(axes, summary)),
         ("What each device's time was spent on", lambda axes: _shares(axes, summary)),
         ("Stages on the device", lambda axes: _cuts(axes, summary)),
     ]
-    if not summary["rounds"]:
+    if not len(summary.rounds):
         return figures[:1]
-    if summary["bound_by"]["parts"]:
+    if summary.bound_by.parts:
         figures.append(("What bounded the rounds", lambda axes: _bounds(axes, summary)))
         figures.append(("What each device waited for", lambda axes: _waits(axes, summary)))
     if round is not None:
@@ -106,16 +111,16 @@ def _figures(
 
 
 def _accuracy(axes: Any, summary: Summary, xs: Sequence[float], label: str) -> None:
-    points = [(x, y) for x, y in zip(xs, summary["accuracy"], strict=True) if y is not None]
+    points = [(x, row.accuracy) for x, row in zip(xs, summary.rounds, strict=True) if row.accuracy is not None]
     marker = "o" if len(points) <= 60 else ""
     axes.plot(
         [x for x, _ in points],
         [100 * y for _, y in points],
         marker=marker,
         ms=3,
-        color=RUNS[style(summary["method"]).colour].light,
+        color=RUNS[style(summary.method).colour].light,
     )
-    axes.axhline(100 * summary["target_accuracy"], ls="--", lw=0.8, color="#888")
+    axes.axhline(100 * summary.target_accuracy, ls="--", lw=0.8, color="#888")
     axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(0, 103), xlim=(0, None))
 
 
@@ -142,15 +147,14 @@ def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
 
 
 def _gaps(axes: Any, summary: Summary) -> None:
-    rows = list(zip(summary["number"], summary["straggler_gaps_s"], summary["straggler_why"], strict=True))
+    rows = sorted(summary.rounds, key=lambda row: row.number)
     for cause, like in COLOURED_AS.items():
-        own = [(number, gap) for number, gap, why in rows if why == cause]
+        own = [(row.number, row.straggler_gaps_s) for row in rows if row.straggler_why == cause]
         if own:
             axes.bar(
                 [n for n, _ in own], [g for _, g in own], color=colour(like), label=f"gap: {vocabulary.cause(cause)}"
             )
-    lengths = sorted(zip(summary["number"], summary["round_s"], strict=True))
-    axes.plot([n for n, _ in lengths], [s for _, s in lengths], color="#555", lw=1.2, label="round")
+    axes.plot([row.number for row in rows], [row.round_s for row in rows], color="#555", lw=1.2, label="round")
     axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))
     _whole_numbers(axes)
     _legend(axes)
@@ -158,8 +162,8 @@ def _gaps(axes: Any, summary: Summary) -> None:
 
 def _bounds(axes: Any, summary: Summary) -> None:
     """Seconds of every round's critical path by kind of bound."""
-    known = sorted((n, row) for n, row in zip(summary["number"], summary["round_bounds"], strict=True) if row)
-    rounds = [(number, seconds_by_bound(row["parts"])) for number, row in known]
+    known = [(row.number, row.round_bounds.parts) for row in summary.rounds if row.round_bounds is not None]
+    rounds = [(number, seconds_by_bound(parts)) for number, parts in sorted(known, key=lambda pair: pair[0])]
     shown, width = rounds[:: stride(len(rounds), MOST_BARS)], 0.85 * stride(len(rounds), MOST_BARS)
     below = [0.0] * len(shown)
     for what, like in BOUNDS.items():
@@ -175,7 +179,7 @@ def _bounds(axes: Any, summary: Summary) -> None:
 
 def _waits(axes: Any, summary: Summary) -> None:
     """Seconds that every device waited in all rounds, by cause."""
-    devices: dict[str, dict[str, float]] = summary["wait_s"]
+    devices = {name: device.wait_s for name, device in summary.devices.items() if device.wait_s is not None}
     left = [0.0] * len(devices)
     for cause, like in WAITED_FOR.items():
         widths = [waited.get(cause, 0.0) for waited in devices.values()]
@@ -200,7 +204,7 @@ def _gantt(axes: Any, timeline: RoundTimeline) -> None:
 
 
 def _shares(axes: Any, summary: Summary) -> None:
-    phases: dict[str, dict[str, float]] = summary["phase_s"]
+    phases = {name: device.phase_s for name, device in summary.devices.items()}
     left = [0.0] * len(phases)
     for name in ordered({name for sums in phases.values() for name in sums}):
         widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
@@ -212,12 +216,12 @@ def _shares(axes: Any, summary: Summary) -> None:
 
 
 def _cuts(axes: Any, summary: Summary) -> None:
-    half, last = 0.5, max(summary["number"])
+    half, last = 0.5, max(row.number for row in summary.rounds)
     cuts = cut_columns(summary)
     image = axes.imshow(
         cuts, aspect="auto", interpolation="nearest", extent=(half, last + half, len(cuts) - half, -half)
     )
-    _by_device(axes, list(summary["cut"]), inverted=False)
+    _by_device(axes, list(summary.devices), inverted=False)
     axes.grid(False)
     axes.set(xlabel="round")
     _whole_numbers(axes)
@@ -228,9 +232,10 @@ def cut_columns(summary: Summary) -> list[list[float]]:
     """By device, the cut in every round in the order of the numbers; NaN where it had none, or where the round did not
     finish. Rounds of an asynchronous method end in another order."""
     rows = []
-    for values in summary["cut"].values():
-        row = [float("nan")] * max(summary["number"])
-        for place, cut in zip(summary["number"], values, strict=True):
+    numbers = [row.number for row in summary.rounds]
+    for device in summary.devices.values():
+        row = [float("nan")] * max(numbers)
+        for place, cut in zip(numbers, device.cut, strict=True):
             row[place - 1] = float("nan") if cut is None else cut
         rows.append(row)
     return rows

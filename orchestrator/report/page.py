@@ -14,13 +14,14 @@ from markupsafe import Markup
 from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
 from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts
+from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words.formatting import number, percent, seconds, size
 from orchestrator.records.words.vocabulary import held_by_boards
 from orchestrator.report import bundle, charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
-from orchestrator.report.charts import Figure, Summary
+from orchestrator.report.charts import Figure
 
 CALIBRATED = (
     "The limits were measured at the start. Those set later, on a new profile or after a device came back, are read "
@@ -74,16 +75,16 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
     changed = tables.change_rows(run)
     return _render(
         "report.html.j2",
-        title=f"{summary['experiment']} · {summary['method']}",
+        title=f"{summary.experiment} · {summary.method}",
         figures=_figures(run, summary, collected),
         rounds_drawn=[{"label": label, "view": view} for label, view in collected.drawn],
-        over_time=collected.over_time if summary["rounds"] else None,
+        over_time=collected.over_time if len(summary.rounds) else None,
         summary=summary,
         experiment=collected.experiment,
         host=[["edgebed", version("edgebed")], *tables.host_rows(run)],
         badges=badges(summary),
         tiles=tables.tiles(summary),
-        answers=tables.answers(summary, changed) if summary["rounds"] else [],
+        answers=tables.answers(summary, changed) if len(summary.rounds) else [],
         round_columns=tables.ROUND_COLUMNS,
         rounds=tables.first(tables.round_rows(summary)),
         lost=tables.first(tables.lost_rows(summary)),
@@ -92,10 +93,12 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         calibration=tables.first([tables.calibration_row(row) for row in run.sessions[-1].calibration]),
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
-        devices=tables.first([tables.device_row(device, summary) for device in run.started.devices]),
+        devices=tables.first(
+            [tables.device_row(device, summary.devices[device.name]) for device in run.started.devices]
+        ),
         boards=board_rows(summary),
         board_columns=BOARD_COLUMNS,
-        not_dilated=f"{summary['server_note']} {summary['threads_note']}".strip(),
+        not_dilated=f"{summary.server_note} {summary.threads_note}".strip(),
         lanes=run.has_lanes,
         throttled=tables.first(tables.throttled_rows(summary)),
         events=tables.first(tables.event_rows(run)),
@@ -104,7 +107,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
 
 
 def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str, Figure]:
-    if not summary["rounds"]:
+    if not len(summary.rounds):
         return {}
     optional = {"extra": charts.extra(summary), "predictions": charts.predictions(summary)}
     return {
@@ -121,7 +124,7 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
     """The page of several runs: their curves, and the tables of `edgebed compare`."""
     return _render(
         "comparison.html.j2",
-        title=" · ".join(dict.fromkeys(summary["method"] for summary in summaries)),
+        title=" · ".join(dict.fromkeys(summary.method for summary in summaries)),
         compared=compared(summaries),
         summaries=summaries,
         badges=_common_badges(summaries),
@@ -130,20 +133,20 @@ def comparison_page(summaries: Sequence[Summary]) -> str:
 
 def badges(summary: Summary) -> list[Badge]:
     """Facts that must be visible beside every figure."""
-    enforcement, dilation, residual = summary["enforcement"], summary["dilation"], summary["timeline_residual_max"]
-    costs = summary.get("costs")
+    enforcement, dilation, residual = summary.enforcement, summary.dilation, summary.timeline_residual_max
+    costs = summary.costs
     result = [
-        _held(enforcement, summary.get("limited_boards") or ()),
-        (f"dilation {number(dilation)}", "plain", summary["server_note"]),
-        ("calibrated", "good", CALIBRATED) if summary["calibrated"] else ("NOT calibrated", "bad", ""),
+        _held(enforcement, summary.limited_boards),
+        (f"dilation {number(dilation)}", "plain", summary.server_note),
+        ("calibrated", "good", CALIBRATED) if summary.calibrated else ("NOT calibrated", "bad", ""),
     ]
-    if (boards := summary.get("unlimited")) and enforcement != "unlimited":
+    if (boards := summary.unlimited) and enforcement != "unlimited":
         result.append(
             (f"unlimited: the real board{'s' if len(boards) > 1 else ''} {', '.join(boards)}", "plain", BOARDS)
         )
-    if said := sentence(summary):
-        slowed = summary["grain"] == "pacing" or summary["batches_in_quota_share"] < UNSLOWED
-        result.append((f"grain: {summary['grain']}", "good" if slowed else "bad", said))
+    if said := sentence(summary.batches_in_quota_share, summary.grain):
+        slowed = summary.grain == "pacing" or (summary.batches_in_quota_share or 0.0) < UNSLOWED
+        result.append((f"grain: {summary.grain}", "good" if slowed else "bad", said))
     if costs:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:
@@ -164,7 +167,7 @@ def _common_badges(summaries: Sequence[Summary]) -> list[Badge]:
     of_run = [badges(summary) for summary in summaries]
     shared = [badge for badge in of_run[0] if all(badge in other for other in of_run)]
     own = [
-        (f"{summary['method']}: {text}", kind, about)
+        (f"{summary.method}: {text}", kind, about)
         for summary, mine in zip(summaries, of_run, strict=True)
         for text, kind, about in mine
         if (text, kind, about) not in shared

@@ -18,8 +18,9 @@ from edgebed.errors import UsageError
 from orchestrator.records.compare import groups
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.curves import Along, band, curve
-from orchestrator.records.compare.groups import Estimate, Summary, estimate
+from orchestrator.records.compare.groups import Estimate, estimate
 from orchestrator.records.compare.paired import Paired, paired
+from orchestrator.records.summary import Summary
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import accuracy, percent, seconds
 from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
@@ -114,22 +115,22 @@ def _series(summaries: Sequence[Summary]) -> list[Series]:
     """Groups of runs in the order of their first runs. The name of the experiment is added where two share a method,
     and "simulated" where others are real."""
     found = list(groups.by_key(summaries).values())
-    mixed = len({run["enforcement"] == "simulated" for run in summaries}) > 1
-    names = [groups.named(runs[0]) if mixed else str(runs[0]["method"]) for runs in found]
+    mixed = len({run.enforcement == "simulated" for run in summaries}) > 1
+    names = [groups.named(runs[0]) if mixed else runs[0].method for runs in found]
     labels = [
-        name if names.count(name) == 1 else f"{name}, {runs[0]['experiment']}"
+        name if names.count(name) == 1 else f"{name}, {runs[0].experiment}"
         for name, runs in zip(names, found, strict=True)
     ]
     pairs = {pair.method: pair for pair in paired(summaries)}
     return [
-        _one(label, runs, [other[0]["method"] for other in found[:i]].count(runs[0]["method"]), pairs)
+        _one(label, runs, [other[0].method for other in found[:i]].count(runs[0].method), pairs)
         for i, (label, runs) in enumerate(zip(labels, found, strict=True))
     ]
 
 
 def _one(label: str, runs: list[Summary], before: int, pairs: Mapping[str, Paired]) -> Series:
     """In the colour of the method; `before`: how many groups of the same method there are already."""
-    own = style(runs[0]["method"], before)
+    own = style(runs[0].method, before)
     dash, marker = DASHES[own.dash], MARKERS[own.marker]
     pair = pairs.get(groups.named(runs[0]))
     return Series(label, runs, RUNS[own.colour].light, (0, dash) if dash else "-", marker, pair)
@@ -153,7 +154,7 @@ def _style(look: Look) -> dict[Any, Any]:
 
 def _provenance(summaries: Sequence[Summary]) -> dict[str, str]:
     """What stands in the file: the runs, and what makes their figures doubtful or not comparable."""
-    return {"runs": ", ".join(str(s["run"]) for s in summaries), "notes": "; ".join(compare(summaries).notes)}
+    return {"runs": ", ".join(s.run for s in summaries), "notes": "; ".join(compare(summaries).notes)}
 
 
 def _write_pdf(path: Path, names: Sequence[str], series: Sequence[Series], look: Look, about: dict[str, str]) -> None:
@@ -202,7 +203,7 @@ def _accuracy_along(along: Along, label: str, scale: float) -> Draw:
     def draw(axes: Any, series: Sequence[Series], look: Look) -> None:
         for one in series:
             _add_curve(axes, one, along, scale, look)
-        targets = sorted({run["target_accuracy"] for one in series for run in one.runs})
+        targets = sorted({run.target_accuracy for one in series for run in one.runs})
         for target in targets:
             axes.axhline(100 * target, ls=(0, (1, 2)), lw=0.8, color="#666", zorder=1)
         axes.set(xlabel=label, ylabel="test accuracy, %", xlim=(0, None))
@@ -250,7 +251,7 @@ def _band_note(series: Sequence[Series], look: Look) -> str:
 def _time_to_target(axes: Any, series: Sequence[Series], look: Look) -> None:
     """One bar per method with the 95 % interval over its seeds. A method that never got there has a text instead."""
     for index, one in enumerate(series):
-        times = [run["time_to_target_s"] for run in one.runs if run["time_to_target_s"] is not None]
+        times = [run.time_to_target_s for run in one.runs if run.time_to_target_s is not None]
         found = estimate(times)
         if found.mean is not None:
             axes.barh(index, found.mean, 0.6, color=one.colour, xerr=_whiskers(found), ecolor="#333", capsize=2)
@@ -263,7 +264,7 @@ def _time_to_target(axes: Any, series: Sequence[Series], look: Look) -> None:
             fontsize=POINTS[look.width] - 1,
         )
     _by_method(axes, series)
-    targets = sorted({run["target_accuracy"] for one in series for run in one.runs})
+    targets = sorted({run.target_accuracy for one in series for run in one.runs})
     axes.set(xlabel=f"seconds to {' or '.join(percent(target, 0) for target in targets)} test accuracy")
     axes.margins(x=0.25)
     axes.set_xlim(0, None)
@@ -278,7 +279,7 @@ def _whiskers(found: Estimate) -> list[list[float]] | None:
 
 def _reached(found: Estimate, reached: int, runs: Sequence[Summary]) -> str:
     if found.mean is None:
-        best = max((run["best_accuracy"] or 0.0 for run in runs), default=0.0)
+        best = max((run.best_accuracy or 0.0 for run in runs), default=0.0)
         return f"not reached (best {accuracy(best)})"
     return seconds(found.mean) if reached == len(runs) else f"{seconds(found.mean)}, {reached} of {len(runs)} runs"
 
@@ -313,10 +314,9 @@ def _mean_phases(runs: Sequence[Summary]) -> dict[str, float]:
     """Seconds by kind of time, mean over the devices of each run and over the runs."""
     found: dict[str, float] = {}
     for run in runs:
-        devices = list(run["phase_s"].values())
-        for phases in devices:
-            for name, length in phases.items():
-                found[name] = found.get(name, 0.0) + length / len(devices) / len(runs)
+        for device in run.devices.values():
+            for name, length in device.phase_s.items():
+                found[name] = found.get(name, 0.0) + length / len(run.devices) / len(runs)
     return found
 
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from orchestrator.records.critical.bound_by import Part
+from orchestrator.records.summary import Summary
 
 
-def seconds_by_bound(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by kind of bound, of a list of parts in summary.json: those of all devices together."""
+def seconds_by_bound(parts: Sequence[Part]) -> dict[str, float]:
+    """Seconds by kind of bound: those of all devices together."""
     sums: dict[str, float] = {}
     for part in parts:
-        sums[part["what"]] = sums.get(part["what"], 0.0) + part["seconds"]
+        sums[part.what] = sums.get(part.what, 0.0) + part.seconds
     return sums
 
 
-def bound_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+def bound_shares(summary: Summary) -> dict[str, float]:
     """Shares of a run's rounds by kind of bound; empty where they are not known."""
-    sums = seconds_by_bound(summary["bound_by"]["parts"])
+    sums = seconds_by_bound(summary.bound_by.parts)
     whole = sum(sums.values())
     return {what: length / whole for what, length in sums.items()} if whole else {}
 
 
-def wait_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+def wait_shares(summary: Summary) -> dict[str, float]:
     """Shares of a run's rounds in which the mean device waited, by cause."""
-    return dict(summary["wait_share_mean"])
+    return dict(summary.wait_share_mean)
 
 
 def mean_shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

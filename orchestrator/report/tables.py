@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
+from orchestrator.records.critical.bound_by import RoundBounds
 from orchestrator.records.critical.critical_path import LEAST
 from orchestrator.records.critical.stragglers import CAUSES
+from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.run_index import RunFacts, Session
+from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
 from orchestrator.records.timeline import events
 from orchestrator.records.timeline.limits_in_force import changes
 from orchestrator.records.words import vocabulary
@@ -27,8 +31,6 @@ from orchestrator.records.words.formatting import (
 )
 from orchestrator.records.words.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
 
-Summary = dict[str, Any]
-
 MOST_ROWS = 2000
 """Rows of a table; the rest is counted, and is in records.jsonl."""
 
@@ -39,26 +41,26 @@ def first(rows: list[Any]) -> dict[str, Any]:
 
 def tiles(summary: Summary) -> list[tuple[str, str]]:
     """The most important figures."""
-    target, reached = percent(summary["target_accuracy"], 0), summary["time_to_target_s"] is not None
+    target, reached = percent(summary.target_accuracy, 0), summary.time_to_target_s is not None
     shown: list[tuple[str, Any, Any]] = [
-        (f"to {target} accuracy" + ("" if reached else ": not reached"), summary["time_to_target_s"], seconds),
-        ("best accuracy", summary["best_accuracy"], accuracy),
+        (f"to {target} accuracy" + ("" if reached else ": not reached"), summary.time_to_target_s, seconds),
+        ("best accuracy", summary.best_accuracy, accuracy),
         *_tested(summary),
-        ("rounds", summary["rounds"], str),
-        ("median round", summary["round_s_median"], seconds),
-        ("95th percentile", summary["round_s_p95"], seconds),
-        ("straggler gap", summary["straggler_gap_s"], seconds),
-        ("idle share", summary["idle_share_mean"], percent),
-        ("rounds disturbed by the host", summary["disturbed_rounds"], str),
-        ("bytes up", summary["bytes_up_total"], size),
-        ("bytes down", summary["bytes_down_total"], size),
+        ("rounds", len(summary.rounds), str),
+        ("median round", summary.round_s_median, seconds),
+        ("95th percentile", summary.round_s_p95, seconds),
+        ("straggler gap", summary.straggler_gap_s, seconds),
+        ("idle share", summary.idle_share_mean, percent),
+        ("rounds disturbed by the host", summary.disturbed_rounds, str),
+        ("bytes up", summary.bytes_up_total, size),
+        ("bytes down", summary.bytes_down_total, size),
     ]
     return [(label, known(value, show)) for label, value, show in shown]
 
 
 def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
     """Where rounds were measured with a validation part: the accuracy of the last weights on the test part."""
-    found = summary.get("test_accuracy")
+    found = summary.test_accuracy
     return [] if found is None else [("on the test part, once", found, accuracy)]
 
 
@@ -101,34 +103,34 @@ def _limits(cpus: float | None, up: float | None, down: float | None) -> list[st
     return ["none" if cpus is None else number(cpus), *rates]
 
 
-def device_row(device: t.DeviceInfo, summary: Summary) -> list[str]:
-    name = device.name
+def device_row(device: t.DeviceInfo, figures: DeviceFigures) -> list[str]:
     return [
-        name,
+        device.name,
         f"{device.profile}, {UNLIMITED}" if device.unlimited else device.profile,
         f"{number(device.cpus)} cores" if device.unlimited else number(device.cpus),
         *(NONE if device.unlimited else rate(limit) for limit in (device.uplink_bit_s, device.downlink_bit_s)),
         f"{device.memory_mib} MiB",
         f"{device.samples}",
         " ".join(str(count) for count in device.labels),
-        known(summary["idle_share"].get(name), percent),
-        size(summary["bytes_up"].get(name, 0)),
-        size(summary["bytes_down"].get(name, 0)),
+        known(figures.idle_share, percent),
+        size(figures.bytes_up),
+        size(figures.bytes_down),
     ]
 
 
 def throttled_rows(summary: Summary) -> list[list[str]]:
     """How long each device worked, for what part of that its quota stopped it, and what share of its tasks and batches
     fitted into one period's quota; nothing if no device reported any of it."""
-    shares: dict[str, float | None] = summary["throttled_share"]
-    tasks, batches = summary["tasks_in_quota"], summary["batches_in_quota"]
-    if all(share is None for share in (*shares.values(), *batches.values())):
+    devices = summary.devices
+    if all(each.throttled_share is None and each.batches_in_quota is None for each in devices.values()):
         return []
-    worked = {name: sum(phases.get(own, 0.0) for own in OWN_WORK) for name, phases in summary["phase_s"].items()}
-    return [
-        [name, seconds(worked[name]), *(known(each, percent) for each in (share, tasks.get(name), batches.get(name)))]
-        for name, share in shares.items()
-    ]
+    return [[name, *_throttled(each)] for name, each in devices.items()]
+
+
+def _throttled(device: DeviceFigures) -> list[str]:
+    worked = sum(device.phase_s.get(own, 0.0) for own in OWN_WORK)
+    shares = device.throttled_share, device.tasks_in_quota, device.batches_in_quota
+    return [seconds(worked), *(known(each, percent) for each in shares)]
 
 
 def event_rows(run: RunFacts) -> list[list[str]]:
@@ -136,7 +138,7 @@ def event_rows(run: RunFacts) -> list[list[str]]:
     return [
         [seconds(_since(session, event.at_ns)), event.device or "orchestrator", EVENTS[event.kind], event.text]
         for session in run.sessions
-        for event in events.unplanned(session)
+        for event in events.unplanned(session.events)
     ]
 
 
@@ -163,7 +165,7 @@ def change_rows(run: RunFacts) -> list[list[str]]:
 
 def round_rows(summary: Summary) -> list[list[str]]:
     """One row per round: who was the straggler and why."""
-    return [_round_row(summary, index) for index in range(summary["rounds"])]
+    return [_round_row(row, index, summary) for index, row in enumerate(summary.rounds)]
 
 
 ROUND_COLUMNS = (
@@ -186,23 +188,20 @@ MOST_BOUNDS = 2
 """Bounds of a round that its row names."""
 
 
-def _round_row(summary: Summary, index: int) -> list[str]:
-    def of(name: str) -> Any:
-        return summary[name][index]
-
-    behind, slow = of("straggler_behind_s") or {}, of("straggler")
-    cut = summary["cut"][slow][index] if slow is not None else None
-    who = known(slow, lambda name: f"{name} ({of('straggler_profile')}{'' if cut is None else f', cut {cut}'})")
-    why = [known(of("straggler_gaps_s"), seconds), known(of("straggler_why"), vocabulary.cause)]
-    lost = [*(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(of("waited_s"))]
-    first_cells = [str(of("number")), seconds(of("round_s")), known(of("round_bounds"), _bounds), who]
-    return [*first_cells, *why, *lost, known(of("disturbed"), vocabulary.disturbances)]
+def _round_row(row: RoundFigures, index: int, summary: Summary) -> list[str]:
+    behind, slow = row.straggler_behind_s or {}, row.straggler
+    cut = summary.devices[slow].cut[index] if slow is not None else None
+    who = known(slow, lambda name: f"{name} ({row.straggler_profile}{'' if cut is None else f', cut {cut}'})")
+    why = [known(row.straggler_gaps_s, seconds), known(row.straggler_why, vocabulary.cause)]
+    lost = [*(known(behind.get(cause), signed_seconds) for cause in CAUSES), seconds(row.waited_s)]
+    first_cells = [str(row.number), seconds(row.round_s), known(row.round_bounds, _bounds), who]
+    return [*first_cells, *why, *lost, known(row.disturbed, vocabulary.disturbances)]
 
 
-def _bounds(row: dict[str, Any]) -> str:
+def _bounds(row: RoundBounds) -> str:
     """The largest parts of a round's critical path."""
-    parts = [part for part in row["parts"] if part["share"] >= LEAST][:MOST_BOUNDS]
-    return ", ".join(f"{vocabulary.bound(part['what'], part['whose'])} {percent(part['share'], 0)}" for part in parts)
+    parts = [part for part in row.parts if part.share >= LEAST][:MOST_BOUNDS]
+    return ", ".join(f"{vocabulary.bound(part.what, part.whose)} {percent(part.share, 0)}" for part in parts)
 
 
 def lost_rows(summary: Summary) -> list[list[str]]:
@@ -210,11 +209,10 @@ def lost_rows(summary: Summary) -> list[list[str]]:
     rows = []
     for device, (rounds, waited) in sorted(_lost(summary).items(), key=lambda item: -item[1][1]):
         causes = [
-            sum(w == cause for d, w in zip(summary["straggler"], summary["straggler_why"], strict=True) if d == device)
-            for cause in CAUSES
+            sum(row.straggler_why == cause for row in summary.rounds if row.straggler == device) for cause in CAUSES
         ]
-        share = rounds / summary["rounds"]
-        profile = summary["profiles"].get(device, NONE)
+        share = rounds / len(summary.rounds)
+        profile = summary.profiles.get(device, NONE)
         rows.append(
             [device, profile, f"{rounds} ({percent(share, 0)})", *(str(count) for count in causes), seconds(waited)]
         )
@@ -224,8 +222,8 @@ def lost_rows(summary: Summary) -> list[list[str]]:
 def _lost(summary: Summary) -> dict[str, tuple[int, float]]:
     """By device: rounds in which it was the straggler, and seconds that all others together waited for it."""
     found: dict[str, tuple[int, float]] = {}
-    for slow, last, waited in zip(summary["straggler"], summary["waited_for"], summary["waited_s"], strict=True):
-        for device, more in ((slow, (1, 0.0)), (last, (0, waited))):
+    for row in summary.rounds:
+        for device, more in ((row.straggler, (1, 0.0)), (row.waited_for, (0, row.waited_s))):
             if device is not None:
                 rounds, total = found.get(device, (0, 0.0))
                 found[device] = rounds + more[0], total + more[1]
@@ -234,25 +232,25 @@ def _lost(summary: Summary) -> dict[str, tuple[int, float]]:
 
 def saving_rows(summary: Summary) -> list[list[str]]:
     """Seconds that faster parts would have saved, the largest first."""
-    whole = summary["what_if"]["rounds_s"]
+    whole = summary.what_if.rounds_s
     return [
-        [_whose(saving, summary), seconds(saving["saved_s"]), percent(saving["saved_s"] / whole) if whole else NONE]
-        for saving in summary["what_if"]["savings"]
+        [_whose(saving, summary), seconds(saving.saved_s), percent(saving.saved_s / whole) if whole else NONE]
+        for saving in summary.what_if.savings
     ]
 
 
-def _whose(saving: dict[str, Any], summary: Summary) -> str:
-    thing = "link, both ways" if saving["what"] == "link" else vocabulary.BOUNDS[saving["what"]]
-    if not saving["whose"]:
+def _whose(saving: Saving, summary: Summary) -> str:
+    thing = "link, both ways" if saving.what == "link" else vocabulary.BOUNDS[saving.what]
+    if not saving.whose:
         return f"the {thing}"
-    if saving["whose"] == "all":
+    if saving.whose == "all":
         return f"every device's {thing}"
-    if saving["whose"] == "slowest":
-        return f"the slowest {thing}: {names(summary['what_if']['slowest_links'])}"
-    return f"{saving['whose']}'s {thing}"
+    if saving.whose == "slowest":
+        return f"the slowest {thing}: {names(summary.what_if.slowest_links)}"
+    return f"{saving.whose}'s {thing}"
 
 
-def names(devices: list[str], most: int = 4) -> str:
+def names(devices: Sequence[str], most: int = 4) -> str:
     """Some names, and how many more there are."""
     more = f" and {len(devices) - most} more" if len(devices) > most else ""
     return ", ".join(devices[:most]) + more
@@ -282,12 +280,12 @@ def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
 
 def _bound(summary: Summary) -> str:
     """What bounded the rounds, or why that is not known; and what devices waited for."""
-    found = summary["bound_by"]
-    if not found["parts"]:
-        return f"What bounded the rounds is not known: {found['why_not']}." if found["why_not"] else ""
-    waited = ", ".join(f"{WAITED_FOR[cause]} {percent(share)}" for cause, share in summary["wait_share_mean"].items())
+    found = summary.bound_by
+    if not found.parts:
+        return f"What bounded the rounds is not known: {found.why_not}." if found.why_not else ""
+    waited = ", ".join(f"{WAITED_FOR[cause]} {percent(share)}" for cause, share in summary.wait_share_mean.items())
     waits = f" Devices waited for {waited} of the rounds' time, on average." if waited else ""
-    return f"The rounds were bound by: {found['text']}.{waits}"
+    return f"The rounds were bound by: {found.text}.{waits}"
 
 
 MOST_FASTER = 3
@@ -296,13 +294,13 @@ MOST_FASTER = 3
 
 def _faster(summary: Summary) -> list[str]:
     """What the largest savings would be, one sentence each."""
-    whole = summary["what_if"]["rounds_s"]
-    one = [row for row in summary["what_if"]["savings"] if row["whose"] not in ("all", "slowest")]
+    whole = summary.what_if.rounds_s
+    one = [row for row in summary.what_if.savings if row.whose not in ("all", "slowest")]
     told = [
-        f"Were {_whose(row, summary)} twice as fast, the rounds would have taken {seconds(row['saved_s'])} less "
-        f"({percent(row['saved_s'] / whole)})."
+        f"Were {_whose(row, summary)} twice as fast, the rounds would have taken {seconds(row.saved_s)} less "
+        f"({percent(row.saved_s / whole)})."
         for row in one[:MOST_FASTER]
-        if whole and row["saved_s"] > 0
+        if whole and row.saved_s > 0
     ]
     return [*told, _slowest_link(summary)]
 
@@ -316,17 +314,17 @@ def _who(summary: Summary) -> str:
     why = max(by_cause, key=lambda cause: by_cause[cause])
     mostly = f"mostly because of {vocabulary.cause(why)}" if by_cause[why] else "and no single cause stands out"
     return (
-        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {summary['rounds']} rounds, {mostly}; "
+        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {len(summary.rounds)} rounds, {mostly}; "
         f"the others together waited {top[7]} for it."
     )
 
 
 def _slowest_link(summary: Summary) -> str:
-    savings = {(row["what"], row["whose"]): row["saved_s"] for row in summary["what_if"]["savings"]}
-    saved, whole = savings.get(("link", "slowest")), summary["what_if"]["rounds_s"]
+    savings = {(row.what, row.whose): row.saved_s for row in summary.what_if.savings}
+    saved, whole = savings.get(("link", "slowest")), summary.what_if.rounds_s
     if saved is None or not whole:
         return ""
-    whose = names(summary["what_if"]["slowest_links"])
+    whose = names(summary.what_if.slowest_links)
     cpu = savings.get(("cpu", "all"), 0.0)
     return (
         f"Were the slowest link ({whose}) twice as fast, the rounds would have taken {seconds(saved)} less of "

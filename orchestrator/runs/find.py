@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 
 
 def runs_folder() -> Path:
@@ -54,7 +54,7 @@ def baseline_last(folders: list[Path], baseline: str | None) -> list[Path]:
     UsageError if there is no such method or run."""
     if baseline is None:
         return folders
-    methods = {folder: load_summary(folder)["method"] for folder in folders}
+    methods = {folder: load_summary(folder).method for folder in folders}
     own = [folder for folder in folders if methods[folder] == baseline]
     if not own:
         try:

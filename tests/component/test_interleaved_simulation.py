@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from edgebed.errors import RunError
 from orchestrator.experiment import Experiment
 from orchestrator.records.reader import read
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.records.types import RoundStarted, RunFinished, ScenarioStep, TurnEnded
 from orchestrator.rounds.steps import RoundSteps
 from orchestrator.runs import session

@@ -9,7 +9,7 @@ import msgspec
 from orchestrator.experiment import Experiment
 from orchestrator.papers.measure import longest_round_s, run_once, with_deadline
 from orchestrator.papers.tables import jobs, load_reproduction
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 
 TABLE = Path(__file__).parents[2] / "profiles" / "experiments" / "papers" / "fedpmt-table3.yaml"
 

@@ -17,7 +17,7 @@ from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
 from orchestrator.records.words import formatting, vocabulary
 from orchestrator.report import write_comparison, write_results

@@ -18,7 +18,7 @@ from edgebed.errors import UsageError
 from orchestrator import api
 from orchestrator.cli import build
 from orchestrator.experiment import from_dict, load
-from orchestrator.records.summary import load_summary
+from orchestrator.records.account import load_summary
 from tests.synthetic import Synthetic
 from tests.unit.test_summary import keep
 

@@ -53,14 +53,14 @@ def test_a_mark_begins_once_and_lasts_over_short_pauses() -> None:
 
 def test_what_slows_boards_down_is_told_when_it_begins() -> None:
     (session,) = sort(RECORDS).sessions
-    told = [(event.device, event.kind, event.text) for event in unplanned(session)]
+    told = [(event.device, event.kind, event.text) for event in unplanned(session.events)]
     assert told == [
         ("weak", "board", "its frequency is capped"),
         ("weak", "board", "it is so hot that it slows itself down"),
         ("middle", "board", "its supply voltage is too low"),
         ("strong", "board", "its power mode was changed to 7W"),
     ]
-    times = [event.at_ns for event in unplanned(session)]
+    times = [event.at_ns for event in unplanned(session.events)]
     assert all(STARTS[2] <= at <= STARTS[2] + board_run.S // 2 for at in times[:2])
     assert STARTS[5] < times[2] < STARTS[6] <= times[3]
 

@@ -15,7 +15,7 @@ from edgebed.errors import UsageError
 from orchestrator.records import types as t
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.summary import load_summary, percentile, summarise, write_summary
+from orchestrator.records.account import load_summary, percentile, summarise, write_summary
 from tests.synthetic import BATCHES, FEATURES, FRAMES, MS, TASK, WEIGHTS, Synthetic
 
 DOCS = Path(__file__).parents[2] / "docs" / "records.md"

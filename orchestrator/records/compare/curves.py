@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from orchestrator.records.compare.groups import estimate
+from orchestrator.records.summary import RoundFigures, Summary
 
-Summary = dict[str, Any]
 Along = Literal["time", "rounds", "bytes"]
 Spread = Literal["range", "deviation", "interval"]
 
@@ -35,25 +35,44 @@ class Band(msgspec.Struct, frozen=True):
     shared: float
 
 
-def curve(summary: Summary, along: Along = "time", quantity: str = "accuracy") -> list[Point]:
+Quantity = Callable[[RoundFigures], float | None]
+"""Of a round; None: not evaluated, or not known."""
+
+
+def accuracy(row: RoundFigures) -> float | None:
+    return row.accuracy
+
+
+def loss(row: RoundFigures) -> float | None:
+    return row.loss
+
+
+def straggler_gap_s(row: RoundFigures) -> float | None:
+    return row.straggler_gaps_s
+
+
+QUANTITIES = {"accuracy": accuracy, "loss": loss, "straggler_gap_s": straggler_gap_s}
+
+
+def curve(summary: Summary, along: Along = "time", quantity: Quantity = accuracy) -> list[Point]:
     """The evaluated rounds of a run in ascending order of x.
 
     Args:
         along: `time` in seconds (divided by the dilation), `rounds` counted from 1 in the order in which they ended, or
             `bytes` sent in both directions by all devices until then.
-        quantity: a list of the summary with one value per round, such as accuracy (0 to 1) or loss.
     """
     xs = _axis(summary, along)
-    points = [(float(x), float(y)) for x, y in zip(xs, summary[quantity], strict=True) if y is not None]
+    ys = [quantity(row) for row in summary.rounds]
+    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if y is not None]
     return sorted(points, key=lambda point: point[0])
 
 
 def _axis(summary: Summary, along: Along) -> Sequence[float]:
     if along == "time":
-        return list(summary["elapsed_s"])
+        return [row.elapsed_s for row in summary.rounds]
     if along == "rounds":
-        return range(1, summary["rounds"] + 1)
-    return list(accumulate(summary["bytes"]))
+        return range(1, len(summary.rounds) + 1)
+    return list(accumulate(row.bytes for row in summary.rounds))
 
 
 def band(curves: Sequence[Sequence[Point]], spread: Spread = "range") -> Band | None:

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, sqrt
 from statistics import fmean, stdev
-from typing import Any
 
 import msgspec
 
 from orchestrator.records.compare.ratios import interval, student
+from orchestrator.records.summary import Summary
 from orchestrator.records.words.vocabulary import NO_CAUSE
-
-Summary = dict[str, Any]
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -61,12 +59,12 @@ class ProfileRow(msgspec.Struct, frozen=True):
 
 def key(summary: Summary) -> tuple[str, str, str]:
     """The values that all runs of a group have in common."""
-    return summary["experiment"], summary["method"], summary["enforcement"]
+    return summary.experiment, summary.method, summary.enforcement
 
 
 def named(summary: Summary) -> str:
     """The method, with a mark where it was simulated."""
-    return f"{summary['method']} (simulated)" if summary["enforcement"] == "simulated" else str(summary["method"])
+    return f"{summary.method} (simulated)" if summary.enforcement == "simulated" else summary.method
 
 
 def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:
@@ -95,21 +93,21 @@ def _group(runs: list[Summary], base: list[Summary]) -> Group:
     def over(measure: Callable[[Summary], float | None], most: float = inf) -> Estimate:
         return estimate([value for run in runs if (value := measure(run)) is not None], most)
 
-    experiment, method, enforcement = runs[0]["experiment"], named(runs[0]), runs[0]["enforcement"]
+    experiment, method, enforcement = runs[0].experiment, named(runs[0]), runs[0].enforcement
     return Group(
         experiment,
         method,
         enforcement,
         len(runs),
-        tuple(run["seed"] for run in runs),
-        sum(run["time_to_target_s"] is not None for run in runs),
-        time_to_target_s=over(lambda run: run["time_to_target_s"]),
+        tuple(run.seed for run in runs),
+        sum(run.time_to_target_s is not None for run in runs),
+        time_to_target_s=over(lambda run: run.time_to_target_s),
         speed_up=Estimate(1.0, count=len(runs)) if runs is base else speed_up(runs, base),
-        best_accuracy=over(lambda run: run["best_accuracy"], most=1.0),
-        round_s=over(lambda run: run["round_s_median"]),
-        straggler_gap_s=over(lambda run: run["straggler_gap_s"]),
-        idle_share=over(lambda run: run["idle_share_mean"], most=1.0),
-        bytes_total=over(lambda run: run["bytes_up_total"] + run["bytes_down_total"]),
+        best_accuracy=over(lambda run: run.best_accuracy, most=1.0),
+        round_s=over(lambda run: run.round_s_median),
+        straggler_gap_s=over(lambda run: run.straggler_gap_s),
+        idle_share=over(lambda run: run.idle_share_mean, most=1.0),
+        bytes_total=over(lambda run: run.bytes_up_total + run.bytes_down_total),
     )
 
 
@@ -127,8 +125,8 @@ def estimate(values: Sequence[float], most: float = inf) -> Estimate:
 
 def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
     """Time to target of the baseline ÷ that of the runs, over pairs of one seed; without pairs, of the means."""
-    own, other = ({run["seed"]: run["time_to_target_s"] for run in side} for side in (runs, base))
-    pairs = [other[seed] / time for seed, time in own.items() if time and other.get(seed)]
+    own, other = ({run.seed: run.time_to_target_s for run in side} for side in (runs, base))
+    pairs = [base_time / time for seed, time in own.items() if time and (base_time := other.get(seed))]
     if pairs:
         mean, low, high = interval(pairs)
         return Estimate(mean, low, high, len(pairs))
@@ -141,16 +139,15 @@ def _profiles(runs: list[Summary]) -> list[ProfileRow]:
     waited: dict[str, float] = {}
     why: dict[str, dict[str, int]] = {}
     for run in runs:
-        columns = (run["straggler_profile"], run["straggler_why"], run["waited_s"])
-        for profile, cause, seconds in zip(*columns, strict=True):
-            if profile is not None:
+        for row in run.rounds:
+            if (profile := row.straggler_profile) is not None:
                 rounds[profile] = rounds.get(profile, 0) + 1
-                waited[profile] = waited.get(profile, 0.0) + seconds
+                waited[profile] = waited.get(profile, 0.0) + row.waited_s
                 causes = why.setdefault(profile, {})
-                cause = cause or NO_CAUSE
+                cause = row.straggler_why or NO_CAUSE
                 causes[cause] = causes.get(cause, 0) + 1
     total = sum(rounds.values())
-    experiment, method = runs[0]["experiment"], named(runs[0])
+    experiment, method = runs[0].experiment, named(runs[0])
     found = [
         ProfileRow(experiment, method, name, count, count / total, waited[name] / len(runs), why[name])
         for name, count in rounds.items()

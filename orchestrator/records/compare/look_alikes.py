@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
+from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import fixed, seconds
 
-Summary = dict[str, Any]
 
-
-KINDS = {"boards": "real_boards", "look-alikes": "look_alikes"}
-"""What the devices of a run are, in words, and the field of the summary that names their boards by device."""
+def kinds(summary: Summary) -> dict[str, dict[str, str]]:
+    """What devices of a run are, in words, and their boards by device."""
+    return {"boards": summary.real_boards, "look-alikes": summary.look_alikes}
 
 
 def look_alike_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -31,16 +30,16 @@ def _note(method: str, boards: Sequence[str], like_s: float, real_s: float) -> s
 
 
 def ran_on(summary: Summary) -> str:
-    """Of KINDS what all devices of a run are; "" where they are others, or of several kinds."""
-    named = {kind: (summary.get(field) or {}).keys() for kind, field in KINDS.items()}
-    return next((kind for kind, devices in named.items() if devices and devices == summary["profiles"].keys()), "")
+    """Of `kinds` what all devices of a run are; "" where they are others, or of several kinds."""
+    devices = summary.profiles.keys()
+    return next((kind for kind, boards in kinds(summary).items() if boards and boards.keys() == devices), "")
 
 
 def _by_boards(summaries: Sequence[Summary], kind: str) -> dict[tuple[str, tuple[str, ...]], list[float]]:
     """Median lengths of rounds by method and boards, of the runs of one kind."""
     found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for summary in summaries:
-        if ran_on(summary) == kind and summary["round_s_median"]:
-            key = (summary["method"], tuple(sorted(summary[KINDS[kind]].values())))
-            found.setdefault(key, []).append(summary["round_s_median"])
+        if ran_on(summary) == kind and summary.round_s_median:
+            key = (summary.method, tuple(sorted(kinds(summary)[kind].values())))
+            found.setdefault(key, []).append(summary.round_s_median)
     return found

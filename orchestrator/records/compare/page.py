@@ -15,25 +15,25 @@ import msgspec
 
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.compare.curves import Along, Point, band, curve
+from orchestrator.records.compare.curves import Along, Point, Quantity, accuracy, band, curve, straggler_gap_s
 from orchestrator.records.compare.groups import by_key, group, named, profiles
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
-from orchestrator.records.words.formatting import accuracy
+from orchestrator.records.summary import Summary
+from orchestrator.records.words import formatting
 from orchestrator.records.words.palette import ordered, style
 from orchestrator.records.words.vocabulary import held_by
 
-Summary = dict[str, Any]
 Key = tuple[str, str, str]
 
 MOST_POINTS = 400
 """Points of one curve; of longer ones every n-th is drawn."""
 
-AXES: tuple[tuple[str, Along, str], ...] = (
-    ("time", "time", "accuracy"),
-    ("rounds", "rounds", "accuracy"),
-    ("bytes", "bytes", "accuracy"),
-    ("gap", "rounds", "straggler_gaps_s"),
+AXES: tuple[tuple[str, Along, Quantity], ...] = (
+    ("time", "time", accuracy),
+    ("rounds", "rounds", accuracy),
+    ("bytes", "bytes", accuracy),
+    ("gap", "rounds", straggler_gap_s),
 )
 """Name of a chart, what its x axis is, and the quantity."""
 
@@ -41,13 +41,15 @@ AXES: tuple[tuple[str, Along, str], ...] = (
 def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
     """Everything that the page shows. The method of the last run is the baseline at first."""
     groups, names, table = by_key(summaries), _names(summaries), compare(summaries)
-    targets = sorted({summary["target_accuracy"] for summary in summaries})
+    targets = sorted({summary.target_accuracy for summary in summaries})
     return {
         "methods": [
             _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
             for i, (key, runs) in enumerate(groups.items())
         ],
-        "target": {"y": targets[0], "label": f"target {accuracy(targets[0])}"} if len(targets) == 1 else None,
+        "target": {"y": targets[0], "label": f"target {formatting.accuracy(targets[0])}"}
+        if len(targets) == 1
+        else None,
         "baseline": names[key_of(summaries[-1])] if summaries else "",
         "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
         "labels": [label for label, _ in tabulate.COLUMNS],
@@ -72,7 +74,7 @@ def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
     (times,) = group(runs)
     return {
         "name": name,
-        "style": msgspec.structs.asdict(style(runs[0]["method"], before)),
+        "style": msgspec.structs.asdict(style(runs[0].method, before)),
         "charts": {chart: _curves(runs, along, quantity) for chart, along, quantity in AXES},
         "time": msgspec.structs.asdict(times.time_to_target_s),
         "reached": f"{times.reached} of {times.runs}",
@@ -80,21 +82,15 @@ def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
     }
 
 
-def _curves(runs: Sequence[Summary], along: Along, quantity: str) -> dict[str, Any]:
+def _curves(runs: Sequence[Summary], along: Along, quantity: Quantity) -> dict[str, Any]:
     """Of each run its seed and points; the mean and the least and greatest curve, where there are several."""
-    own = [(run["seed"], curve(run, along, quantity)) for run in runs if _has(run, along, quantity)]
+    own = [(run.seed, curve(run, along, quantity)) for run in runs if run.rounds]
     around = band([points for _, points in own]) if len(own) > 1 else None
     shape = None if around is None else [around.x, around.mean, around.low, around.high]
     return {
         "seeds": [{"seed": seed, "points": _fewer(points)} for seed, points in own],
         "band": None if shape is None else [[_short(value) for value in row] for row in zip(*shape, strict=True)],
     }
-
-
-def _has(run: Summary, along: Along, quantity: str) -> bool:
-    """A run that goes on, or an older version's, may lack a list."""
-    axis = {"time": "elapsed_s", "rounds": "number", "bytes": "bytes"}[along]
-    return bool(run.get(quantity)) and bool(run.get(axis))
 
 
 def _fewer(points: Sequence[Point]) -> list[list[float]]:
@@ -109,15 +105,15 @@ def _short(value: float) -> float:
 
 
 def _spent(runs: Sequence[Summary]) -> dict[str, float]:
-    """Seconds of the mean device in the mean round, by name; nothing where a run goes on."""
-    whole = [run for run in runs if run["rounds"] and "wait_s" in run]
-    names = ordered({name for run in whole for sums in run["phase_s"].values() for name in sums})
+    """Seconds of the mean device in the mean round, by name."""
+    whole = [run for run in runs if run.rounds]
+    names = ordered({name for run in whole for device in run.devices.values() for name in device.phase_s})
     return {name: _short(fmean(_of_round(run, name) for run in whole)) for name in names}
 
 
 def _of_round(run: Summary, name: str) -> float:
-    seconds: list[float] = [sums.get(name, 0.0) for sums in run["phase_s"].values()]
-    return sum(seconds) / len(seconds) / int(run["rounds"])
+    seconds = [device.phase_s.get(name, 0.0) for device in run.devices.values()]
+    return sum(seconds) / len(seconds) / len(run.rounds)
 
 
 def _table(summaries: Sequence[Summary], baseline: Summary, names: dict[Key, str]) -> list[list[str]]:
@@ -145,5 +141,5 @@ def _paired(summaries: Sequence[Summary]) -> dict[str, Any] | None:
 
 
 def _profiles(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Stragglers by profile, of runs whose summary says so."""
-    return [tabulate.profile_row(row) for row in profiles([run for run in summaries if "straggler_profile" in run])]
+    """Stragglers by profile."""
+    return [tabulate.profile_row(row) for row in profiles(summaries)]

@@ -14,14 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from math import exp, log
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
 from orchestrator.records.compare.groups import Estimate, named
 from orchestrator.records.compare.ratios import interval
-
-Summary = dict[str, Any]
+from orchestrator.records.summary import Summary
 
 
 class Paired(msgspec.Struct, frozen=True):
@@ -47,8 +45,8 @@ def paired(summaries: Sequence[Summary]) -> list[Paired]:
     """Every method beside that of the last run; nothing where no rounds alternated with that one's."""
     series: dict[str, dict[str, Summary]] = {}
     for summary in summaries:
-        if summary.get("interleaved"):
-            runs = series.setdefault(summary["series"], {})
+        if summary.interleaved:
+            runs = series.setdefault(summary.series, {})
             runs[_unique(named(summary), runs)] = summary
     base = named(summaries[-1]) if summaries else ""
     methods = dict.fromkeys(name for runs in series.values() for name in runs if name != base)
@@ -65,7 +63,7 @@ def _unique(name: str, taken: dict[str, Summary]) -> str:
 def _paired(name: str, base: str, series: Sequence[dict[str, Summary]]) -> Paired:
     rounds = [ratios for runs in series if (ratios := round_ratios(runs[name], runs[base]))]
     single = rounds[0] if len(rounds) == 1 else [exp(fmean(map(log, ratios))) for ratios in rounds]
-    times = [(runs[name]["time_to_target_s"], runs[base]["time_to_target_s"]) for runs in series]
+    times = [(runs[name].time_to_target_s, runs[base].time_to_target_s) for runs in series]
     return Paired(
         name,
         base,
@@ -93,15 +91,14 @@ def round_ratios(own: Summary, base: Summary) -> list[float]:
 
 def _by_block(summary: Summary) -> dict[tuple[str, int], float]:
     """Seconds of the rounds, by standing fleet and number of the block."""
-    pairs = zip(summary.get("block", ()), summary["round_s"], strict=False)
-    named_blocks = [(block.rpartition("/"), seconds) for block, seconds in pairs if block is not None]
+    named_blocks = [(row.block.rpartition("/"), row.round_s) for row in summary.rounds if row.block is not None]
     return {(fleet, int(number)): seconds for (fleet, _, number), seconds in named_blocks}
 
 
 def unpaired(summaries: Sequence[Summary]) -> list[str]:
     """A note for the comparison of real runs whose rounds did not alternate."""
-    real = [summary for summary in summaries if summary["enforcement"] != "simulated"]
-    if len({summary["method"] for summary in real}) < 2 or paired(real):
+    real = [summary for summary in summaries if summary.enforcement != "simulated"]
+    if len({summary.method for summary in real}) < 2 or paired(real):
         return []
     return [
         "the methods' rounds did not alternate (interleave: true), so the host's drift between the runs is part of "

@@ -6,11 +6,9 @@ Seconds are divided by the dilation, as in the summary. None: the run did not re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from edgebed.errors import UsageError
-
-Summary = dict[str, Any]
+from orchestrator.records.summary import Summary
 
 COMPUTE = ("compute", "decode", "encode")
 COMMUNICATION = ("download", "upload_tail", "blocked", "reply_wait")
@@ -29,24 +27,25 @@ def quantity(name: str, summary: Summary, target: float | None) -> float | None:
         measure = QUANTITIES[name]
     except KeyError:
         raise UsageError(f"there is no quantity {name!r}", hint=f"choose one of: {', '.join(QUANTITIES)}") from None
-    return measure(summary, summary["target_accuracy"] if target is None else target)
+    return measure(summary, summary.target_accuracy if target is None else target)
 
 
 def rounds_to(summary: Summary, target: float) -> float | None:
     """Number of the first round (from 1) whose accuracy is the target or more."""
-    reached = (i for i, accuracy in enumerate(summary["accuracy"], 1) if accuracy is not None and accuracy >= target)
+    accuracies = enumerate((row.accuracy for row in summary.rounds), 1)
+    reached = (i for i, accuracy in accuracies if accuracy is not None and accuracy >= target)
     return next(reached, None)
 
 
 def time_to(summary: Summary, target: float) -> float | None:
     rounds = rounds_to(summary, target)
-    return None if rounds is None else float(summary["elapsed_s"][int(rounds) - 1])
+    return None if rounds is None else summary.rounds[int(rounds) - 1].elapsed_s
 
 
 def bytes_to(summary: Summary, target: float) -> float | None:
     """Bytes in both directions of all devices until the target; None: not reached."""
     rounds = rounds_to(summary, target)
-    return None if rounds is None else float(sum(summary["bytes"][: int(rounds)]))
+    return None if rounds is None else float(sum(row.bytes for row in summary.rounds[: int(rounds)]))
 
 
 def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None]:
@@ -56,15 +55,15 @@ def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None
         rounds, device = rounds_to(summary, target), usual_straggler(summary)
         if rounds is None or device is None:
             return None
-        spent = sum(summary["phase_s"][device].get(name, 0.0) for name in names)
-        return float(spent * rounds / summary["rounds"])
+        spent = sum(summary.devices[device].phase_s.get(name, 0.0) for name in names)
+        return float(spent * rounds / len(summary.rounds))
 
     return measure
 
 
 def usual_straggler(summary: Summary) -> str | None:
     """The device that was the straggler most often; of several, the first by name."""
-    named = [device for device in summary["straggler"] if device is not None]
+    named = [row.straggler for row in summary.rounds if row.straggler is not None]
     return max(sorted(set(named)), key=named.count, default=None)
 
 
@@ -74,9 +73,9 @@ QUANTITIES: dict[str, Callable[[Summary, float], float | None]] = {
     "bytes_to_target": bytes_to,
     "compute_s": _share_to(COMPUTE),
     "communication_s": _share_to(COMMUNICATION),
-    "round_s": lambda summary, _: summary["round_s_median"],
-    "best_accuracy": lambda summary, _: summary["best_accuracy"],
-    "test_accuracy": lambda summary, _: summary["test_accuracy"],
-    "final_accuracy": lambda summary, _: summary["final_accuracy"],
-    "straggler_gap_s": lambda summary, _: summary["straggler_gap_s"],
+    "round_s": lambda summary, _: summary.round_s_median,
+    "best_accuracy": lambda summary, _: summary.best_accuracy,
+    "test_accuracy": lambda summary, _: summary.test_accuracy,
+    "final_accuracy": lambda summary, _: summary.final_accuracy,
+    "straggler_gap_s": lambda summary, _: summary.straggler_gap_s,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
 import msgspec
 
@@ -112,17 +111,6 @@ def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
     """The cause in which a straggler is furthest behind; "" where it explains less than LEAST of the gap."""
     why = max(behind_s, key=lambda cause: behind_s[cause])
     return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
-
-
-def in_summary_row(slowest: Straggler | None, dilation: float) -> dict[str, Any]:
-    """A round's columns of summary.json."""
-    named = slowest if slowest is not None and slowest.device else None
-    return {
-        "straggler": named.device if named is not None else None,
-        "straggler_why": named.why if named is not None else None,
-        "straggler_gaps_s": slowest.gap_s / dilation if slowest is not None else None,
-        "straggler_behind_s": {cause: behind / dilation for cause, behind in named.behind_s.items()} if named else None,
-    }
 
 
 def waits(timeline: RoundTimeline) -> tuple[str | None, int]:

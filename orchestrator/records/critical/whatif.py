@@ -17,13 +17,13 @@ What it cannot know, so that the figures are estimates:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from orchestrator.records.critical.critical_path import LEAST, RoundPath
 from orchestrator.records.critical.event_graph import Bound
-from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline.limits_in_force import Limits
 
 FASTER = 0.5
@@ -86,55 +86,20 @@ def _bounds(path: RoundPath) -> Iterator[tuple[Bound, frozenset[str] | None]]:
         yield Bound("server"), None
 
 
-class WhatIf:
-    """Adds up the savings of a run, round by round. Only what is on the critical path of a round can shorten it, so
-    nothing else is walked again."""
+def savings_of_groups(path: RoundPath, dilation: float, slowest: Iterable[str]) -> tuple[Saving, ...]:
+    """What groups of devices would have saved together if they were twice as fast.
 
-    def __init__(self, run: RunFacts) -> None:
-        self._sessions: dict[int, Session] = {id(facts): session for session, facts in run.rounds()}
-        self._limits: dict[int, Limits] = {id(session): Limits(session) for session in run.sessions}
-        self._saved: dict[tuple[str, str], float] = {}
-        self.slowest: dict[str, int] = {}
-        """In how many rounds whose link was the slowest, or one of the slowest."""
-        self.total_s = 0.0
+    Args:
+        slowest: the devices with the slowest link.
+    """
+    groups = {("cpu", "all"): Faster(("cpu",)), ("link", "all"): Faster(LINKS)}
+    groups["link", "slowest"] = Faster(LINKS, frozenset(slowest))
+    return tuple(Saving(*key, saved_ns(path, faster) / 1e9 / dilation) for key, faster in groups.items())
 
-    def add(self, facts: RoundFacts, path: RoundPath | None) -> tuple[Saving, ...]:
-        """A finished round; returns what its bounds would have saved. Without a path (older records) nothing is known
-        of it."""
-        if path is None or facts.finished is None or not facts.done:
-            return ()
-        self.total_s += facts.finished.seconds / facts.dilation
-        slowest = self._slowest(facts)
-        for device in slowest:
-            self.slowest[device] = self.slowest.get(device, 0) + 1
-        own = savings_of_round(path, facts.dilation)
-        groups = {("cpu", "all"): Faster(("cpu",)), ("link", "all"): Faster(LINKS)}
-        groups["link", "slowest"] = Faster(LINKS, frozenset(slowest))
-        of_groups = [Saving(*key, saved_ns(path, faster) / 1e9 / facts.dilation) for key, faster in groups.items()]
-        for saving in (*own, *of_groups):
-            key = saving.what, saving.whose
-            self._saved[key] = self._saved.get(key, 0.0) + saving.saved_s
-        return own
 
-    def _slowest(self, facts: RoundFacts) -> set[str]:
-        limits = self._limits[id(self._sessions[id(facts)])]
-        rates = {d: row.link_bit_s for d in facts.done if (row := limits.at(d, facts.start_ns)) is not None}
-        least = min(rates.values(), default=0.0)
-        return {device for device, rate in rates.items() if rate == least}
-
-    def savings(self) -> list[Saving]:
-        """The largest first; what was on no critical path saves nothing and is not named."""
-        found = [Saving(what, whose, saved) for (what, whose), saved in self._saved.items()]
-        return sorted(found, key=lambda saving: -saving.saved_s)
-
-    def result(self) -> dict[str, object]:
-        """For summary.json."""
-        return {
-            "rounds_s": self.total_s,
-            "slowest_links": sorted(self.slowest, key=lambda device: (-self.slowest[device], device)),
-            "savings": [msgspec.structs.asdict(saving) for saving in self.savings()],
-        }
-
-    def saved_s(self, what: str, whose: str) -> float:
-        """0 where it was on no critical path."""
-        return self._saved.get((what, whose), 0.0)
+def slowest_links(facts: RoundFacts, limits: Limits) -> tuple[str, ...]:
+    """The devices that got done on the slowest link, or one of the slowest; a link is as fast as its slower
+    direction."""
+    rates = {device: row.link_bit_s for device in facts.done if (row := limits.at(device, facts.start_ns)) is not None}
+    least = min(rates.values(), default=0.0)
+    return tuple(device for device, rate in rates.items() if rate == least)

@@ -8,23 +8,40 @@ its transfers, server steps and phases from the index: what stays is one row, wi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
+import msgspec
+
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
-from orchestrator.records.live.run_state import DeviceState, IndexedRound, RoundRow, RunEvent, RunState
-from orchestrator.records.live.settling import settle
+from orchestrator.records.board_marks import BoardMark
+from orchestrator.records.live.run_state import (
+    DeviceRound,
+    DeviceState,
+    IndexedRound,
+    RoundRow,
+    RunEvent,
+    RunState,
+)
+from orchestrator.records.live.settling import add_up, settle
 from orchestrator.records.run_index import RoundFacts, Session, close
 from orchestrator.records.timeline.events import Event, events
+from orchestrator.records.timeline.in_quota import counted
 from orchestrator.records.timeline.limits_in_force import rows_of
 
-MEMORY_NS = 10e9
-"""CPU and throttling are averages over about so many nanoseconds (not divided) that a device reported."""
+
+class Rewound(Exception):
+    """A resumed run does rounds again that the state has added up: its records must be read again, with `whole`."""
 
 
 def reduce(state: RunState, lines: Iterable[tuple[int, t.Record]]) -> None:
-    """Take in records with their offsets in the file, in the order of the file."""
+    """Take in records with their offsets in the file, in the order of the file.
+
+    Raises:
+        Rewound: the state is of no use then.
+    """
     state.rev += 1
     for offset, record in lines:
         if isinstance(record, t.RunStarted):
@@ -47,8 +64,10 @@ def _refresh(state: RunState, over: bool) -> None:
     session.changed.clear()
     _take_slowed(state, session)
     _take_events(state, session)
-    for event in settle(state, over):
-        _tell(state, event)
+    if not state.whole:
+        for event in settle(state, over):
+            _tell(state, event)
+    state.told_events, state.told_limits = len(session.events), len(session.limits)
 
 
 # ---- sessions ----
@@ -58,17 +77,33 @@ def _begin_session(state: RunState, record: t.RunStarted) -> None:
     again = bool(state.sessions)
     if again:
         _refresh(state, over=True)
-        state.session.rounds.clear()
+        _end_session(state, record.resumed_from)
     state.run.add(record)
     _remove_rows(state, record.resumed_from)
-    state.first_row, state.rounds, state.told = len(state.rows), {}, False
-    state.begin_ns, state.lanes = 0, False
+    state.begun_ns.append(0)
+    state.first_row, state.told, state.told_events, state.told_limits = len(state.rows), False, 0, 0
+    state.lanes = False
     for device in state.devices.values():
         device.taken, device.round, device.slowed_before = 0, -1, len(device.slowed)
     for info in record.devices:
         _device(state, info)
     if again:
         _tell(state, Event(record.at_ns, "resumed", "", f"goes on from round {record.resumed_from + 1}"))
+
+
+def _end_session(state: RunState, first: int) -> None:
+    """Add the rounds of the last session to the sums, but those from `first` on, which are done again."""
+    if first < state.sums.rounds:
+        raise Rewound
+    for number in [number for number in state.rounds if number >= first]:
+        for name, own in state.rounds.pop(number).devices.items():
+            device = state.devices[name]
+            _count(state, device, -own.up, -own.down)
+            device.in_quota -= own.in_quota
+    if not state.whole:
+        for number in list(state.rounds):
+            add_up(state, number)
+        state.session.rounds.clear()
 
 
 def _remove_rows(state: RunState, first: int) -> None:
@@ -79,7 +114,7 @@ def _remove_rows(state: RunState, first: int) -> None:
     state.epoch += 1
     del state.rows[keep:]
     for device in state.devices.values():
-        for column in (device.cuts, device.predicted_s, device.actual_s, device.loads, device.joules):
+        for column in device.columns:
             del column[keep:]
     last = state.rows[-1] if state.rows else None
     state.elapsed_s = last.axis_s + (last.seconds or 0.0) if last else 0.0
@@ -90,9 +125,8 @@ def _device(state: RunState, info: t.DeviceInfo) -> None:
     old = state.devices.get(info.name)
     if old is None:
         new = state.devices[info.name] = DeviceState(info.name, info.profile, *limits)
-        nothing = [None] * len(state.rows)
-        new.cuts, new.predicted_s, new.actual_s = [*nothing], [*nothing], [*nothing]
-        new.loads, new.joules = [*nothing], [*nothing]
+        for column in new.columns:
+            column.extend([None] * len(state.rows))
     else:
         old.profile, old.cpus, old.uplink_bit_s, old.downlink_bit_s, old.memory_mib, old.samples = info.profile, *limits
 
@@ -107,42 +141,41 @@ def _take_round(state: RunState, facts: RoundFacts) -> None:
     indexed = state.rounds[facts.number]
     row = state.rows[indexed.row]
     before = (row.seconds, row.accuracy, row.left_out)
-    row.left_out = len(facts.out)
+    row.left_out = dict(Counter(out.how for out in facts.out.values()))
+    if facts.host is not None and not indexed.settled:
+        row.host = msgspec.structs.replace(row.host, loop_ms=facts.host.loop_ms, loops=facts.host.loops)
+    if facts.turn is not None:
+        row.block, row.position = facts.turn.block, facts.turn.position + 1
     if facts.finished is not None:
-        row.seconds, row.merged = facts.finished.seconds / facts.dilation, len(facts.finished.merged)
+        row.end_ns, row.merged = facts.finished.at_ns, len(facts.finished.merged)
+        row.seconds = facts.finished.seconds / facts.dilation
         state.elapsed_s = max(state.elapsed_s, row.axis_s + row.seconds)
     if facts.evaluated is not None:
-        row.accuracy = facts.evaluated.accuracy
+        row.accuracy, row.extra = facts.evaluated.accuracy, facts.evaluated.extra
         row.loss = facts.evaluated.loss if math.isfinite(facts.evaluated.loss) else None
     if before != (row.seconds, row.accuracy, row.left_out):
         row.rev = state.rev
     for name in facts.started.devices:
-        device = state.devices.get(name)
-        if device is not None:
-            _count_bytes(state, device, facts, indexed)
-            _count_batches(device, facts, indexed)
-            if not indexed.settled:
-                _take_progress(state, device, facts, indexed.row)
-                device.uplink_share = _uplink_share(state, device, facts) or device.uplink_share
+        if name in state.devices:
+            _take_device(state, state.devices[name], facts, indexed)
 
 
 def _begin_round(state: RunState, facts: RoundFacts) -> None:
-    if not state.begin_ns:
-        state.begin_ns, state.before_s = facts.start_ns, state.elapsed_s
+    if not state.begun_ns[-1]:
+        state.begun_ns[-1], state.before_s = facts.start_ns, state.elapsed_s
     state.lanes = state.lanes or bool(facts.lane)
     start_s = state.wall(facts.start_ns) if state.lanes else state.elapsed_s
     drawn = set(facts.started.devices)
     state.rounds[facts.number] = IndexedRound(len(state.rows))
-    row = RoundRow(facts.number, facts.offset, len(state.sessions) - 1, facts.start_ns, start_s, len(drawn))
+    row = RoundRow(facts.number, facts.offset, len(state.sessions) - 1, facts.start_ns, start_s, len(drawn), facts.lane)
     row.rev = state.rev
     state.rows.append(row)
     for name, device in state.devices.items():
         assignment, predicted = facts.started.assignments.get(name), facts.started.predicted_s.get(name)
-        device.cuts.append(assignment.stages if assignment is not None else None)
-        device.predicted_s.append(None if predicted is None else predicted / facts.dilation)
-        device.actual_s.append(None)
-        device.loads.append(None)
-        device.joules.append(None)
+        for column in device.columns:
+            column.append(None)
+        device.cuts[-1] = assignment.stages if assignment is not None else None
+        device.predicted_s[-1] = None if predicted is None else predicted / facts.dilation
         if name in drawn:
             device.round = facts.number
             device.before_s, device.took_s = device.took_s or device.before_s, None
@@ -150,30 +183,46 @@ def _begin_round(state: RunState, facts: RoundFacts) -> None:
             device.activity, device.since_ns, device.round_bytes, device.took_s = "not drawn", 0, 0, None
 
 
-def _count_bytes(state: RunState, device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:
+def _take_device(state: RunState, device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:
+    """What a device did in a round so far."""
+    own = indexed.devices.setdefault(device.name, DeviceRound())
+    _count_bytes(state, device, facts, indexed, own)
+    _count_batches(device, facts, indexed, own)
+    if (done := facts.done.get(device.name)) is not None:
+        device.actual_s[indexed.row] = done.seconds / facts.dilation
+    if not indexed.settled and not state.whole:
+        _take_progress(state, device, facts, indexed.row)
+        device.uplink_share = _uplink_share(state, device, facts) or device.uplink_share
+
+
+def _count_bytes(
+    state: RunState, device: DeviceState, facts: RoundFacts, indexed: IndexedRound, own: DeviceRound
+) -> None:
     up, down = indexed.moved.get(device.name, (0, 0))
     indexed.moved[device.name] = new_up, new_down = facts.moved(device.name)
-    device.bytes_up += new_up - up
-    device.bytes_down += new_down - down
-    state.bytes_up += new_up - up
-    state.bytes_down += new_down - down
+    own.up, own.down = own.up + new_up - up, own.down + new_down - down
+    _count(state, device, new_up - up, new_down - down)
     state.rows[indexed.row].bytes += new_up - up + new_down - down
 
 
-def _count_batches(device: DeviceState, facts: RoundFacts, indexed: IndexedRound) -> None:
-    """Batches by whether they fit into one period's quota, once per update."""
+def _count(state: RunState, device: DeviceState, up: int, down: int) -> None:
+    """More bytes, or fewer."""
+    device.bytes_up, device.bytes_down = device.bytes_up + up, device.bytes_down + down
+    state.bytes_up, state.bytes_down = state.bytes_up + up, state.bytes_down + down
+
+
+def _count_batches(device: DeviceState, facts: RoundFacts, indexed: IndexedRound, own: DeviceRound) -> None:
+    """Tasks and batches by whether they fit into one period's quota, once per update."""
     update = facts.updates.get(device.name)
     if update is not None and device.name not in indexed.updated:
         indexed.updated.add(device.name)
-        device.pieces += update.report.pieces
-        device.pieces_in_quota += update.report.pieces_in_quota
+        own.in_quota = counted([update.report])
+        device.in_quota += own.in_quota
 
 
 def _take_progress(state: RunState, device: DeviceState, facts: RoundFacts, row: int) -> None:
     """How far a device has come in a round. A round before its current one says nothing of what it does now."""
-    sent, done = facts.sent.get(device.name), facts.done.get(device.name)
-    if done is not None:
-        device.actual_s[row] = done.seconds / facts.dilation
+    sent = facts.sent.get(device.name)
     _take_link_use(device, facts)
     if device.round == facts.number and (state.lanes or facts.number == state.rows[-1].number):
         device.activity = _activity(facts, device.name)
@@ -240,15 +289,15 @@ def _take_phases(state: RunState, device: DeviceState) -> None:
     reported = state.session.device(device.name).phases
     if len(reported) == device.taken:
         return
-    spent, recent = device.phase_ns, device.recent
+    recent = device.recent
     for _, phase in islice(reported, device.taken, None):
         length = phase.end_ns - phase.start_ns
-        spent[phase.name] = spent.get(phase.name, 0) + length
-        keep = math.exp(-length / MEMORY_NS)
-        recent.cpu, recent.whole = recent.cpu * keep + phase.cpu_ns, recent.whole * keep + length
-        if phase.name in OWN_WORK:
+        own = phase.name in OWN_WORK
+        if own:
+            device.worked_ns += length
             device.stopped_ns += phase.throttled_ns
-            recent.stopped, recent.work = recent.stopped * keep + phase.throttled_ns, recent.work * keep + length
+        if not state.whole:
+            recent.add(length, phase.cpu_ns, phase.throttled_ns, own)
     device.taken, device.phase = len(reported), reported[-1][1].name
     if recent.whole and device.cpus:
         device.cpu_share = recent.cpu / recent.whole / (device.cpus / state.dilation)
@@ -259,7 +308,7 @@ def _take_phases(state: RunState, device: DeviceState) -> None:
 def _take_slowed(state: RunState, session: Session) -> None:
     """What slowed boards down in this session. Times from before its first round are at the beginning."""
     for name, facts in session.devices.items():
-        if facts.slowed and name in state.devices:
+        if facts.slowed and name in state.devices and not state.whole:
             device = state.devices[name]
             device.slowed[device.slowed_before :] = [
                 (each.mark, state.axis(each.begin_ns), state.axis(each.end_ns)) for each in facts.slowed
@@ -270,13 +319,14 @@ def _take_slowed(state: RunState, session: Session) -> None:
 
 
 def _take_events(state: RunState, session: Session) -> None:
-    """Tell what has happened since, in the order of time. State from before the run is no event."""
-    for event in events(session):
-        if event.at_ns >= session.started.at_ns:
-            _tell(state, event)
-    session.events.clear()
-    session.limits = list({row.device: row for row in session.limits}.values())
-    session.rates = list({row.device: row for row in session.rates}.values())
+    """Count what has happened since, and tell it in the order of time. State from before the run is no event."""
+    happened, limits = session.events[state.told_events :], session.limits[state.told_limits :]
+    state.happened += sum(not isinstance(each, BoardMark) for each in happened)
+    if not state.whole:
+        for event in events(session, happened, limits):
+            if event.at_ns >= session.started.at_ns:
+                _tell(state, event)
+        session.events.clear()
     if session.finished is not None and not state.told:
         state.told = True
         _tell(state, Event(session.finished.at_ns, "ended", "", session.finished.why))

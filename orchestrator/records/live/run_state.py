@@ -9,30 +9,42 @@ Rounds are numbered as in the records, from 0; people read numbers from 1.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import RoundBounds
+from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.run_index import RunFacts, Session
+from orchestrator.records.timeline.board import BoardRound
+from orchestrator.records.timeline.disturbance import HostOfRound
+from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.utilisation import DeviceLoad
 
-VERSION = 14
+VERSION = 15
 """Of the structs below. A state of another version is made again from the records."""
 
 
 class RoundRow(msgspec.Struct, array_like=True):
-    """One round.
+    """One round. What is known of a finished round from the phases of its devices comes some time after its end.
 
     Attributes:
         offset: where its first record begins in the file, in bytes.
         session: index of its session.
         axis_s: its start on the time axis.
+        end_ns: when it ended; 0: not yet. `overlaps`: rounds of other lanes ran at the same time.
+        left_out: devices by how their work was left out.
         straggler, gap_s, why, behind_s: as in `orchestrator.records.critical.stragglers`, divided by the dilation.
-        loop_ms, loops, disturbed: CPU time of the reference loop, how many ran, and what the host disturbed the round
-            by; None: not measured, or not known yet.
-        bounds: what bounded it; None: not known, or not yet.
+        profile: of the straggler, at the start of the round.
+        waited_for, waited_s: for whom the round waited last; what all devices together waited for others.
+        residual: as in `orchestrator.records.timeline.timeline`, of the worst device.
+        bounds: what bounded it; None: not known, or not yet. `why_not`: why it is not known.
+        savings: seconds that faster groups of devices would have saved; `slowest`: the devices with the slowest links.
+        host: what the host did; not compared with other rounds. `disturbed`: causes, compared with those so far.
         bytes: both ways, of all devices.
-        load: CPU seconds per second, of the whole host and of every process of the run.
         rev: revision of the state when the row last changed.
     """
 
@@ -42,21 +54,32 @@ class RoundRow(msgspec.Struct, array_like=True):
     start_ns: int
     axis_s: float
     drawn: int
+    lane: str = ""
+    end_ns: int = 0
+    overlaps: bool = False
     seconds: float | None = None
     accuracy: float | None = None
     loss: float | None = None
+    extra: dict[str, float] = {}
     merged: int = 0
-    left_out: int = 0
+    left_out: dict[str, int] = {}
+    block: str | None = None
+    position: int | None = None
     straggler: str = ""
     gap_s: float | None = None
     why: str = ""
     behind_s: tuple[float, ...] = ()
-    loop_ms: float | None = None
-    loops: int = 0
-    disturbed: tuple[str, ...] | None = None
+    profile: str | None = None
+    waited_for: str | None = None
+    waited_s: float = 0.0
+    residual: float | None = None
     bounds: RoundBounds | None = None
+    why_not: str = ""
+    savings: tuple[Saving, ...] = ()
+    slowest: tuple[str, ...] = ()
+    host: HostOfRound = HostOfRound()
+    disturbed: tuple[str, ...] | None = None
     bytes: int = 0
-    load: dict[str, float] = {}
     rev: int = 0
 
     @property
@@ -65,20 +88,46 @@ class RoundRow(msgspec.Struct, array_like=True):
         return self.axis_s + (self.seconds or 0.0)
 
 
+class DeviceRound(msgspec.Struct):
+    """What one device adds to the sums of a run by one round.
+
+    Attributes:
+        up, down: bytes.
+        in_quota: tasks and batches within one period's quota.
+        spent: nanoseconds by name, over its window; `in_round`: those until the end of the round.
+        waited: nanoseconds by cause (`critical_path.WAITS`); None: it took no part.
+    """
+
+    up: int = 0
+    down: int = 0
+    in_quota: InQuota = msgspec.field(default_factory=InQuota)
+    spent: dict[str, int] = {}
+    in_round: dict[str, int] = {}
+    waited: dict[str, int] | None = None
+
+
 class IndexedRound(msgspec.Struct):
     """A round that the index still has.
 
     Attributes:
         row: index of its RoundRow.
-        settled: whether its straggler is known for good; the index has dropped its transfers and steps then.
-        moved: bytes up and down by device, of its records that the index has; they are part of the sums of the state.
-        updated: devices whose update is part of the sums of the state.
+        shown: whether its straggler was worked out once, before all was known.
+        settled: whether all is known for good; the index has dropped its transfers and steps then.
+        moved: bytes up and down by device, of its records that the index has.
+        updated: devices whose update was counted.
+        devices: what it adds to the sums of the devices.
     """
 
     row: int
+    shown: bool = False
     settled: bool = False
     moved: dict[str, tuple[int, int]] = {}
     updated: set[str] = set()
+    devices: dict[str, DeviceRound] = {}
+
+
+MEMORY_NS = 10e9
+"""CPU and throttling are averages over about so many nanoseconds (not divided) that a device reported."""
 
 
 class RecentUse(msgspec.Struct):
@@ -88,6 +137,13 @@ class RecentUse(msgspec.Struct):
     whole: float = 0.0
     stopped: float = 0.0
     work: float = 0.0
+
+    def add(self, length: int, cpu: int, stopped: int, own_work: bool) -> None:
+        """One phase."""
+        keep = math.exp(-length / MEMORY_NS)
+        self.cpu, self.whole = self.cpu * keep + cpu, self.whole * keep + length
+        if own_work:
+            self.stopped, self.work = self.stopped * keep + stopped, self.work * keep + length
 
 
 class DeviceState(msgspec.Struct):
@@ -106,12 +162,12 @@ class DeviceState(msgspec.Struct):
         cpu_share, throttled_share: of its quota and of its own work, over the last seconds that it reported: `recent`.
         uplink_share, downlink_share: of the limit, while it sent or received.
         cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
-        loads: the same, shares of its limits over the round; None: not settled, or no update came.
-        joules: the same, of a board with a power sensor.
+        loads: the same, shares of its limits over the round; None: not known yet, or no update came.
+        not_got_s: the same, by how much later it was because it did not get its CPU, divided by the dilation.
+        boards: the same, of a board's sensors.
         slowed: what slowed it down, from and to on the time axis; the first `slowed_before` are of earlier sessions.
-        phase_ns: by name, as reported, not divided.
-        stopped_ns: how long its CPU quota stopped it in decode, compute and encode.
-        pieces, pieces_in_quota: batches that it reported, and those within one period's quota.
+        worked_ns, stopped_ns: its own work as reported, and for how much of it its CPU quota stopped it; not divided.
+        in_quota: tasks and batches within one period's quota.
     """
 
     name: str
@@ -143,18 +199,18 @@ class DeviceState(msgspec.Struct):
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
     loads: list[DeviceLoad | None] = []
-    joules: list[float | None] = []
+    not_got_s: list[float | None] = []
+    boards: list[BoardRound | None] = []
     slowed: list[tuple[str, float, float]] = []
     slowed_before: int = 0
-    phase_ns: dict[str, int] = {}
+    worked_ns: int = 0
     stopped_ns: int = 0
-    pieces: int = 0
-    pieces_in_quota: int = 0
+    in_quota: InQuota = msgspec.field(default_factory=InQuota)
 
     @property
-    def in_quota(self) -> float | None:
-        """Share of its batches within one period's quota; None: it counted none."""
-        return self.pieces_in_quota / self.pieces if self.pieces else None
+    def columns(self) -> tuple[list[Any], ...]:
+        """Those with one entry per row of the state."""
+        return self.cuts, self.predicted_s, self.actual_s, self.loads, self.not_got_s, self.boards
 
 
 class RunEvent(msgspec.Struct, array_like=True):
@@ -167,10 +223,44 @@ class RunEvent(msgspec.Struct, array_like=True):
     text: str
 
 
+class Sums(msgspec.Struct):
+    """What rounds add up to that the index has forgotten, in the order of their numbers, by device.
+
+    Attributes:
+        spent, in_round: by name, divided by the dilation, in nanoseconds.
+        waited: seconds by cause; `whole_s`: of the rounds in which the device took part.
+        rounds: those of a smaller number are in it.
+    """
+
+    spent: dict[str, dict[str, float]] = {}
+    in_round: dict[str, dict[str, float]] = {}
+    waited: dict[str, dict[str, float]] = {}
+    whole_s: dict[str, float] = {}
+    rounds: int = 0
+
+    def add(self, row: RoundRow, devices: Mapping[str, DeviceRound], dilation: float) -> None:
+        """A finished round."""
+        self.rounds = max(self.rounds, row.number + 1)
+        for name, device in devices.items():
+            for into, more in ((self.spent, device.spent), (self.in_round, device.in_round)):
+                _accumulate(into.setdefault(name, {}), more, dilation)
+            if device.waited is not None:
+                mine = self.waited.setdefault(name, {})
+                for cause, ns in device.waited.items():
+                    mine[cause] = mine.get(cause, 0.0) + ns / 1e9 / dilation
+                self.whole_s[name] = self.whole_s.get(name, 0.0) + (row.seconds or 0.0)
+
+
+def _accumulate(into: dict[str, float], more: Mapping[str, int], dilation: float) -> None:
+    for name, length in more.items():
+        into[name] = into.get(name, 0.0) + length / dilation
+
+
 class RunState(msgspec.Struct):
     """A run, as far as its records were read.
 
     Attributes:
+        whole: the index keeps all records, for reports and traces.
         rev: grows with every call of the reducer.
         epoch: grows when rows were removed, because a resumed run does rounds again.
         elapsed_s: end of the time axis.
@@ -178,12 +268,17 @@ class RunState(msgspec.Struct):
             on also its last rounds.
         first_row: index of the session's first row.
         rounds: those of the index, by number.
-        begin_ns, before_s: when the session's first round began, and where that is on the time axis.
+        sums: of rounds that the index has forgotten.
+        happened: faults, devices gone and back, work left out, steps of a scenario.
+        begun_ns: by session, when its first round began; 0: not yet. `before_s`: where that of the last session is on
+            the time axis.
         lanes: whether rounds of this session overlap (an asynchronous method).
-        told: whether the end of the session is among the events.
+        told: whether the end of the session is among the events. `told_events`, `told_limits`: how many of the index's
+            events and limits were looked at.
     """
 
     version: int = VERSION
+    whole: bool = False
     rev: int = 0
     epoch: int = 0
     elapsed_s: float = 0.0
@@ -193,12 +288,16 @@ class RunState(msgspec.Struct):
     events: list[RunEvent] = []
     first_row: int = 0
     rounds: dict[int, IndexedRound] = {}
+    sums: Sums = msgspec.field(default_factory=Sums)
+    happened: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    begin_ns: int = 0
+    begun_ns: list[int] = []
     before_s: float = 0.0
     lanes: bool = False
     told: bool = False
+    told_events: int = 0
+    told_limits: int = 0
 
     @property
     def sessions(self) -> list[Session]:
@@ -282,4 +381,4 @@ class RunState(msgspec.Struct):
 
     def wall(self, at_ns: int) -> float:
         """The same where rounds overlap: the wall clock since the session's first round."""
-        return self.before_s + max(0.0, (at_ns - self.begin_ns) / 1e9 / self.dilation)
+        return self.before_s + max(0.0, (at_ns - self.begun_ns[-1]) / 1e9 / self.dilation)

@@ -5,43 +5,50 @@ Every metric has the labels `run` and `method`; those of devices `device` too. S
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-Summary = dict[str, Any]
+from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
 
-OF_A_RUN: tuple[tuple[str, str, str], ...] = (
-    ("elapsed_seconds", "total_s", "End of the time axis."),
-    ("test_accuracy", "final_accuracy", "Accuracy at the last evaluation."),
-    ("test_accuracy_best", "best_accuracy", "Best accuracy of any evaluation."),
-    ("target_accuracy", "target_accuracy", "What the run is to reach."),
-    ("time_to_target_seconds", "time_to_target_s", "Missing until the target is reached."),
-    ("round_seconds_median", "round_s_median", "Median length of a round."),
-    ("straggler_gap_seconds_median", "straggler_gap_s", "Slowest minus median device, median over rounds."),
-    ("idle_share_mean", "idle_share_mean", "Mean share of rounds in which a device had nothing to do."),
-    ("timeline_residual_worst", "timeline_residual_max", "Worst share of a round without a name."),
-    ("dilation", "dilation", "By what every limit and every second is divided."),
-    ("calibrated", "calibrated", "1 where the limits were shown to hold."),
+OF_A_RUN: tuple[tuple[str, Callable[[Summary], float | None], str], ...] = (
+    ("elapsed_seconds", lambda run: run.total_s, "End of the time axis."),
+    ("test_accuracy", lambda run: run.final_accuracy, "Accuracy at the last evaluation."),
+    ("test_accuracy_best", lambda run: run.best_accuracy, "Best accuracy of any evaluation."),
+    ("target_accuracy", lambda run: run.target_accuracy, "What the run is to reach."),
+    ("time_to_target_seconds", lambda run: run.time_to_target_s, "Missing until the target is reached."),
+    ("round_seconds_median", lambda run: run.round_s_median, "Median length of a round."),
+    (
+        "straggler_gap_seconds_median",
+        lambda run: run.straggler_gap_s,
+        "Slowest minus median device, median over rounds.",
+    ),
+    ("idle_share_mean", lambda run: run.idle_share_mean, "Mean share of rounds in which a device had nothing to do."),
+    ("timeline_residual_worst", lambda run: run.timeline_residual_max, "Worst share of a round without a name."),
+    ("dilation", lambda run: run.dilation, "By what every limit and every second is divided."),
+    ("calibrated", lambda run: run.calibrated, "1 where the limits were shown to hold."),
 )
-OF_THE_LAST_ROUND: tuple[tuple[str, str, str], ...] = (
-    ("round_seconds", "round_s", "Length of the last round."),
-    ("straggler_gap_seconds", "straggler_gaps_s", "Slowest minus median device of the last round."),
-    ("test_loss", "loss", "Loss at the last evaluation."),
+OF_THE_LAST_ROUND: tuple[tuple[str, Callable[[RoundFigures], float | None], str], ...] = (
+    ("round_seconds", lambda row: row.round_s, "Length of the last round."),
+    ("straggler_gap_seconds", lambda row: row.straggler_gaps_s, "Slowest minus median device of the last round."),
+    ("test_loss", lambda row: row.loss, "Loss at the last evaluation."),
 )
-OF_A_DEVICE: tuple[tuple[str, str, str], ...] = (
-    ("idle_share", "idle_share", "Share of the rounds in which the device had nothing to do."),
-    ("throttled_share", "throttled_share", "Share of its own work for which its CPU quota stopped it."),
+OF_A_DEVICE: tuple[tuple[str, Callable[[DeviceFigures], float | None], str], ...] = (
+    ("idle_share", lambda device: device.idle_share, "Share of the rounds in which the device had nothing to do."),
+    (
+        "throttled_share",
+        lambda device: device.throttled_share,
+        "Share of its own work for which its CPU quota stopped it.",
+    ),
     (
         "tasks_in_quota_share",
-        "tasks_in_quota",
+        lambda device: device.tasks_in_quota,
         "Share of its tasks that used no more than one period of its CPU quota.",
     ),
     (
         "batches_in_quota_share",
-        "batches_in_quota",
+        lambda device: device.batches_in_quota,
         "Share of its batches that used no more than one period of its quota.",
     ),
 )
@@ -70,30 +77,30 @@ class _Collector:
         labels = ("experiment", "seed", "backend", "enforcement", "ended")
         metric = GaugeMetricFamily("edgebed_run_info", "What runs; always 1.", labels=["run", "method", *labels])
         for s in self._summaries:
-            metric.add_metric([*_names(s), *(str(s[label]) for label in labels)], 1)
+            metric.add_metric([*_names(s), *(str(getattr(s, label)) for label in labels)], 1)
         return metric
 
-    def _of_runs(self, name: str, key: str, about: str) -> Metric:
+    def _of_runs(self, name: str, of: Callable[[Summary], float | None], about: str) -> Metric:
         metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
         for s in self._summaries:
-            if s[key] is not None:
-                metric.add_metric(_names(s), float(s[key]))
+            if (value := of(s)) is not None:
+                metric.add_metric(_names(s), float(value))
         return metric
 
-    def _of_rounds(self, name: str, key: str, about: str) -> Metric:
+    def _of_rounds(self, name: str, of: Callable[[RoundFigures], float | None], about: str) -> Metric:
         metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
         for s in self._summaries:
-            known = [value for value in s[key] if value is not None]
+            known = [value for row in s.rounds if (value := of(row)) is not None]
             if known:
                 metric.add_metric(_names(s), known[-1])
         return metric
 
-    def _of_devices(self, name: str, key: str, about: str) -> Metric:
+    def _of_devices(self, name: str, of: Callable[[DeviceFigures], float | None], about: str) -> Metric:
         metric = GaugeMetricFamily(f"edgebed_device_{name}", about, labels=["run", "method", "device", "profile"])
         for s in self._summaries:
-            for device, value in s[key].items():
-                if value is not None:
-                    metric.add_metric([*_names(s), device, s["profiles"].get(device, "")], value)
+            for device, figures in s.devices.items():
+                if (value := of(figures)) is not None:
+                    metric.add_metric([*_names(s), device, s.profiles.get(device, "")], value)
         return metric
 
     def _counters(self) -> Iterator[Metric]:
@@ -110,13 +117,12 @@ class _Collector:
         )
         for s in self._summaries:
             own = _names(s)
-            rounds.add_metric(own, s["rounds"])
-            events.add_metric(own, s["events"])
-            for way in ("up", "down"):
-                for device, count in s[f"bytes_{way}"].items():
-                    size.add_metric([*own, device, way], count)
-            for device, phases in s["phase_s"].items():
-                for phase, seconds in phases.items():
+            rounds.add_metric(own, len(s.rounds))
+            events.add_metric(own, s.events)
+            for device, figures in s.devices.items():
+                size.add_metric([*own, device, "up"], figures.bytes_up)
+                size.add_metric([*own, device, "down"], figures.bytes_down)
+                for phase, seconds in figures.phase_s.items():
                     spent.add_metric([*own, device, phase], seconds)
             for (device, why), count in _stragglers(s).items():
                 slow.add_metric([*own, device, why], count)
@@ -127,20 +133,20 @@ class _Collector:
             "edgebed_device_cut", "Stages on the device, last round.", labels=["run", "method", "device"]
         )
         for s in self._summaries:
-            for device, cuts in s["cut"].items():
-                if cuts and cuts[-1] is not None:
-                    metric.add_metric([*_names(s), device], cuts[-1])
+            for device, figures in s.devices.items():
+                if figures.cut and figures.cut[-1] is not None:
+                    metric.add_metric([*_names(s), device], figures.cut[-1])
         return metric
 
 
 def _names(summary: Summary) -> list[str]:
-    return [summary["run"], summary["method"]]
+    return [summary.run, summary.method]
 
 
 def _stragglers(summary: Summary) -> dict[tuple[str, str], int]:
     counts: dict[tuple[str, str], int] = {}
-    for device, why in zip(summary["straggler"], summary["straggler_why"], strict=True):
-        if device is not None:
-            key = device, why or "none"
+    for row in summary.rounds:
+        if row.straggler is not None:
+            key = row.straggler, row.straggler_why or "none"
             counts[key] = counts.get(key, 0) + 1
     return counts

@@ -50,7 +50,7 @@ def of_state(state: RunState) -> dict[str, Any]:
             row.axis_s,
             row.end_s,
             {name: device.loads[index] for name, device in state.devices.items()},
-            row.load,
+            row.host.cores,
             row.disturbed or (),
         )
         for index, row in enumerate(state.rows)

@@ -22,7 +22,7 @@ SENSORS = "sensors"
 """The host fact that every board has, and no other device."""
 
 
-class BoardRound(msgspec.Struct, frozen=True):
+class BoardRound(msgspec.Struct, frozen=True, array_like=True):
     """What a board's sensors say of one round. None: not known.
 
     Attributes:

@@ -41,14 +41,14 @@ ONE_THREAD = {"event loop": "orchestrator", "broker": "broker"}
 """Processes and threads whose load is limited to one core, and the cause that they are when they reach it."""
 
 
-class Disturbance(msgspec.Struct, frozen=True):
+class Disturbance(msgspec.Struct, frozen=True, array_like=True):
     """One cause: `steal`, `rival`, `slow_host`, `orchestrator` or `broker`. `why` has the figures, for people."""
 
     cause: str
     why: str
 
 
-class NodeShares(msgspec.Struct, frozen=True):
+class NodeShares(msgspec.Struct, frozen=True, array_like=True):
     """What a node of a Swarm did in one round: shares of the CPU time of all its cores. `others`: at least, by programs
     that are not of Edgebed; `load`: mean of the last minute; `clock_s`: its clock minus this host's."""
 
@@ -60,13 +60,15 @@ class NodeShares(msgspec.Struct, frozen=True):
     clock_s: float | None = None
 
 
-class HostOfRound(msgspec.Struct, frozen=True):
+class HostOfRound(msgspec.Struct, frozen=True, array_like=True):
     """What the host did in one round. None: it was not measured (older records, a simulation).
 
     Attributes:
-        disturbed: by what; empty if it was not.
+        disturbed: by what; empty if it was not. A slow host is among it once the round was `compared`.
         lost_s: wall seconds by which each device was later because it did not get its CPU; None: it does not tell.
-        speed: of the reference loop, as a multiple of its median over the rounds of the run.
+        loop_ms, loops: CPU time of the reference loop, and how many ran.
+        starved: whether the first of `disturbed` is that a device did not get its CPU.
+        speed: of the reference loop, as a multiple of its median over the rounds of the run, once `compared`.
         stolen_share, others_share: of the CPU time of all cores.
         load: CPU seconds per second, by process of the run; `busy`: of all programs of the host.
         nodes: of a fleet on a Swarm, by name.
@@ -80,6 +82,22 @@ class HostOfRound(msgspec.Struct, frozen=True):
     load: dict[str, float] = {}
     busy: float | None = None
     nodes: dict[str, NodeShares] = {}
+    loop_ms: float | None = None
+    loops: int = 0
+    starved: bool = False
+
+    def compared(self, usual_ms: float | None) -> HostOfRound:
+        """With its speed against the usual one, and as disturbed where it was slow.
+
+        Args:
+            usual_ms: CPU time of a reference loop in the median round.
+        """
+        if self.disturbed is None:
+            return self
+        speed = usual_ms / self.loop_ms if usual_ms and self.loop_ms else None
+        slow = _slow(speed if self.loops >= SLOW_LOOPS else None)
+        first, rest = self.disturbed[: self.starved], self.disturbed[self.starved :]
+        return msgspec.structs.replace(self, speed=speed, disturbed=(*first, *slow, *rest))
 
     @property
     def cores(self) -> dict[str, float]:
@@ -116,15 +134,19 @@ def not_got_s(cpus: float, work: Work, delayed_s: float, throttled_s: float) -> 
 
 def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
     """What the host did in every round that counts, by number."""
-    rounds = run.rounds()
-    loops = [facts.host.loop_ms for _, facts in rounds if facts.host is not None and facts.host.loop_ms]
-    usual_ms = median(loops) if loops else None
     works = {id(session): works_of(session) for session in run.sessions}
     limits = {id(session): Limits(session) for session in run.sessions}
-    return {
-        facts.number: host_of_round(facts, works[id(session)], limits[id(session)], usual_ms)
-        for session, facts in rounds
+    found = {
+        facts.number: host_of_round(facts, works[id(session)], limits[id(session)]) for session, facts in run.rounds()
     }
+    usual_ms = usual_loop_ms(found.values())
+    return {number: host.compared(usual_ms) for number, host in found.items()}
+
+
+def usual_loop_ms(hosts: Iterable[HostOfRound]) -> float | None:
+    """CPU time of a reference loop in the median of these rounds; None where none was measured."""
+    loops = [host.loop_ms for host in hosts if host.loop_ms]
+    return median(loops) if loops else None
 
 
 def works_of(session: Session) -> dict[str, Work]:
@@ -139,36 +161,26 @@ def works_of(session: Session) -> dict[str, Work]:
     return works
 
 
-def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, usual_ms: float | None) -> HostOfRound:
-    """What the host did in one round.
+def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits) -> HostOfRound:
+    """What the host did in one round, not yet compared with the other rounds.
 
     Args:
         works: of the tasks of the round, by task.
-        usual_ms: CPU time of a reference loop in the median round.
     """
     lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
     host = facts.host
     if host is None:
         return HostOfRound(lost_s=lost)
     shares, load = _shares(host), _load(host)
-    speed = usual_ms / host.loop_ms if usual_ms and host.loop_ms else None
-    known_speed = speed_of(host.loop_ms, host.loops, usual_ms)
     shares_lost = {device: _lost_share(facts, device, seconds, works, limits) for device, seconds in lost.items()}
-    found = _merged([*_starved(shares_lost, facts, limits), *_slow(known_speed), *_by_host(host)])
+    starved = list(_starved(shares_lost, facts, limits))
+    found = _merged([*starved, *_by_host(host)])
     wall_s = (host.at_ns - host.start_ns) / 1e9
     busy = host.busy_s / wall_s if wall_s > 0 else None
     nodes = {node.name: _of_node(node) for node in host.nodes}
-    return HostOfRound(tuple(found), lost, speed, shares[2], shares[1], load, busy, nodes)
-
-
-def speed_of(loop_ms: float | None, loops: int, usual_ms: float | None) -> float | None:
-    """Speed of the host in a round, as a multiple of the usual one; None where too few reference loops ran in it."""
-    return usual_ms / loop_ms if usual_ms and loop_ms and loops >= SLOW_LOOPS else None
-
-
-def is_slow(speed: float | None) -> bool:
-    """Whether the round counts as disturbed by a slow host."""
-    return speed is not None and 1 / speed - 1 > SLOW_SHARE
+    return HostOfRound(
+        tuple(found), lost, None, shares[2], shares[1], load, busy, nodes, host.loop_ms, host.loops, bool(starved)
+    )
 
 
 def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:
@@ -270,7 +282,7 @@ def _steal(stolen: float) -> Iterable[Disturbance]:
 
 
 def _slow(speed: float | None) -> Iterable[Disturbance]:
-    if speed is not None and is_slow(speed):
+    if speed is not None and 1 / speed - 1 > SLOW_SHARE:
         yield Disturbance("slow_host", f"a CPU second did {1 - speed:.0%} less work than usual")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from orchestrator.records import types as t
@@ -22,16 +24,22 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
-def events(session: Session) -> list[Event]:
-    """What was not planned, and changes of profiles, in the order of time."""
-    found = unplanned(session) + [changed_profile(change, session.started.dilation) for change in changes(session)]
-    return sorted(found, key=lambda event: event.at_ns)
+def events(session: Session, happened: Iterable[t.Happened], limits: Iterable[t.LimitsSet]) -> list[Event]:
+    """What was not planned, and changes of profiles, in the order of time.
+
+    Args:
+        happened, limits: those of the session's that are looked at.
+    """
+    wanted = {id(row) for row in limits}
+    dilation = session.started.dilation
+    changed = [changed_profile(change, dilation) for change in changes(session) if id(change.after) in wanted]
+    return sorted([*unplanned(happened), *changed], key=lambda event: event.at_ns)
 
 
-def unplanned(session: Session) -> list[Event]:
+def unplanned(happened: Iterable[t.Happened]) -> list[Event]:
     """Work that was left out, devices that left or came back, faults, steps of the scenario, what slowed boards down:
     in the order of the records."""
-    return [_unplanned(record) for record in session.events]
+    return [_unplanned(record) for record in happened]
 
 
 def _unplanned(record: t.Happened) -> Event:
