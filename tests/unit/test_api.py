@@ -20,7 +20,7 @@ from orchestrator.cli import build
 from orchestrator.experiment import from_dict, load
 from orchestrator.records.summary import load_summary
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 ROOT = Path(__file__).parents[2]
 GOOD: dict[str, Any] = {

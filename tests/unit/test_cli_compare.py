@@ -17,7 +17,7 @@ from orchestrator.records.summary import summarise
 from orchestrator.records.types import RunStarted
 from orchestrator.runs.find import find_run
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from orchestrator.records import types as t
 from orchestrator.records.summary import write_summary
 from orchestrator.runs.find import complete_run, find_run, find_runs
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 
 @pytest.fixture

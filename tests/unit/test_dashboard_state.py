@@ -24,15 +24,7 @@ from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, sort
 from orchestrator.records.summary import summarise
 from tests.synthetic import FLEET, MS, WEAK, WEIGHTS, Speed, Synthetic
-
-
-def folded(records: list[t.Record], portion: int = 1 << 30) -> RunState:
-    state = RunState()
-    lines = list(enumerate(records))
-    for start in range(0, len(lines), portion):
-        reduce(state, lines[start : start + portion])
-    return state
-
+from tests.unit._runs import folded
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

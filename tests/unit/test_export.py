@@ -29,7 +29,7 @@ from orchestrator.records.shown.metrics import exposition
 from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 SUMMARY = summarise(LOST)

@@ -14,7 +14,7 @@ from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import HostRound, Record, RoundFinished
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import resumed
+from tests.unit._runs import resumed
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 

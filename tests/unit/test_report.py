@@ -26,8 +26,7 @@ from orchestrator.report import charts, write_comparison, write_figures, write_r
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
 from tests.synthetic import Speed, Synthetic
-from tests.unit.test_dashboard_state import folded
-from tests.unit.test_summary import keep, resumed, throttle
+from tests.unit._runs import folded, keep, resumed, throttle
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 

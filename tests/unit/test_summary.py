@@ -14,20 +14,11 @@ from hypothesis import strategies as st
 from edgebed.errors import UsageError
 from orchestrator.records import types as t
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.recorder import Recorder
 from orchestrator.records.summary import load_summary, percentile, summarise, write_summary
 from tests.synthetic import BATCHES, FEATURES, FRAMES, MS, TASK, WEIGHTS, Synthetic
+from tests.unit._runs import keep, resumed, throttle
 
 DOCS = Path(__file__).parents[2] / "docs" / "records.md"
-
-
-def keep(folder: Path, records: list[t.Record]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(folder / "records.jsonl")
-    for record in records:
-        recorder.record(record)
-    recorder.close()
-    return folder
 
 
 def test_the_time_axis_adds_up_rounds_without_evaluation() -> None:
@@ -90,22 +81,6 @@ def test_a_task_counts_only_where_it_arrived_and_by_its_body_if_its_frames_were_
     assert summarise(records)["bytes_down"] == expected
 
 
-def throttle(records: list[t.Record], device: str, share: float) -> list[t.Record]:
-    """The records with a device stopped by its quota for this share of every phase."""
-    return [
-        msgspec.structs.replace(
-            record,
-            phases=tuple(
-                msgspec.structs.replace(p, throttled_ns=int((p.end_ns - p.start_ns) * share), throttled=1)
-                for p in record.phases
-            ),
-        )
-        if isinstance(record, t.DevicePhases) and record.device == device
-        else record
-        for record in records
-    ]
-
-
 def test_throttled_share_is_of_the_own_work_and_null_where_none_was_reported() -> None:
     records = throttle(throttle(resumed(), "weak", 0.75), "middle", 1.9)  # two threads, both stopped
     assert summarise(records)["throttled_share"] == {"weak": pytest.approx(0.75), "middle": 1.0, "strong": None}
@@ -146,13 +121,6 @@ def test_rounds_done_again_after_a_resume_count_once() -> None:
     assert summary["rounds"] == 4
     assert summary["resumed"] == 1
     assert summary["timeline_residual_max"] < 1e-6
-
-
-def resumed(dilations: tuple[float, float] = (2.0, 8.0), **second: Any) -> list[t.Record]:
-    """Two rounds, then two more after a resume with another dilation; `second`: what else its RunStarted says."""
-    before = Synthetic(rounds=2, finish=False, dilation=dilations[0]).records
-    started, *rest = Synthetic(rounds=2, first_round=2, dilation=dilations[1]).records
-    return [*before, msgspec.structs.replace(started, **second), *rest]
 
 
 def test_every_stretch_is_divided_by_its_own_dilation() -> None:

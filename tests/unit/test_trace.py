@@ -17,7 +17,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.summary import summarise
 from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
 from tests.synthetic import BATCHES, FEATURES, FLEET, MIDDLE, STRONG, WEAK, Speed, Synthetic, overlapping
-from tests.unit.test_summary import resumed
+from tests.unit._runs import resumed
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 LANES = overlapping({"0": ({"a": STRONG, "b": MIDDLE}, 5), "1": ({"c": WEAK}, 3)}, dilation=2.0)
