@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.compare.quantities import quantity
@@ -33,7 +34,6 @@ from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 LIMIT = 0.10
 COLUMNS = (
     "method", "rounds", "s to target", "best", "round, s", "gap, s", "idle", "MB up/down",

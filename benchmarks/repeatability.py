@@ -22,13 +22,14 @@ from statistics import fmean, stdev
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.compare.ratios import interval
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
 
-DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
+DEMO = EXPERIMENTS / "demo.yaml"
 KINDS = ("interleaved", "one after the other")
 
 

@@ -21,12 +21,11 @@ from typing import Any, cast
 import msgspec
 
 from benchmarks._figures import figure, percentile, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, Grain, load
 from orchestrator.records.summary import load_summary
 from orchestrator.runs import session
-
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 
 
 def main() -> None:
