@@ -33,7 +33,8 @@ hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")
 
 ORCHESTRATORS = re.compile(
-    r"^\s*(from|import) (orchestrator|tests\.(equality|contract\.models|unit\._(assignments|boards|runs))|PIL|yaml)\b",
+    r"^\s*(from|import) (orchestrator|benchmarks|PIL|yaml|tests\."
+    r"(equality|contract\.models|unit\._(assignments|boards|runs)))\b",
     re.MULTILINE,
 )
 """What a test imports that cannot run where only the agent is installed (`make test-agent`)."""
