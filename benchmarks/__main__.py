@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks._paths import ROOT
+
 
 def names() -> list[str]:
     return [m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_")]
@@ -24,7 +26,7 @@ def main(wanted: list[str]) -> None:
 def run(name: str) -> int:
     """One benchmark in a process of its own, so that memory and threads of others do not count; its exit code."""
     code = f"import benchmarks.{name} as it; print('\\n{name}:', it.__doc__.splitlines()[0]); it.main()"
-    return subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

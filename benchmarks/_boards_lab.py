@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from benchmarks._paths import ROOT
+
 PREFIX = "ebdemo"
 """Begins the names of links, namespaces and containers."""
 BRIDGE, HOST, ROUTER = f"{PREFIX}0", "10.97.0.1", "10.97.0.99"

@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks._paths import ROOT
 from benchmarks._peer import TOPICS
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import MqttLink
@@ -23,8 +23,6 @@ from edgebed.wire.messages import Control, Ping, Pong
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.broker_address import tcp_address
-
-ROOT = Path(__file__).parents[2]
 
 
 class Far:

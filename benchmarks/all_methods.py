@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
+from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import quantity
 from orchestrator.records.compare.sim_error import SimError, sim_error
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.account import load_summary
+from orchestrator.records.summary import Summary
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 LIMIT = 0.10
 COLUMNS = (
     "method", "rounds", "s to target", "best", "round, s", "gap, s", "idle", "MB up/down",
@@ -113,28 +114,26 @@ def _facts(folder: Path) -> RunFacts:
 class Row(NamedTuple):
     """A real run, and how far from it a simulation is, and another real run."""
 
-    summary: dict[str, Any]
+    summary: Summary
     simulation: SimError | None
     other: SimError | None
 
 
 def _show(rows: Sequence[Row]) -> None:
     first = rows[0].summary
-    print(
-        f"  target {first['target_accuracy']:.0%}, dilation {first['dilation']:.3g}, limits by {first['enforcement']}"
-    )
+    print(f"  target {first.target_accuracy:.0%}, dilation {first.dilation:.3g}, limits by {first.enforcement}")
     print(f"  | {' | '.join(COLUMNS)} |\n  |{'---|' * len(COLUMNS)}")
     for summary, error, other in rows:
         rounds, seconds = (quantity(name, summary, None) for name in ("rounds_to_target", "time_to_target_s"))
         cells = [
-            summary["method"],
-            f"{rounds:.0f}" if rounds else f"not in {summary['rounds']}",
+            summary.method,
+            f"{rounds:.0f}" if rounds else f"not in {len(summary.rounds)}",
             f"{seconds:.2f}" if seconds else "–",
-            f"{summary['best_accuracy']:.1%}",
-            _or_dash(summary["round_s_median"], "{:.2f}"),
-            _or_dash(summary["straggler_gap_s"], "{:.2f}"),
-            _or_dash(summary["idle_share_mean"], "{:.0%}"),
-            f"{summary['bytes_up_total'] / 1e6:.2f}/{summary['bytes_down_total'] / 1e6:.2f}",
+            f"{summary.best_accuracy:.1%}",
+            _or_dash(summary.round_s_median, "{:.2f}"),
+            _or_dash(summary.straggler_gap_s, "{:.2f}"),
+            _or_dash(summary.idle_share_mean, "{:.0%}"),
+            f"{summary.bytes_up_total / 1e6:.2f}/{summary.bytes_down_total / 1e6:.2f}",
             f"{error.median:.1%}" if error else "–",
             f"{error.p90:.1%}" if error else "–",
             f"{other.median:.1%}" if other else "–",

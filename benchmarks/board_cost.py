@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks._figures import figure
 from edge_agent.sensors.board import SHARE, Board, cpu_s
-from tests.unit.test_sensors import Sample
+from tests.board_samples import Sample
 
 BOARDS = ("pi-4", "pi-5", "jetson-orin-nano", "jetson-agx-orin", "laptop")
 READINGS = 600

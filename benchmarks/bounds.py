@@ -31,8 +31,8 @@ from edgebed.models.staged import Weights
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.spec.profile import load_fleet
+from orchestrator.records.account import summarise
 from orchestrator.records.reader import read
-from orchestrator.records.summary import summarise
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 
@@ -123,7 +123,7 @@ def summary_of(folder: Path, case: Case, faster: bool) -> dict[str, Any]:
     if not there:
         write_fleet(folder, case, faster)
     run = there[0].parent if there else asyncio.run(one_run(folder, case, faster))
-    return summarise(read(run / "records.jsonl"))
+    return summarise(read(run / "records.jsonl")).as_dict()
 
 
 def measure(folder: Path, name: str, pairs: int) -> None:

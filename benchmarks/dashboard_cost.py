@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import ROOT
 from benchmarks._runs import small_run
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.dashboard.serve import PageAddress
@@ -32,7 +33,6 @@ from orchestrator.runs import session
 BLOCK, BLOCKS, DEVICES = 5, 60, 5
 RANK = 10
 """Of 30 ordered ratios the 10th and the 21st hold the median with 95 %."""
-ROOT = Path(__file__).parents[2]
 
 
 class Looker(session.Watch):

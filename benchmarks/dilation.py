@@ -22,8 +22,8 @@ from orchestrator.experiment import Experiment, Server, Training
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.spec.capacity import needed_dilation
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
-from orchestrator.records.compare.ratios import interval
 from orchestrator.records.account import load_summary
+from orchestrator.records.compare.ratios import interval
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 
@@ -74,7 +74,7 @@ async def measured(dilation: float) -> dict[str, float]:
 
 def _seconds(run: Path) -> float:
     """The median of the reported seconds of the rounds after the first, which loads what the others have."""
-    rounds: list[float] = load_summary(run)["round_s"]
+    rounds = [row.round_s for row in load_summary(run).rounds]
     return median(rounds[WARM_UP:])
 
 

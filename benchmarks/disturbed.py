@@ -73,7 +73,7 @@ async def one_run(folder: Path, rivals: int) -> dict[str, Any]:
             (run,) = await session.run_methods(request, controller, small.data, Calibration((), True), watch)
     finally:
         watch.end()
-    return load_summary(run)
+    return load_summary(run).as_dict()
 
 
 def show(name: str, summary: dict[str, Any]) -> None:

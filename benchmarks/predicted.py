@@ -22,12 +22,11 @@ from typing import Any
 import msgspec
 
 from benchmarks._figures import figure, percentile, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.account import load_summary
 from orchestrator.runs import session
-
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 
 Pair = tuple[float, float]
 """Seconds predicted, seconds taken."""
@@ -40,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(os.environ.get("PREDICTED_FOLDER", folder))
         runs.mkdir(parents=True, exist_ok=True)
-        _show(load_summary(asyncio.run(_play(runs))))
+        _show(load_summary(asyncio.run(_play(runs))).as_dict())
 
 
 async def _play(folder: Path) -> Path:

@@ -22,13 +22,14 @@ from statistics import fmean, stdev
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import Experiment, load
-from orchestrator.records.compare.ratios import interval
 from orchestrator.records.account import load_summary
+from orchestrator.records.compare.ratios import interval
 from orchestrator.runs import session
 
-DEMO = Path(__file__).parents[2] / "profiles" / "experiments" / "demo.yaml"
+DEMO = EXPERIMENTS / "demo.yaml"
 KINDS = ("interleaved", "one after the other")
 
 
@@ -86,9 +87,9 @@ def _do(folder: Path, number: int, kind: str, backend: str) -> bool:
         print(f"  repetition {number}, {kind}: {error}", file=sys.stderr, flush=True)
         return True
     dtfl, fedavg = (load_summary(run) for run in runs)
-    rounds = [a / b for a, b in list(zip(dtfl["round_s"], fedavg["round_s"], strict=False))[1:]]
-    times = dtfl["time_to_target_s"], fedavg["time_to_target_s"]
-    medians = {each["method"]: each["round_s_median"] for each in (dtfl, fedavg)}
+    rounds = [a.round_s / b.round_s for a, b in list(zip(dtfl.rounds, fedavg.rounds, strict=False))[1:]]
+    times = dtfl.time_to_target_s, fedavg.time_to_target_s
+    medians = {each.method: each.round_s_median for each in (dtfl, fedavg)}
     done = Repetition(number, kind, at, rounds, times[0] / times[1] if all(times) else None, medians)
     kept.write_bytes(msgspec.json.encode(done))
     return True

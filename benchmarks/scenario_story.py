@@ -19,6 +19,7 @@ from statistics import median
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
@@ -26,7 +27,7 @@ from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 from tests.story import Beside, agreement, side_by_side, story
 
-EXPERIMENT = Path(__file__).parents[2] / "profiles" / "experiments" / "scenario.yaml"
+EXPERIMENT = EXPERIMENTS / "scenario.yaml"
 AGREE = 0.9
 
 

@@ -21,12 +21,11 @@ from typing import Any, cast
 import msgspec
 
 from benchmarks._figures import figure, percentile, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, Grain, load
 from orchestrator.records.account import load_summary
 from orchestrator.runs import session
-
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
         for grain in grains:
             with tempfile.TemporaryDirectory() as folder:
                 experiment = _wanted(load(path), cast(Grain, grain), repeat)
-                summary = load_summary(asyncio.run(_play(experiment, path, Path(folder), backend)))
+                summary = load_summary(asyncio.run(_play(experiment, path, Path(folder), backend))).as_dict()
             ratios = _ratios(summary)
             found[grain] += ratios
             _show(f"{grain}, run {repeat + 1}", ratios)

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks._figures import figure
+from benchmarks._paths import ROOT
 from orchestrator.experiment import Experiment, Simulation, Training
 from orchestrator.runs.session import Watch, quiet
 from orchestrator.simulation.run import SimulationRequest, simulate
 
 DEVICES, LIMIT_S = 200, 60
-FLEET = Path(__file__).parents[2] / "profiles" / "fleets" / "dtfl-5.yaml"
+FLEET = ROOT / "profiles" / "fleets" / "dtfl-5.yaml"
 DRAWN = 0.1
 
 

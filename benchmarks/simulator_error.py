@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from benchmarks._figures import figure, skip
+from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.compare.sim_error import SimError, sim_error
@@ -32,7 +33,6 @@ from orchestrator.runs import session
 from orchestrator.simulation import host_costs
 from orchestrator.simulation.run import SimulationRequest, simulate
 
-EXPERIMENTS = Path(__file__).parents[2] / "profiles" / "experiments"
 TAUGHT = ("dtfl", "fedavg")
 TEACHING, HELD_OUT = 1, int(os.environ.get("SIMULATOR_SEED", "2"))
 """Seeds of the runs to calibrate from, and of those that the simulator is held against."""

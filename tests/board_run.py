@@ -11,8 +11,8 @@ import msgspec
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_record import BoardReadings
+from tests.board_samples import Sample
 from tests.synthetic import MS, Synthetic
-from tests.unit.test_sensors import Sample
 
 BOARDS = {"weak": "pi-4", "middle": "pi-5", "strong": "jetson-orin-nano"}
 """Devices of `Synthetic`, and the samples whose boards they are."""

@@ -33,7 +33,9 @@ hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")
 
 ORCHESTRATORS = re.compile(
-    r"^\s*(from|import) (orchestrator|tests\.(equality|contract\.models|unit\._boards)|PIL|yaml)\b", re.MULTILINE
+    r"^\s*(from|import) (orchestrator|benchmarks|PIL|yaml|tests\."
+    r"(equality|contract\.models|unit\._(assignments|boards|runs)))\b",
+    re.MULTILINE,
 )
 """What a test imports that cannot run where only the agent is installed (`make test-agent`)."""
 AGENT_ONLY = importlib.util.find_spec("typer") is None

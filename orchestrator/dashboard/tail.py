@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.records.live.reducer import reduce
-from orchestrator.records.live.run_state import VERSION, RunState
+from orchestrator.records.live.reducer import Rewound, reduce
+from orchestrator.records.live.run_state import EVER, VERSION, RunState
 from orchestrator.records.reader import decode
 from orchestrator.records.types import Record
 
@@ -76,7 +76,11 @@ class RecordTail:
         whole, newline, _ = block.rpartition(b"\n")
         if not newline:
             return False
-        reduce(self.state, self._decoded(whole, self.offset))
+        try:
+            reduce(self.state, self._decoded(whole, self.offset))
+        except Rewound:
+            self.state, self.offset = RunState(epoch=self.state.epoch + 1, patience=EVER), 0
+            return True
         self.offset += len(whole) + 1
         return True
 

@@ -50,7 +50,7 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0
     timeline_residual: float | None = None
     round_bounds: RoundBounds | None = None
-    disturbed: Sequence[str] | None = None
+    disturbed: tuple[str, ...] | None = None
     disturbed_why: str | None = None
     host_speed: float | None = None
     stolen_share: float | None = None
@@ -81,14 +81,14 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     not_got_s: list[float | None] = []
     joules: list[float | None] = []
     board_celsius: list[float | None] = []
-    board_marks: list[Sequence[str] | None] = []
+    board_marks: list[tuple[str, ...] | None] = []
 
 
 class BoundBy(msgspec.Struct, frozen=True):
     """What bounded the rounds. `rounds`: how many of them are known; `why_not`: why others are not."""
 
     text: str = ""
-    parts: Sequence[Part] = ()
+    parts: tuple[Part, ...] = ()
     rounds: int = 0
     why_not: str = ""
 
@@ -97,8 +97,8 @@ class Savings(msgspec.Struct, frozen=True):
     """What faster parts would have saved of `rounds_s`. `slowest_links`: devices, the most often slowest first."""
 
     rounds_s: float = 0.0
-    slowest_links: Sequence[str] = ()
-    savings: Sequence[Saving] = ()
+    slowest_links: tuple[str, ...] = ()
+    savings: tuple[Saving, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class Summary(Progress, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """As in `summary.json`."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         rounds, devices = found.pop("rounds"), found.pop("devices")
         by_round: dict[str, Any] = {name: [row[name] for row in rounds] for name in RoundFigures.__struct_fields__}
         for row, bounds in zip(self.rounds, by_round["round_bounds"], strict=True):

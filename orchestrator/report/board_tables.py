@@ -51,7 +51,7 @@ def _board_row(name: str, facts: dict[str, str], device: DeviceFigures) -> list[
     ]
 
 
-def _marked(marks: list[Sequence[str]]) -> str:
+def _marked(marks: Sequence[Sequence[str]]) -> str:
     """In how many rounds a board was slowed down or changed, and by what."""
     by = {mark: sum(mark in each for each in marks) for mark in MARKS}
     words = [f"{mark.replace('_', ' ')} {count}" for mark, count in by.items() if count]

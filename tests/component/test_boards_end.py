@@ -21,8 +21,8 @@ from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished, TaskSent
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
+from tests.component._board_runs import Recorded, lab, request
 from tests.component._boards import Lab, standing, until
-from tests.component.test_boards_run import Recorded, lab, request
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto

@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -17,44 +16,25 @@ pytest.importorskip("cryptography")
 
 from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError
-from orchestrator.experiment import load
 from orchestrator.fleet.spec.profile import load_fleet
+from orchestrator.records.account import summarise
 from orchestrator.records.reader import read
-from orchestrator.records.summary import summarise
 from orchestrator.records.types import (
     DeviceJoined,
     DeviceLeft,
     DeviceOut,
     LimitsSet,
-    Record,
     RoundFinished,
     RunStarted,
     TaskDelivered,
 )
 from orchestrator.runs import session
-from orchestrator.runs.request import Request, Watch
-from tests.component._boards import Lab, running, until
+from orchestrator.runs.request import Watch
+from tests.component._board_runs import Recorded, lab, request
+from tests.component._boards import Lab, until
 
-R = TypeVar("R")
-
+__all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto
-
-EXPERIMENT = """
-name: boards
-fleet: fleet.yaml
-model: {{name: resnet-tiny}}
-methods: [{methods}]
-training: {{rounds: {rounds}, batch_size: 64, heartbeat_s: 0.5, liveness_s: 20, seed: 2}}
-"""
-HERE = "{cpus: 0.3, uplink_mbit_s: 20, downlink_mbit_s: 20, memory_mib: 1024}"
-
-
-@pytest.fixture
-async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = tmp_path / "edgebed" / "boards"
-    async with running(tmp_path, place) as lab:
-        yield lab
 
 
 @contextlib.asynccontextmanager
@@ -69,21 +49,6 @@ async def boards(lab: Lab, *names: str) -> AsyncIterator[None]:
         for task in standing:
             task.cancel()
         await asyncio.gather(*standing, return_exceptions=True)
-
-
-def request(
-    folder: Path,
-    devices: str,
-    methods: str = "{name: fedavg}",
-    rounds: int = 2,
-    scenario: str = "",
-    backend: str = "software",
-) -> Request:
-    (folder / "here.yaml").write_text(HERE)
-    (folder / "fleet.yaml").write_text(f"name: lab\nbackend: {backend}\nreserve_cpus: 0\ndevices:\n{devices}")
-    path = folder / "experiment.yaml"
-    path.write_text(EXPERIMENT.format(methods=methods, rounds=rounds) + scenario)
-    return Request(load(path), path, folder / "runs", allow_uncalibrated=True)
 
 
 async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
@@ -115,8 +80,8 @@ async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
         assert all("torch_build" in each.host for each in joined)
         assert not [each for each in records if isinstance(each, DeviceOut)]
         summary = summarise(records)
-        assert (summary["rounds"], summary["unlimited"]) == (2, ["b1", "kitchen"])
-        assert summary["timeline_residual_max"] < 0.02
+        assert (len(summary.rounds), summary.unlimited) == (2, ["b1", "kitchen"])
+        assert (summary.timeline_residual_max or 0.0) < 0.02
     assert [path.name for path in lab.place.shards.glob("*.part")] == []
 
 
@@ -154,7 +119,7 @@ async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
     (started,) = run.of(RunStarted)
     assert (started.backend, started.enforcement) == ("local", "software")
     assert [(each.name, each.unlimited) for each in started.devices] == [("b1", True), ("b2", True), ("cpu", False)]
-    assert summarise(run.records())["unlimited"] == ["b1", "b2"]
+    assert summarise(run.records()).unlimited == ["b1", "b2"]
 
 
 async def test_where_a_board_trains_and_that_it_cannot_is_told_before_the_first_round(
@@ -186,29 +151,3 @@ async def test_dtfl_on_a_board_and_a_container(lab: Lab, tmp_path: Path, uncalib
     assert held == {"b1": None, "cpu": pytest.approx(0.3)}
     merged = [set(each.merged) for each in records if isinstance(each, RoundFinished)]
     assert merged == [{"b1", "cpu"}] * 3
-
-
-class Recorded:
-    """What a run that goes on has recorded."""
-
-    def __init__(self, runs: Path, work: asyncio.Task[list[Path]]) -> None:
-        self._runs, self._work = runs, work
-
-    def records(self) -> list[Record]:
-        return [record for path in self._runs.glob("*/records.jsonl") for record in read(path)]
-
-    def of(self, kind: type[R]) -> list[R]:
-        return [record for record in self.records() if isinstance(record, kind)]
-
-    async def expect(self, kind: type[R], true: Callable[[R], bool]) -> R:
-        """The first record for which `true` holds, when it comes."""
-        found: list[R] = []
-
-        def there() -> bool:
-            found[:] = [record for record in self.of(kind) if true(record)]
-            return bool(found) or self._work.done()
-
-        await until(there, 90)
-        if not found:
-            self._work.result()
-        return found[0]

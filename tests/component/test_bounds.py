@@ -12,10 +12,10 @@ import pytest
 
 from edgebed.wire.messages import Assignment
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records.account import summarise
 from orchestrator.records.critical.critical_path import Paths
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise_facts
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.rounds.event_loop import OwnWork
 from tests.component._fleet import training
@@ -64,20 +64,17 @@ def faster(limits: Limits, what: str) -> Limits:
 @pytest.mark.parametrize(("spec", "server"), [*((spec, 6.0) for spec in METHODS), (METHODS[1], 0.2), (METHODS[5], 0.2)])
 def test_a_what_if_is_what_happens(spec: dict[str, Any], server: float, tmp_path: Path) -> None:
     """Within 3 % of the rounds, for every bound of at least 5 %."""
-    run = sort(world(tmp_path / "before", spec, LIMITS, server, 1.0).records)
-    summary = summarise_facts(run)
-    whole = summary["what_if"]["rounds_s"]
-    asked = [
-        row for row in summary["bound_by"]["parts"] if row["share"] >= 0.05 and row["what"] not in ("turn", "broker")
-    ]
+    summary = summarise(world(tmp_path / "before", spec, LIMITS, server, 1.0).records)
+    whole = summary.what_if.rounds_s
+    asked = [part for part in summary.bound_by.parts if part.share >= 0.05 and part.what not in ("turn", "broker")]
     assert asked
-    saved = {(row["what"], row["whose"]): row["saved_s"] for row in summary["what_if"]["savings"]}
-    for row in asked:
-        what, whose = row["what"], row["whose"]
+    saved = {(row.what, row.whose): row.saved_s for row in summary.what_if.savings}
+    for part in asked:
+        what, whose = part.what, part.whose
         limits = {name: faster(each, what) if name == whose else each for name, each in LIMITS.items()}
         factors = (server * (0.5 if what == "server" else 1.0), 0.5 if what == "host" else 1.0)
-        after = summarise_facts(sort(world(tmp_path / f"{what}{whose}", spec, limits, *factors).records))
-        predicted, measured = whole - saved[what, whose], sum(after["round_s"])
+        after = summarise(world(tmp_path / f"{what}{whose}", spec, limits, *factors).records)
+        predicted, measured = whole - saved[what, whose], sum(row.round_s for row in after.rounds)
         assert predicted == pytest.approx(measured, rel=0.03), f"{what} {whose}"
 
 
@@ -101,12 +98,11 @@ def test_what_is_scarce_bounds_the_round(name: str, tmp_path: Path) -> None:
     costs = Costs(server, 1.0)
     costs = costs if not own else PlainCosts(own)
     profiles = {device: ProfileSpec(device, each) for device, each in limits.items()}
-    run = sort(play(tmp_path, DEVICES, spec, training(rounds=1), profiles=profiles, costs=costs).records)
-    summary = summarise_facts(run)
-    first = summary["bound_by"]["parts"][0]
-    assert first["what"] == what or (what, first["what"]) == ("server", "turn")
-    assert first["share"] > 0.4
-    assert sum(part["share"] for part in summary["bound_by"]["parts"]) == pytest.approx(1.0)
+    summary = summarise(play(tmp_path, DEVICES, spec, training(rounds=1), profiles=profiles, costs=costs).records)
+    first = summary.bound_by.parts[0]
+    assert first.what == what or (what, first.what) == ("server", "turn")
+    assert first.share > 0.4
+    assert sum(part.share for part in summary.bound_by.parts) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("spec", METHODS, ids=str)

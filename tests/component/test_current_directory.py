@@ -41,7 +41,7 @@ from tests.component._foreign import Foreign
 from tests.e2e.cli import write_experiment
 from tests.hangs import run
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 ROOT = Path(__file__).parents[2]
 SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -24,8 +24,8 @@ from orchestrator.dashboard.run_list import RunList, Wanted, make_card
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.records import types as t
+from orchestrator.records.account import write_summary
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.summary import write_summary
 from orchestrator.report import write_results
 from tests.hangs import finish, run
 from tests.synthetic import Synthetic

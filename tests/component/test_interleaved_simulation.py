@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from edgebed.errors import RunError
 from orchestrator.experiment import Experiment
-from orchestrator.records.reader import read
 from orchestrator.records.account import load_summary
+from orchestrator.records.reader import read
 from orchestrator.records.types import RoundStarted, RunFinished, ScenarioStep, TurnEnded
 from orchestrator.rounds.steps import RoundSteps
 from orchestrator.runs import session
@@ -54,7 +54,7 @@ def test_weights_and_times_are_those_of_methods_one_after_the_other(tmp_path: Pa
         mine, whole = (load_file(folder / "checkpoint.safetensors") for folder in (one, other))
         assert mine.keys() == whole.keys()
         assert all(torch.equal(mine[name], whole[name]) for name in whole)
-        figures, expected = load_summary(one), load_summary(other)
+        figures, expected = load_summary(one).as_dict(), load_summary(other).as_dict()
         # A turn's end cuts the phase of a device that was left out; a stop counts in the phase in which it ends.
         assert figures.pop("throttled_share") == pytest.approx(expected.pop("throttled_share"), rel=0.01)
         assert {k: v for k, v in figures.items() if k not in OWN} == {k: v for k, v in expected.items() if k not in OWN}
@@ -75,8 +75,8 @@ def test_a_scenario_follows_each_methods_own_seconds_and_rounds(tmp_path: Path) 
     alternating, in_turn = simulated(tmp_path / "turns", True, wanted), simulated(tmp_path / "whole", False, wanted)
     for one, other in zip(alternating, in_turn, strict=True):
         assert story(one) == story(other) != []
-        rounds = load_summary(one)["round_s"]
-        assert rounds == load_summary(other)["round_s"]
+        rounds = [row.round_s for row in load_summary(one).rounds]
+        assert rounds == [row.round_s for row in load_summary(other).rounds]
         assert max(rounds) > 1.2 * min(rounds)
     limited = [(number, begins) for number, _, _, kind, begins in story(alternating[0]) if kind == "limits"]
     assert {(0, True), (1, False)} <= set(limited), "it is in force over the end of a turn"

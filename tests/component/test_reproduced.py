@@ -18,7 +18,7 @@ def merged(experiment: Experiment, runs: Path) -> list[int]:
     """How many devices each of two rounds merged."""
     training = msgspec.structs.replace(experiment.training, rounds=2)
     short = msgspec.structs.replace(experiment, training=training)
-    found: list[int] = load_summary(run_once(short, TABLE, runs))["merged"]
+    found = [row.merged for row in load_summary(run_once(short, TABLE, runs)).rounds]
     return found
 
 

@@ -16,8 +16,9 @@ import pytest
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import Environment
-from orchestrator.records.recorder import Recorder
 from orchestrator.records.account import load_summary
+from orchestrator.records.recorder import Recorder
+from orchestrator.records.summary import Summary
 from orchestrator.records.types import DeviceJoined, LimitsSet, RoundFinished, UploadReceived
 from orchestrator.records.words import formatting, vocabulary
 from orchestrator.report import write_comparison, write_results
@@ -136,12 +137,12 @@ async def test_a_real_run_is_seen_while_it_goes_on_and_after(tmp_path: Path) -> 
         page.assert_clean()
 
 
-async def answers(page: Watched, figures: dict[str, Any], changed: str, number: int) -> None:
+async def answers(page: Watched, figures: Summary, changed: str, number: int) -> None:
     """A new user's questions, answered by looking: who was the straggler in round 7, why; when did a profile change?"""
     await page.page.fill("#round", "7")
     await page.page.keyboard.press("Enter")
     await page.says("#h-round", "Round 7")
-    straggler, why = figures["straggler"][6], figures["straggler_why"][6]
+    straggler, why = figures.rounds[6].straggler, figures.rounds[6].straggler_why
     await page.says("#why", f"The straggler was {straggler}" if straggler else "No straggler: the slowest device was")
     if why:
         await page.says("#why", vocabulary.cause(why))

@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 from orchestrator.records import types as t
 from orchestrator.report import write_results
 from tests.synthetic import MIDDLE, STRONG, WEAK, Synthetic, overlapping
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 pytestmark = pytest.mark.browser
 

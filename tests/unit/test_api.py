@@ -20,7 +20,7 @@ from orchestrator.cli import build
 from orchestrator.experiment import from_dict, load
 from orchestrator.records.account import load_summary
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 ROOT = Path(__file__).parents[2]
 GOOD: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_a_run_says_what_its_folder_says(runs: Path) -> None:
     (runs / "demo-dtfl-1" / "experiment.yaml").write_text("name: demo\nfleet: /f.yaml\nmethods: [{name: dtfl}]\n")
     run = edgebed.load_run("demo-d*")
     assert (run.path, run.name, run.method, run.seed) == (runs / "demo-dtfl-1", "demo-dtfl-1", "dtfl", 7)
-    assert run.summary == load_summary(run.path)
+    assert run.summary == load_summary(run.path).as_dict()
     assert run.experiment["methods"] == [{"name": "dtfl"}]
     assert repr(run) == "Run('demo-dtfl-1')"
     assert run.curve["accuracy"].tolist() == run.summary["accuracy"]

@@ -12,12 +12,12 @@ from orchestrator.cli.fleet import board_table
 from orchestrator.dashboard.view import Cursor, changes
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.board_marks import HOLD_NS, Slowed, extend
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.over_time import OverTime, of_state
-from orchestrator.records.summary import summarise_facts
 from orchestrator.records.timeline.board import board_row, clock_words, frequency
 from orchestrator.records.timeline.events import unplanned
 from orchestrator.records.timeline.timeline import timelines
@@ -96,7 +96,7 @@ def test_the_live_page_shows_boards_with_what_they_read_last() -> None:
     assert rows["weak"]["model"] == "Raspberry Pi 4 Model B Rev 1.4"
     assert (rows["weak"]["marks"], rows["weak"]["power"]) == ("none", "–")
     assert (rows["strong"]["marks"], rows["strong"]["power mode"]) == ("power mode", "7W (was 15W)")
-    joules = summarise_facts(sort(RECORDS))["joules"]["strong"][-1]
+    joules = summarise(RECORDS).devices["strong"].joules[-1]
     assert rows["strong"]["energy"] == f"{joules:.3g} J"
 
 
@@ -110,7 +110,7 @@ def test_a_run_without_boards_shows_none() -> None:
 
 
 def test_the_report_s_table_counts_rounds_and_adds_up_energy() -> None:
-    rows = {row[0]: dict(zip(BOARD_COLUMNS, row, strict=True)) for row in board_rows(summarise_facts(sort(RECORDS)))}
+    rows = {row[0]: dict(zip(BOARD_COLUMNS, row, strict=True)) for row in board_rows(summarise(RECORDS))}
     assert rows["weak"]["rounds with marks"] == "frequency cap 3, heat 3 of 8"
     assert rows["weak"]["hottest"] == "82 °C"
     assert rows["weak"]["energy per round"] == "–"

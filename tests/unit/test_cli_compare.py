@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
+from orchestrator.records.account import summarise
 from orchestrator.records.compare import comparison
-from orchestrator.records.summary import summarise
 from orchestrator.records.types import RunStarted
 from orchestrator.runs.find import find_run
+from tests.summaries import changed
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 
 @pytest.fixture
@@ -112,14 +113,14 @@ def test_an_accuracy_is_never_rounded_up(value: float, text: str) -> None:
 
 
 def test_what_a_dilation_does_to_the_server_and_to_threads_is_told() -> None:
-    dilated = summarise(Synthetic(dilation=2.5).records) | {"threads_note": "cpu4 runs one thread"}
-    notes = comparison.compare([dilated, dilated | {"run": "second"}]).notes
+    dilated = changed(summarise(Synthetic(dilation=2.5).records), threads_note="cpu4 runs one thread")
+    notes = comparison.compare([dilated, changed(dilated, run="second")]).notes
     assert [note for note in notes if note.startswith("2 runs: The server is not dilated")]
     assert "2 runs: cpu4 runs one thread" in notes
     assert not [note for note in comparison.compare([summarise(Synthetic().records)]).notes if "dilated" in note]
 
 
 def test_a_run_that_just_missed_its_target_does_not_seem_to_have_reached_it() -> None:
-    figures = summarise(Synthetic().records) | {"target_accuracy": 0.9, "best_accuracy": 0.8997}
+    figures = changed(summarise(Synthetic().records), target_accuracy=0.9, best_accuracy=0.8997)
     (texts,) = comparison.compare([figures]).texts
     assert (texts["target_accuracy"], texts["best_accuracy"]) == ("90.0%", "89.9%")

@@ -17,10 +17,10 @@ from edgebed.errors import UsageError
 from orchestrator.cli import build
 from orchestrator.cli.runs import status_of
 from orchestrator.records import types as t
-from orchestrator.records.summary import write_summary
+from orchestrator.records.account import write_summary
 from orchestrator.runs.find import complete_run, find_run, find_runs
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 
 @pytest.fixture

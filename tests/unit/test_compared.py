@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from orchestrator.records.account import summarise
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.page import compared
-from orchestrator.records.summary import summarise
+from orchestrator.records.summary import Summary
+from tests.summaries import changed
 from tests.synthetic import Synthetic
 
 
-def run(method: str, seed: int, accuracy: float = 0.2) -> dict[str, Any]:
-    return summarise(Synthetic(method=method, accuracy=accuracy).records) | {"seed": seed, "run": f"{method}-{seed}"}
+def run(method: str, seed: int, accuracy: float = 0.2) -> Summary:
+    made = summarise(Synthetic(method=method, accuracy=accuracy).records)
+    return changed(made, seed=seed, run=f"{method}-{seed}")
 
 
 def test_seeds_of_a_method_are_one_curve_with_a_band() -> None:
@@ -28,7 +29,7 @@ def test_seeds_of_a_method_are_one_curve_with_a_band() -> None:
     assert fedavg["charts"]["time"]["band"] is None
     xs = [x for x, _ in fedavg["charts"]["bytes"]["seeds"][0]["points"]]
     assert xs == sorted(xs)
-    assert xs[-1] == run("fedavg", 1)["bytes_up_total"] + run("fedavg", 1)["bytes_down_total"]
+    assert xs[-1] == run("fedavg", 1).bytes_up_total + run("fedavg", 1).bytes_down_total
 
 
 def test_a_method_has_one_style_whatever_is_beside_it() -> None:
@@ -38,7 +39,7 @@ def test_a_method_has_one_style_whatever_is_beside_it() -> None:
 
 def test_groups_of_one_method_have_names_and_lines_of_their_own() -> None:
     own = run("dtfl", 1)
-    found = compared([own, own | {"enforcement": "unlimited"}, own | {"experiment": "other"}])["methods"]
+    found = compared([own, changed(own, enforcement="unlimited"), changed(own, experiment="other")])["methods"]
     names = [method["name"] for method in found]
     assert names == ["dtfl, synthetic, limits held by kernel", "dtfl, synthetic, unlimited: real boards", "dtfl, other"]
     styles = [method["style"] for method in found]
@@ -59,13 +60,12 @@ def test_every_method_can_be_the_baseline_and_a_missing_speed_up_says_why() -> N
 def test_the_seconds_of_a_method_add_up_to_its_rounds() -> None:
     summary = run("dtfl", 1)
     (method,) = compared([summary])["methods"]
-    shares = [sum(sums.values()) for sums in summary["phase_s"].values()]
-    assert sum(method["spent"].values()) == pytest.approx(sum(shares) / len(shares) / summary["rounds"], rel=1e-4)
+    shares = [sum(device.phase_s.values()) for device in summary.devices.values()]
+    assert sum(method["spent"].values()) == pytest.approx(sum(shares) / len(shares) / len(summary.rounds), rel=1e-4)
 
 
-def test_a_run_that_goes_on_is_compared_by_what_is_known() -> None:
-    known = ("straggler_profile", "wait_s", "bytes", "waited_s")
-    found = compared([{key: value for key, value in run("dtfl", 1).items() if key not in known}, run("fedavg", 1)])
+def test_a_run_without_a_round_is_compared_too() -> None:
+    found = compared([summarise(Synthetic(method="dtfl", rounds=0).records), run("fedavg", 1)])
     assert found["methods"][0]["spent"] == {}
     assert found["methods"][0]["charts"]["bytes"]["seeds"] == []
     assert {row[0] for row in found["profiles"]} == {"fedavg"}
@@ -73,7 +73,7 @@ def test_a_run_that_goes_on_is_compared_by_what_is_known() -> None:
 
 
 def test_one_method_in_two_experiments_has_two_names() -> None:
-    found = compared([run("dtfl", 1), run("dtfl", 1) | {"experiment": "other"}])
+    found = compared([run("dtfl", 1), changed(run("dtfl", 1), experiment="other")])
     assert [method["name"] for method in found["methods"]] == ["dtfl, synthetic", "dtfl, other"]
 
 
@@ -81,11 +81,11 @@ def test_latex_has_the_paired_ratio_where_rounds_alternated() -> None:
     from orchestrator.records.compare.groups import group
     from orchestrator.records.compare.paired import paired
 
-    def interleaved(method: str, slower: float) -> dict[str, Any]:
+    def interleaved(method: str, slower: float) -> Summary:
         summary = run(method, 1)
         blocks = [f"fleet/{index}" for index in range(4)]
-        rounds = [slower * seconds for seconds in summary["round_s"]]
-        return summary | {"interleaved": True, "series": "s", "block": blocks, "round_s": rounds}
+        rounds = [slower * row.round_s for row in summary.rounds]
+        return changed(summary, interleaved=True, series="s", block=blocks, round_s=rounds)
 
     both = [interleaved("dtfl", 0.5), interleaved("fedavg", 1.0)]
     text = tabulate.to_latex(group(both), "fedavg", [], paired(both))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.curves import GRID, Point, at, band, curve
+from tests.summaries import changed
+from tests.synthetic import Synthetic
 
-RUN: dict[str, Any] = {
-    "rounds": 4,
-    "elapsed_s": [2.0, 3.0, 5.0, 9.0],
-    "bytes": [100, 50, 0, 25],
-    "accuracy": [0.5, None, 0.7, 0.8],
-}
+RUN = changed(
+    summarise(Synthetic(rounds=4).records),
+    elapsed_s=[2.0, 3.0, 5.0, 9.0],
+    bytes=[100, 50, 0, 25],
+    accuracy=[0.5, None, 0.7, 0.8],
+)
 
 
 def test_rounds_without_evaluation_are_no_points() -> None:
@@ -28,7 +29,7 @@ def test_bytes_are_added_up_over_all_rounds() -> None:
 
 
 def test_a_curve_never_runs_backwards() -> None:
-    shuffled = RUN | {"elapsed_s": [5.0, 3.0, 2.0, 9.0]}
+    shuffled = changed(RUN, elapsed_s=[5.0, 3.0, 2.0, 9.0])
     assert curve(shuffled) == [(2.0, 0.7), (5.0, 0.5), (9.0, 0.8)]
 
 

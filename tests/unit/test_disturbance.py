@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.disturbance import HostOfRound, Work, disturbed_line, hosts_of_rounds, not_got_s
 from orchestrator.report.tables import round_rows
+from tests.summaries import changed, summarised
 from tests.synthetic import Synthetic
 
 CALM = {"cores": 2.0, "busy_s": 0.8, "stolen_s": 0.0, "devices_s": 0.4, "load_s": {"orchestrator": 0.2}, "loop_ms": 2.0}
@@ -51,7 +52,7 @@ def with_report(records: list[t.Record], device: str, round: int, **changed: Any
     return [changed_one(record) for record in records]
 
 
-def causes(rounds: dict[int, dict[str, Any]]) -> list[list[str] | None]:
+def causes(rounds: dict[int, dict[str, Any]]) -> list[tuple[str, ...] | None]:
     found = hosts_of_rounds(sort(with_host(Synthetic().records, rounds)))
     return [found[number].causes for number in sorted(found)]
 
@@ -87,7 +88,7 @@ def test_threads_of_one_device_that_wait_for_each_other_lose_nothing() -> None:
 
 
 def test_a_calm_run_is_not_disturbed() -> None:
-    assert causes({}) == [[], [], [], []]
+    assert causes({}) == [()] * 4
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_calm_run_is_not_disturbed() -> None:
     ],
 )
 def test_only_the_round_with_the_cause_is_marked(values: dict[str, Any], cause: str) -> None:
-    assert causes({2: values}) == [[], [], [cause], []]
+    assert causes({2: values}) == [(), (), (cause,), ()]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +131,13 @@ def test_only_the_round_with_the_cause_is_marked(values: dict[str, Any], cause: 
     ],
 )
 def test_what_disturbs_nobody_is_not_marked(values: dict[str, Any]) -> None:
-    assert causes({1: values}) == [[], [], [], []]
+    assert causes({1: values}) == [()] * 4
 
 
 def test_a_device_that_did_not_get_its_cpu_marks_the_round() -> None:
     records = with_host(with_report(Synthetic().records, "weak", 1, delayed_s=3.0, throttled_s=0.2))
     found = hosts_of_rounds(sort(records))
-    assert [found[number].causes for number in sorted(found)] == [[], ["rival"], [], []]
+    assert [found[number].causes for number in sorted(found)] == [(), ("rival",), (), ()]
     assert (found[1].lost_s["weak"] or 0) > 0.1
     assert "weak" in found[1].disturbed[0].why
 
@@ -148,7 +149,7 @@ def test_without_records_of_the_host_nothing_is_said() -> None:
 
 
 def test_the_summary_counts_disturbed_rounds() -> None:
-    summary = summarise(with_host(Synthetic(dilation=2.0).records, {0: {"stolen_s": 0.5}, 3: {"loop_ms": 4.0}}))
+    summary = summarised(with_host(Synthetic(dilation=2.0).records, {0: {"stolen_s": 0.5}, 3: {"loop_ms": 4.0}}))
     assert summary["disturbed"] == [["steal"], [], [], ["slow_host"]]
     assert summary["disturbed_rounds"] == 2
     assert summary["stolen_share"][0] == pytest.approx(0.25)
@@ -162,7 +163,7 @@ def test_the_live_state_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     state = RunState()
     for record in records:
         reduce(state, [(0, record)])
-    assert [list(row.disturbed or ()) for row in state.rows] == summarise(records)["disturbed"]
+    assert [list(row.disturbed or ()) for row in state.rows] == summarised(records)["disturbed"]
     assert [event.text for event in state.events if event.kind == "disturbed"] == [
         "round 2: the hypervisor took 25% of the CPU time; the broker was busy for 95% of the time"
     ]
@@ -175,8 +176,8 @@ def test_a_line_is_written_while_the_run_goes_on() -> None:
 
 
 def test_the_comparison_says_how_many_rounds_were_disturbed() -> None:
-    calm = summarise(with_host(Synthetic().records)) | {"run": "calm"}
-    rough = summarise(with_host(Synthetic().records, {0: {"busy_s": 2.0}, 3: {"busy_s": 2.0}})) | {"run": "rough"}
+    calm = changed(summarise(with_host(Synthetic().records)), run="calm")
+    rough = changed(summarise(with_host(Synthetic().records, {0: {"busy_s": 2.0}, 3: {"busy_s": 2.0}})), run="rough")
     made = compare([calm, rough, summarise(Synthetic().records)])
     assert [text["disturbed_rounds"] for text in made.texts] == ["0", "2", "–"]
     (note,) = [note for note in made.notes if "disturbed" in note]
@@ -191,7 +192,7 @@ def test_the_report_names_what_disturbed_a_round() -> None:
 
 
 def test_a_summary_of_older_records_says_that_it_does_not_know() -> None:
-    summary = summarise(Synthetic().records)
+    summary = summarised(Synthetic().records)
     assert summary["disturbed"] == [None] * 4
     assert summary["disturbed_rounds"] is None
     assert summary["not_got_s"] == dict.fromkeys(("weak", "middle", "strong"), [None] * 4)
@@ -201,7 +202,7 @@ def test_seconds_not_got_are_divided_by_the_dilation() -> None:
     def lost(dilation: float) -> float:
         records = with_report(Synthetic(dilation=dilation).records, "weak", 1, delayed_s=9.0, throttled_s=0.2)
         run = sort(records)
-        found, summary = hosts_of_rounds(run)[1].lost_s["weak"], summarise(records)["not_got_s"]["weak"][1]
+        found, summary = hosts_of_rounds(run)[1].lost_s["weak"], summarised(records)["not_got_s"]["weak"][1]
         assert found is not None
         assert summary == pytest.approx(found / dilation)
         return found

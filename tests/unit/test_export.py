@@ -24,12 +24,13 @@ from orchestrator.export.extras import load
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.metrics import exposition
-from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.timeline import timelines
+from tests.summaries import changed
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep
+from tests.unit._runs import keep
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 SUMMARY = summarise(LOST)
@@ -58,9 +59,9 @@ def test_tensorboard_reads_accuracy_with_the_time_axis(tmp_path: Path) -> None:
     found = EventAccumulator(str(tmp_path))
     found.Reload()
     events = found.Scalars("accuracy/test")
-    assert [e.value for e in events] == pytest.approx(SUMMARY["accuracy"])
+    assert [e.value for e in events] == pytest.approx([row.accuracy for row in SUMMARY.rounds])
     assert [e.wall_time - events[0].wall_time for e in events] == pytest.approx(
-        [s - SUMMARY["elapsed_s"][0] for s in SUMMARY["elapsed_s"]], abs=1e-3
+        [row.elapsed_s - SUMMARY.rounds[0].elapsed_s for row in SUMMARY.rounds], abs=1e-3
     )
     assert len(found.Scalars("device_s/middle")) == 3  # it was lost in one of four rounds
 
@@ -70,13 +71,13 @@ def families(text: str) -> dict[str, Any]:
 
 
 def test_prometheus_reads_the_metrics() -> None:
-    other = SUMMARY | {"run": 'odd "name"\n', "time_to_target_s": None}
+    other = changed(SUMMARY, run='odd "name"\n', time_to_target_s=None)
     found = families(exposition([SUMMARY, other]))
     assert [s.value for s in found["edgebed_rounds"].samples] == [4, 4]
     assert {s.labels["run"] for s in found["edgebed_run_info"].samples} == {"synthetic-dtfl", 'odd "name"\n'}
     assert len(found["edgebed_time_to_target_seconds"].samples) == 1
     spent = {(s.labels["device"], s.labels["phase"]): s.value for s in found["edgebed_phase_seconds"].samples}
-    assert spent["weak", "compute"] == pytest.approx(SUMMARY["phase_s"]["weak"]["compute"])
+    assert spent["weak", "compute"] == pytest.approx(SUMMARY.devices["weak"].phase_s["compute"])
 
 
 def test_a_run_before_its_first_round_has_metrics_too() -> None:
@@ -85,7 +86,7 @@ def test_a_run_before_its_first_round_has_metrics_too() -> None:
 
 def test_grafana_asks_only_for_metrics_that_there_are() -> None:
     dashboard = json.loads(GRAFANA.read_text(encoding="utf-8"))
-    text = exposition([SUMMARY | {"time_to_target_s": 1.0, "throttled_share": {"weak": 0.5}}])
+    text = exposition([changed(SUMMARY, time_to_target_s=1.0, throttled_share={"weak": 0.5})])
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     assert len(asked) >= 8
     names = {line.split("{")[0] for line in text.splitlines() if line and not line.startswith("#")}

@@ -5,25 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import re
-from typing import Any
 
 import msgspec
 import pytest
 
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.groups import Estimate, estimate, group, profiles, speed_up
 from orchestrator.records.compare.tabulate import to_csv, to_latex, with_interval
-from orchestrator.records.summary import summarise
+from orchestrator.records.summary import Summary
+from tests.summaries import changed
 from tests.synthetic import FLEET, Synthetic
 
 
-def run(method: str, seed: int, time: float | None) -> dict[str, Any]:
+def run(method: str, seed: int, time: float | None) -> Summary:
     records = [
         msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
         for r in Synthetic(method=method).records
     ]
-    return summarise(records) | {"time_to_target_s": time}
+    return changed(summarise(records), time_to_target_s=time)
 
 
 QUICK = [run("dtfl", seed, time) for seed, time in ((1, 10.0), (2, 12.0), (3, 14.0))]
@@ -54,7 +55,7 @@ def test_runs_of_one_method_are_one_group() -> None:
 
 
 def test_simulated_runs_are_never_averaged_with_real_ones() -> None:
-    assert len(group([QUICK[0], QUICK[1] | {"enforcement": "simulated"}])) == 2
+    assert len(group([QUICK[0], changed(QUICK[1], enforcement="simulated")])) == 2
 
 
 def test_a_speed_up_is_of_pairs_of_one_seed() -> None:
@@ -81,7 +82,7 @@ def test_stragglers_are_told_by_profile() -> None:
     assert (row.profile, row.rounds, row.share, row.why) == ("profile-weak", 12, 1.0, {"cpu": 12})
     each = sum(1470 - 30 - sum_of(name) for name in ("middle", "strong")) / 1e3
     assert row.waited_s == pytest.approx(4 * each, abs=0.3)
-    assert row.waited_s == pytest.approx(sum(QUICK[0]["waited_s"]))
+    assert row.waited_s == pytest.approx(sum(row.waited_s for row in QUICK[0].rounds))
 
 
 def sum_of(name: str) -> int:
@@ -97,7 +98,7 @@ def test_csv_has_a_line_per_run() -> None:
 
 
 def test_latex_escapes_and_says_how_it_was_made() -> None:
-    odd = [summary | {"method": "a_b & c%"} for summary in QUICK]
+    odd = [changed(summary, method="a_b & c%") for summary in QUICK]
     text = to_latex(group([*odd, *SLOW]), "fedavg", ["care\n\\end{x}"])
     assert "a\\_b \\& c\\%" in text
     assert "Student's t" in text

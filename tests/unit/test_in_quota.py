@@ -10,9 +10,10 @@ import pytest
 from edgebed.device.metrics import TaskMetrics
 from edgebed.wire.messages import Report
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.summary import summarise
-from orchestrator.records.timeline.in_quota import InQuota, sentence
+from orchestrator.records.timeline.in_quota import counted, sentence
+from tests.summaries import summarised
 from tests.synthetic import Synthetic
 
 
@@ -22,13 +23,13 @@ def report(pieces: int, fitted: int, cpu_s: float, quota_s: float = 0.010) -> Re
 
 
 def test_shares_of_tasks_and_of_batches() -> None:
-    count = InQuota([report(3, 1, 0.050), report(1, 1, 0.009)])
-    assert (count.tasks, count.pieces) == (0.5, 0.5)
+    count = counted([report(3, 1, 0.050), report(1, 1, 0.009)])
+    assert (count.task_share, count.piece_share) == (0.5, 0.5)
 
 
 def test_a_report_that_counted_nothing_gives_no_share() -> None:
-    count = InQuota([report(0, 0, 0.0), report(2, 0, 0.1, quota_s=0.0)])
-    assert (count.tasks, count.pieces) == (None, None)
+    count = counted([report(0, 0, 0.0), report(2, 0, 0.1, quota_s=0.0)])
+    assert (count.task_share, count.piece_share) == (None, None)
 
 
 def test_a_device_counts_each_batch_with_the_cpu_time_of_all_its_threads() -> None:
@@ -53,7 +54,7 @@ def with_pieces(grain: str) -> list[t.Record]:
 
 
 def test_the_summary_has_the_shares_kernel_and_ticks() -> None:
-    summary = summarise(with_pieces("quota"))
+    summary = summarised(with_pieces("quota"))
     assert summary["batches_in_quota"] == {"weak": pytest.approx(2 / 3), "middle": None, "strong": None}
     assert summary["tasks_in_quota"]["weak"] == 0.0
     assert (summary["tasks_in_quota_share"], summary["batches_in_quota_share"]) == (0.0, pytest.approx(2 / 3))
@@ -72,4 +73,4 @@ def test_runs_of_different_grain_are_compared_with_care() -> None:
 
 
 def test_nothing_is_said_where_nothing_was_counted() -> None:
-    assert sentence(summarise(Synthetic().records)) == ""
+    assert sentence(summarise(Synthetic().records).batches_in_quota_share, "quota") == ""

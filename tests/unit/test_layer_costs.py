@@ -14,7 +14,7 @@ from orchestrator.simulation.layer_meter import LayerMeter
 from orchestrator.simulation.layer_work import LayerWork
 from orchestrator.simulation.reference import Reference
 from tests.component._fleet import model
-from tests.unit.test_simulation import assignment
+from tests.unit._assignments import assignment
 
 CONVOLUTION = "convolution 3x3"
 COSTS = {CONVOLUTION: [WidthLaw(4, 4.0, 0.4), WidthLaw(16, 2.0, 0.1)], "update": [WidthLaw(1, 1e-6, 0.0)]}

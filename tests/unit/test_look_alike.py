@@ -23,9 +23,11 @@ from orchestrator.look_alike.figures import (
     source_of,
 )
 from orchestrator.look_alike.measure import spread_cuts
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
-from orchestrator.records.summary import summarise
+from orchestrator.records.summary import Summary
+from tests.summaries import changed
 from tests.synthetic import Synthetic
 
 LINK = Link(20e6, 40e6, 5.2)
@@ -89,8 +91,9 @@ def test_the_written_profile_reads_back_with_its_source(tmp_path: Path) -> None:
         assert part in source
 
 
-def summary(method: str, seconds: float, field: str, boards: dict[str, str], **more: object) -> dict[str, object]:
-    return {"method": method, "round_s_median": seconds, "profiles": dict.fromkeys(boards, "p"), field: boards, **more}
+def summary(method: str, seconds: float, field: str, boards: dict[str, str], **more: object) -> Summary:
+    own = {"method": method, "round_s_median": seconds, "profiles": dict.fromkeys(boards, "p"), field: boards}
+    return changed(summarise(Synthetic().records), **(own | more))
 
 
 def test_a_comparison_says_how_unlike_their_boards_look_alikes_were() -> None:
@@ -113,8 +116,8 @@ def test_a_comparison_says_how_unlike_their_boards_look_alikes_were() -> None:
 
 def test_columns_of_a_comparison_say_which_run_was_on_boards() -> None:
     made = summarise(Synthetic().records)
-    named = dict.fromkeys(made["profiles"], "pi")
-    runs = [made | {"real_boards": named}, made | {"look_alikes": named}, made]
+    named = dict.fromkeys(made.profiles, "pi")
+    runs = [changed(made, real_boards=named), changed(made, look_alikes=named), made]
     table = compare(runs)
     assert [text["method"] for text in table.texts] == ["dtfl, on boards", "dtfl, on look-alikes", "dtfl"]
     assert [row["method"] for row in table.rows] == ["dtfl"] * 3

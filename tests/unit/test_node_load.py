@@ -20,8 +20,8 @@ from orchestrator.fleet.swarm.nodes import reading
 from orchestrator.fleet.swarm.placement import Node
 from orchestrator.records import types as t
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.disturbance import disturbed_line, hosts_of_rounds
+from tests.summaries import summarised
 from tests.synthetic import Synthetic
 
 CALM = t.NodeRound("n1", 4.0, 10.0, 36.0, 0.0, 35.0, 3.9)
@@ -122,7 +122,7 @@ def test_of_two_machines_with_different_loads_the_right_one_is_named(tmp_path: P
     (host,) = [each for each in records if isinstance(each, t.HostRound)]
     assert [(node.busy_s, node.stolen_s, node.load) for node in host.nodes] == [(25.0, 0.0, 3.5), (38.0, 2.0, 4.8)]
     marked = hosts_of_rounds(sort(with_nodes(*host.nodes)))[1]
-    assert marked.causes == ["rival"]
+    assert marked.causes == ("rival",)
     assert marked.why == "on n2, other programs used 20% of the cores, and none were free"
 
 
@@ -130,20 +130,20 @@ def test_the_record_has_the_clock_of_a_node() -> None:
     clocks = {"clock_s": 1.5, "clock_error_s": 0.01, "drift_s": 0.002}
     (node,) = rounds_of_nodes([read("n1", "a", 1.0, 0.0)], [read("n1", "a", 3.0, 5.0, **clocks)], "")
     assert (node.clock_s, node.clock_error_s, node.drift_s) == (1.5, 0.01, 0.002)
-    assert summarise(with_nodes(node))["nodes"]["clock_s"] == {"n1": [None, 1.5, None, None]}
+    assert summarised(with_nodes(node))["nodes"]["clock_s"] == {"n1": [None, 1.5, None, None]}
 
 
 def test_two_nodes_are_named_together() -> None:
     nodes = [msgspec.structs.replace(CALM, name=name, stolen_s=4.0) for name in ("n1", "n2")]
     found = hosts_of_rounds(sort(with_nodes(*nodes)))[1]
-    assert found.causes == ["steal"]
+    assert found.causes == ("steal",)
     assert found.why == "on n1, the hypervisor took 10% of the CPU time; on n2, the hypervisor took 10% of the CPU time"
 
 
 @pytest.mark.parametrize("changed", [{}, {"busy_s": 37.5, "ours_s": 30.0}, {"stolen_s": 9.0, "here": True}])
 def test_what_disturbs_nobody_is_not_marked(changed: dict[str, Any]) -> None:
     """Full of its own devices; others use what is free; the record of the host itself judges the host."""
-    assert hosts_of_rounds(sort(with_nodes(msgspec.structs.replace(CALM, **changed))))[1].causes == []
+    assert hosts_of_rounds(sort(with_nodes(msgspec.structs.replace(CALM, **changed))))[1].causes == ()
 
 
 def test_a_device_that_did_not_get_its_cpu_is_named_with_its_node() -> None:
@@ -161,8 +161,8 @@ def test_a_device_that_did_not_get_its_cpu_is_named_with_its_node() -> None:
 
 
 def test_the_summary_has_the_shares_of_every_node() -> None:
-    summary = summarise(with_nodes(CALM))
+    summary = summarised(with_nodes(CALM))
     assert summary["nodes"]["busy_share"] == {"n1": [None, pytest.approx(0.9), None, None]}
     assert summary["nodes"]["others_share"] == {"n1": [None, pytest.approx(0.025), None, None]}
     assert summary["disturbed_why"] == ["", "", "", ""]
-    assert summarise(Synthetic().records)["nodes"]["load"] == {}
+    assert summarised(Synthetic().records)["nodes"]["load"] == {}

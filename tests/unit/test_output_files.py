@@ -13,7 +13,7 @@ from edgebed.errors import FileError
 from orchestrator import cli
 from orchestrator.files.output import keep, try_file, try_folder
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import keep as keep_run
+from tests.unit._runs import keep as keep_run
 
 
 def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.over_time import MOST_CELLS, OverTime, of_state
-from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import HostRound, Record, RoundFinished
+from tests.summaries import summarised
 from tests.synthetic import Synthetic
-from tests.unit.test_summary import resumed
+from tests.unit._runs import resumed
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 
@@ -109,6 +109,6 @@ def test_a_slow_first_round_is_marked_once_later_rounds_show_what_is_usual() -> 
     for part in (records[:30], records[30:]):
         reduce(half, enumerate(part))
     expected = [["slow_host"], [], [], [], []]
-    assert summarise(records)["disturbed"] == expected
+    assert summarised(records)["disturbed"] == expected
     assert [list(row.disturbed or ()) for row in state.rows] == expected
     assert [list(row.disturbed or ()) for row in half.rows] == expected

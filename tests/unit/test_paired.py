@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import random
 from math import exp
-from typing import Any
 
 import pytest
 
 from orchestrator.analysis.compared import comparison_table
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.paired import paired, round_ratios, unpaired
 from orchestrator.records.compare.tabulate import PAIRED
-from orchestrator.records.summary import summarise
+from orchestrator.records.summary import Summary
 from orchestrator.report.page import comparison_page
+from tests.summaries import changed
 from tests.synthetic import Synthetic
 
 
 def run(
     method: str, seconds: list[float], blocks: list[str | None], series: str = "one", time: float | None = None
-) -> dict[str, Any]:
+) -> Summary:
     whole = summarise(Synthetic(method=method, rounds=len(seconds)).records)
     interleaved = any(block is not None for block in blocks)
     own = {"series": series, "interleaved": interleaved, "block": blocks, "round_s": seconds, "time_to_target_s": time}
-    return whole | own
+    return changed(whole, **own)
 
 
 def blocks(count: int, fleet: str = "f1", first: int = 1) -> list[str | None]:
@@ -66,14 +67,14 @@ def test_two_runs_of_a_method_in_one_experiment_have_a_ratio_each() -> None:
 def test_the_interval_holds_the_true_ratio_though_the_host_drifts() -> None:
     """The drift is a random walk of a tenth per block: without pairs it would be most of the difference."""
     chance, hits, trials = random.Random(1), 0, 400
+    template = run("a", [1.0] * 13, blocks(13))
     for _ in range(trials):
         drift, own, base = 0.0, [], []
         for _ in range(13):
             drift += chance.gauss(0, 0.1)
             own.append(exp(drift + chance.gauss(0, 0.05)) * 0.8)
             base.append(exp(drift + chance.gauss(0, 0.05)))
-        template = {"interleaved": True, "series": "one", "enforcement": "kernel", "time_to_target_s": None}
-        pair = [template | {"method": m, "round_s": s, "block": blocks(13)} for m, s in (("a", own), ("b", base))]
+        pair = [changed(template, method=m, round_s=s) for m, s in (("a", own), ("b", base))]
         (found,) = paired(pair)
         assert found.round_ratio.low is not None
         assert found.round_ratio.high is not None
@@ -86,10 +87,13 @@ def test_runs_that_were_not_interleaved_have_no_pairs_and_are_told_so() -> None:
     both = [run(method, [1.0, 2.0, 3.0], blocks(3)) for method in ("dtfl", "fedavg")]
     assert paired(alone) == []
     assert any("did not alternate" in note for note in compare(alone).notes)
-    for fine in (both, alone[:1], [each | {"enforcement": "simulated"} for each in alone]):
+    for fine in (both, alone[:1], [changed(each, enforcement="simulated") for each in alone]):
         assert unpaired(fine) == []
     old = [
-        {key: value for key, value in each.items() if key not in ("series", "interleaved", "block")} for each in alone
+        Summary.of_dict(
+            {key: value for key, value in each.as_dict().items() if key not in ("series", "interleaved", "block")}
+        )
+        for each in alone
     ]
     assert paired(old) == []
 
@@ -103,4 +107,4 @@ def test_page_and_table_show_the_pairs() -> None:
     assert row["round_ratio"] == pytest.approx((0.5 * 0.75) ** 0.5)
     assert row["round_ratio_low"] < row["round_ratio"] < row["round_ratio_high"]
     assert '"paired":{' in page
-    assert '"paired":null' in comparison_page([each | {"interleaved": False} for each in both])
+    assert '"paired":null' in comparison_page([changed(each, interleaved=False) for each in both])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,22 +11,25 @@ from PIL import Image
 
 from edgebed.errors import UsageError
 from orchestrator.records import types as t
-from orchestrator.records.summary import summarise
+from orchestrator.records.account import summarise
+from orchestrator.records.critical.bound_by import Part
+from orchestrator.records.summary import BoundBy, Summary
 from orchestrator.report.look import Look
 from orchestrator.report.paper_figures import FIGURES, write_figures
 from orchestrator.report.shares import bound_shares, mean_shares
+from tests.summaries import changed
 from tests.synthetic import Synthetic
 
 
-def run(method: str, seed: int) -> dict[str, Any]:
+def run(method: str, seed: int) -> Summary:
     """As of an experiment whose rounds alternated."""
     records = [
         msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
         for r in Synthetic(method=method, facts=True).records
     ]
     figures = summarise(records)
-    blocks = [f"fleet-{seed}/{number}" for number in figures["number"]]
-    return figures | {"interleaved": True, "series": str(seed), "block": blocks}
+    blocks = [f"fleet-{seed}/{number}" for number in range(1, len(figures.rounds) + 1)]
+    return changed(figures, interleaved=True, series=str(seed), block=blocks)
 
 
 RUNS = [run(method, seed) for method in ("dtfl", "fedavg") for seed in (1, 2, 3)]
@@ -48,7 +50,7 @@ def test_one_svg_per_figure_with_text_that_stays_text(tmp_path: Path) -> None:
 
 
 def test_only_runs_whose_rounds_alternated_have_the_figure_of_pairs(tmp_path: Path) -> None:
-    alone = [each | {"interleaved": False} for each in RUNS]
+    alone = [changed(each, interleaved=False) for each in RUNS]
     written = write_figures(alone, [tmp_path / "all.svg"], None, Look())
     assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name != "paired-ratio"]
 
@@ -59,15 +61,16 @@ def test_bounds_and_waits_are_drawn_where_the_records_tell_them(tmp_path: Path) 
     assert "CPU" in bounds
     assert "other devices" in waits
     none = {"text": "", "parts": [], "rounds": 0, "why_not": "they are old"}
-    old = [each | {"bound_by": none, "wait_share_mean": {}} for each in RUNS]
+    old = [changed(each, bound_by=none, wait_share_mean={}) for each in RUNS]
     written = write_figures(old, [tmp_path / "old.svg"], None, Look())
     assert not {"old-bounds.svg", "old-waits.svg"} & {path.name for path in written}
 
 
 def test_shares_of_bounds_add_up_devices_and_average_runs() -> None:
-    parts = [{"what": "cpu", "seconds": 3.0}, {"what": "cpu", "seconds": 1.0}, {"what": "server", "seconds": 4.0}]
-    assert bound_shares({"bound_by": {"parts": parts}}) == {"cpu": 0.5, "server": 0.5}
-    assert bound_shares({"bound_by": {"parts": []}}) == {}
+    parts = Part("cpu", "a", 3.0, 0.375), Part("cpu", "b", 1.0, 0.125), Part("server", "", 4.0, 0.5)
+    run = msgspec.structs.replace(RUNS[0], bound_by=BoundBy("", parts))
+    assert bound_shares(run) == {"cpu": 0.5, "server": 0.5}
+    assert bound_shares(msgspec.structs.replace(run, bound_by=BoundBy())) == {}
     assert mean_shares([{"cpu": 1.0}, {}, {"server": 1.0}]) == {"cpu": 0.5, "server": 0.5}
 
 
@@ -84,7 +87,7 @@ def test_a_pdf_has_a_page_per_figure_and_names_its_runs(tmp_path: Path) -> None:
     assert write_figures(RUNS, [path], None, Look()) == [path]
     content = path.read_bytes()
     assert len(re.findall(rb"/Type /Page\b", content)) == len(FIGURES)
-    assert RUNS[0]["run"].encode() in content
+    assert RUNS[0].run.encode() in content
 
 
 def test_titles_can_be_left_out(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_titles_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_doubts_stand_on_every_figure(tmp_path: Path) -> None:
-    doubtful = [each | {"calibrated": False} for each in RUNS]
+    doubtful = [changed(each, calibrated=False) for each in RUNS]
     for name in FIGURES:
         for title in (True, False):
             write_figures(doubtful, [tmp_path / "one.svg"], name, Look(title=title))
@@ -103,7 +106,7 @@ def test_doubts_stand_on_every_figure(tmp_path: Path) -> None:
 
 
 def test_a_method_that_missed_its_target_says_so(tmp_path: Path) -> None:
-    missed = [each | {"time_to_target_s": None} if each["method"] == "fedavg" else each for each in RUNS]
+    missed = [changed(each, time_to_target_s=None) if each.method == "fedavg" else each for each in RUNS]
     write_figures(missed, [tmp_path / "one.svg"], "time-to-target", Look())
     assert "not reached" in text_of(tmp_path / "one.svg")
 

@@ -16,18 +16,18 @@ import pytest
 from orchestrator import report
 from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise, write_summary
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise, write_summary
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.palette import PHASES
 from orchestrator.records.words.vocabulary import UNLIMITED, held_by
 from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
+from tests.summaries import changed
 from tests.synthetic import Speed, Synthetic
-from tests.unit.test_dashboard_state import folded
-from tests.unit.test_summary import keep, resumed, throttle
+from tests.unit._runs import folded, keep, resumed, throttle
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 
@@ -57,7 +57,7 @@ def test_enforcement_dilation_and_calibration_are_in_sight(page: str) -> None:
     for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "timeline residual"):
         assert text in header
     bad = [msgspec.structs.replace(r, calibrated=False) if isinstance(r, t.RunStarted) else r for r in LOST]
-    assert summarise(bad)["calibrated"] is False
+    assert summarise(bad).calibrated is False
 
 
 def test_the_page_needs_no_network(page: str) -> None:
@@ -336,7 +336,7 @@ def test_the_page_says_whose_times_a_simulation_counts() -> None:
     told = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
     summary = summarise(Synthetic().records)
     assert not any("costs" in text for text, _, _ in badges(summary))
-    assert f"costs: {told}" in [text for text, _, _ in badges(summary | {"costs": told})]
+    assert f"costs: {told}" in [text for text, _, _ in badges(changed(summary, costs=told))]
 
 
 def test_without_room_for_the_report_the_summary_is_written_and_that_is_said(
@@ -366,5 +366,6 @@ def test_the_page_of_a_long_run_stays_below_2_mb(tmp_path: Path) -> None:
 
 
 def test_the_cut_of_an_asynchronous_round_stands_at_its_number() -> None:
-    summary = {"number": [1, 3, 2], "cut": {"a": [4, None, 6], "b": [5, 7, None]}}
-    assert cut_columns(summary) == pytest.approx(np.array([[4, 6, np.nan], [5, np.nan, 7]]), nan_ok=True)
+    cuts: dict[str, list[int | None]] = {"weak": [4, None, 6], "middle": [5, 7, None], "strong": [None] * 3}
+    summary = changed(summarise(Synthetic(rounds=3).records), number=[1, 3, 2], cut=cuts)
+    assert cut_columns(summary) == pytest.approx(np.array([[4, 6, np.nan], [5, np.nan, 7], [np.nan] * 3]), nan_ok=True)

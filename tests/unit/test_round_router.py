@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.records import types as t
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise
 from orchestrator.records.timeline.timeline import RoundTimeline, timelines
+from tests.summaries import summarised
 from tests.synthetic import BATCHES, MIDDLE, MS, STRONG, WEAK, Speed, Synthetic, overlapping
 
 FAST, SLOW = {"a": STRONG, "b": Speed(compute=150)}, {"c": WEAK, "d": MIDDLE}
@@ -44,14 +44,14 @@ def test_windows_of_a_device_follow_one_another_to_the_end_of_the_run() -> None:
 def test_every_second_has_a_name_and_only_one() -> None:
     found = rounds(RUN)
     assert max(device.residual for timeline in found for device in timeline.devices.values()) < 1e-6
-    sums = summarise(RUN)["phase_s"]
+    sums = summarised(RUN)["phase_s"]
     for device, speed in (FAST | SLOW).items():
         count = 5 if device in FAST else 2
         assert sums[device]["compute"] == pytest.approx(count * BATCHES * speed.compute / 1e3 / 2)
 
 
 def test_the_time_axis_is_the_wall_clock_from_the_first_round_on() -> None:
-    summary = summarise(RUN)
+    summary = summarised(RUN)
     began = min(r.at_ns for r in RUN if isinstance(r, t.RoundStarted))
     finished = [r for r in RUN if isinstance(r, t.RoundFinished)]
     assert summary["elapsed_s"] == pytest.approx([(r.at_ns - began) / 1e9 / 2 for r in finished])
@@ -66,17 +66,17 @@ def test_the_first_evaluation_in_time_reaches_the_target() -> None:
         msgspec.structs.replace(r, accuracy=0.9 if r.round == 3 else 0.1) if isinstance(r, t.Evaluated) else r
         for r in RUN
     ]
-    summary = summarise(records)
+    summary = summarised(records)
     assert summary["time_to_target_s"] == summary["elapsed_s"][summary["number"].index(4)]
 
 
 def test_idle_shares_are_of_the_device_s_own_windows() -> None:
-    alone = summarise(Synthetic(FAST, 5, dilation=2.0).records)
-    assert summarise(RUN)["idle_share"]["a"] == pytest.approx(alone["idle_share"]["a"])
+    alone = summarised(Synthetic(FAST, 5, dilation=2.0).records)
+    assert summarised(RUN)["idle_share"]["a"] == pytest.approx(alone["idle_share"]["a"])
 
 
 def test_stragglers_are_sought_within_a_lane() -> None:
-    summary = summarise(RUN)
+    summary = summarised(RUN)
     assert {device for device, lane in zip(summary["straggler"], summary["lane"], strict=True) if lane == "0"} == {"b"}
     assert {device for device, lane in zip(summary["straggler"], summary["lane"], strict=True) if lane == "1"} == {"c"}
 
@@ -106,7 +106,7 @@ def test_a_device_that_no_lane_ever_drew_has_no_window() -> None:
     ghost = msgspec.structs.replace(first.devices[0], name="ghost")
     records = [msgspec.structs.replace(first, devices=(*first.devices, ghost)), *rest]
     assert not any("ghost" in timeline.devices for timeline in rounds(records))
-    assert summarise(records)["idle_share"]["ghost"] is None
+    assert summarised(records)["idle_share"]["ghost"] is None
 
 
 def test_a_run_resumed_in_the_middle_of_lanes_goes_on_with_the_time() -> None:
@@ -114,13 +114,13 @@ def test_a_run_resumed_in_the_middle_of_lanes_goes_on_with_the_time() -> None:
         msgspec.structs.replace(r, round=r.round + 7) if hasattr(r, "round") else r
         for r in (msgspec.structs.replace(RUN[0], resumed_from=7), *RUN[1:])
     ]
-    one, both = summarise(RUN), summarise([*RUN, *second])
+    one, both = summarised(RUN), summarised([*RUN, *second])
     assert both["elapsed_s"] == pytest.approx(one["elapsed_s"] + [one["total_s"] + s for s in one["elapsed_s"]])
     assert both["timeline_residual_max"] < 1e-6
 
 
 def test_runs_without_lanes_add_up_their_rounds() -> None:
-    summary = summarise(Synthetic().records)
+    summary = summarised(Synthetic().records)
     assert summary["lane"] == [""] * 4
     assert summary["total_s"] == pytest.approx(sum(summary["round_s"]))
     assert summary["elapsed_s"][1] * 1e9 > 2 * 500 * MS

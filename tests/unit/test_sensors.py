@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,36 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.sensors import machine, raspberry
-from edge_agent.sensors.board import SHARE, Board, Seldom
+from edge_agent.sensors.board import SHARE, Seldom
 from edge_agent.sensors.source import Run, run_command
 from edge_agent.sensors.watch import BoardWatch, sendable
 from edgebed.wire.messages import Status, decode_control, encode
 from edgebed.wire.reading import BoardReading
-
-SAMPLES = Path(__file__).parents[1] / "recorded" / "boards"
-DEVICE_TREE = "proc/device-tree/model"
-
-
-class Sample:
-    """A sample unpacked: its tree, and its commands."""
-
-    def __init__(self, name: str, root: Path) -> None:
-        self.root, self.asked = root, list[str]()
-        self.commands: dict[str, str] = {}
-        for part in (SAMPLES / f"{name}.txt").read_text().split("=== ")[1:]:
-            path, content = part.split("\n", 1)
-            if path.startswith("commands/"):
-                self.commands[path.removeprefix("commands/")] = content
-                continue
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(content.strip() + "\0" if path == DEVICE_TREE else content)
-
-    def run(self, command: Sequence[str]) -> str | None:
-        self.asked.append(" ".join(command))
-        return self.commands.get(" ".join(command))
-
-    def board(self, now: Callable[[], float] = lambda: 7.0, spent_s: Callable[[], float] = lambda: 0.0) -> Board:
-        return Board(self.root, self.run, now, spent_s)
+from tests.board_samples import Sample
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from orchestrator.simulation.layer_costs import WidthLaw
 from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from orchestrator.simulation.server_fit import orchestrator_work, server_factors, server_turns
 from tests.component._fleet import model
-from tests.unit.test_simulation import assignment
+from tests.unit._assignments import assignment
 
 SECOND = 1_000_000_000
 RATE = 1_000_000

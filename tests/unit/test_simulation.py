@@ -39,8 +39,8 @@ from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
 from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
+from tests.unit._assignments import MODEL, assignment
 
-MODEL: dict[str, object] = {"name": "resnet-tiny", "widths": [4, 4, 8]}
 MB = 1 << 20
 
 
@@ -225,22 +225,6 @@ def test_the_papers_cpu_is_plain_division() -> None:
 
 
 # ---- counted costs ----
-
-
-def assignment(**wanted: Any) -> Assignment:
-    defaults: dict[str, Any] = {
-        "device": "a",
-        "model": MODEL,
-        "classes": CLASSES,
-        "input_shape": SHAPE,
-        "stages": 2,
-        "objective": "head",
-        "uploads": ("features", "weights"),
-        "batch_size": 8,
-        "optimizer": Optimizer("sgd", 0.05, 0.9, 1e-4),
-        "seed": 1,
-    }
-    return Assignment(**{**defaults, **wanted})
 
 
 def test_fedpmts_operations_are_those_of_its_table() -> None:

@@ -13,25 +13,18 @@ from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
 from orchestrator.records import types as t
+from orchestrator.records.account import load_summary, summarise, write_summary
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.recorder import Recorder
-from orchestrator.records.account import load_summary, percentile, summarise, write_summary
+from orchestrator.records.live.summing import percentile
+from tests.summaries import changed, summarised
 from tests.synthetic import BATCHES, FEATURES, FRAMES, MS, TASK, WEIGHTS, Synthetic
+from tests.unit._runs import keep, resumed, throttle
 
 DOCS = Path(__file__).parents[2] / "docs" / "records.md"
 
 
-def keep(folder: Path, records: list[t.Record]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(folder / "records.jsonl")
-    for record in records:
-        recorder.record(record)
-    recorder.close()
-    return folder
-
-
 def test_the_time_axis_adds_up_rounds_without_evaluation() -> None:
-    summary = summarise(Synthetic().records)
+    summary = summarised(Synthetic().records)
     assert summary["rounds"] == 4
     assert summary["round_s"] == pytest.approx([1.5] * 4)  # 5 plan, 1470 weakest device, 5, 20 merge
     assert summary["elapsed_s"] == pytest.approx([1.5, 3.0, 4.5, 6.0])
@@ -40,7 +33,7 @@ def test_the_time_axis_adds_up_rounds_without_evaluation() -> None:
 
 
 def test_every_time_is_divided_by_the_dilation_and_nothing_else_is() -> None:
-    plain, dilated = summarise(Synthetic().records), summarise(Synthetic(dilation=4.0).records)
+    plain, dilated = summarised(Synthetic().records), summarised(Synthetic(dilation=4.0).records)
     for name, value in plain.items():
         if name.endswith(("_s", "_s_median", "_s_p95")) or name == "what_if":
             assert dilated[name] == _quarter(value), name  # exact: 4 is a power of two
@@ -58,20 +51,20 @@ def _quarter(value: Any) -> Any:
 
 def test_the_test_part_s_word_on_the_last_weights() -> None:
     records = Synthetic().records
-    assert summarise(records)["test_accuracy"] is None
+    assert summarised(records)["test_accuracy"] is None
     said = t.FinalTest(records[-1].at_ns, 3, 0.77, 0.9, 0.1)
-    summary = summarise([*records[:-1], said, records[-1]])
+    summary = summarised([*records[:-1], said, records[-1]])
     assert (summary["test_accuracy"], summary["final_accuracy"]) == (0.77, pytest.approx(0.8))
 
 
 def test_target_not_reached_is_null() -> None:
-    assert summarise(Synthetic(target=0.99).records)["time_to_target_s"] is None
+    assert summarised(Synthetic(target=0.99).records)["time_to_target_s"] is None
 
 
 def test_bytes_count_uploads_updates_tasks_and_replies() -> None:
     records = Synthetic().records
     records.append(t.ReplyDelivered(0, 0, 1, "weak", 0, 77))
-    summary = summarise(records)
+    summary = summarised(records)
     assert summary["bytes_up"]["weak"] == 4 * (BATCHES * FEATURES + WEIGHTS)
     assert summary["bytes_down"] == dict.fromkeys(("middle", "strong"), 4 * (TASK + FRAMES)) | {
         "weak": 4 * (TASK + FRAMES) + 77
@@ -87,44 +80,28 @@ def test_a_task_counts_only_where_it_arrived_and_by_its_body_if_its_frames_were_
             record = msgspec.structs.replace(record, bytes=0) if record.device == "middle" else record
         records.append(record)
     expected = {"weak": 3 * (TASK + FRAMES), "middle": 4 * TASK, "strong": 4 * (TASK + FRAMES)}
-    assert summarise(records)["bytes_down"] == expected
-
-
-def throttle(records: list[t.Record], device: str, share: float) -> list[t.Record]:
-    """The records with a device stopped by its quota for this share of every phase."""
-    return [
-        msgspec.structs.replace(
-            record,
-            phases=tuple(
-                msgspec.structs.replace(p, throttled_ns=int((p.end_ns - p.start_ns) * share), throttled=1)
-                for p in record.phases
-            ),
-        )
-        if isinstance(record, t.DevicePhases) and record.device == device
-        else record
-        for record in records
-    ]
+    assert summarised(records)["bytes_down"] == expected
 
 
 def test_throttled_share_is_of_the_own_work_and_null_where_none_was_reported() -> None:
     records = throttle(throttle(resumed(), "weak", 0.75), "middle", 1.9)  # two threads, both stopped
-    assert summarise(records)["throttled_share"] == {"weak": pytest.approx(0.75), "middle": 1.0, "strong": None}
+    assert summarised(records)["throttled_share"] == {"weak": pytest.approx(0.75), "middle": 1.0, "strong": None}
     idle = [r for r in records if not isinstance(r, t.DevicePhases)]
-    assert summarise(idle)["throttled_share"] == dict.fromkeys(("weak", "middle", "strong"))
+    assert summarised(idle)["throttled_share"] == dict.fromkeys(("weak", "middle", "strong"))
 
 
 def test_idle_share_is_of_the_rounds_time_and_without_being_away() -> None:
-    summary = summarise(Synthetic().records)
+    summary = summarised(Synthetic().records)
     # weak: plan 5, server 30, then 5 and merge 20, of 1500 ms
     assert summary["idle_share"]["weak"] == pytest.approx(60 / 1500)
     assert summary["idle_share"]["strong"] > 0.6
     records = Synthetic().records
     gone = [r for r in records if getattr(r, "device", "") != "strong"]
-    assert summarise(gone)["idle_share"]["strong"] is None
+    assert summarised(gone)["idle_share"]["strong"] is None
 
 
 def test_a_lost_device_has_no_actual_time_and_is_counted() -> None:
-    summary = summarise(Synthetic(lost=(1, "middle")).records)
+    summary = summarised(Synthetic(lost=(1, "middle")).records)
     assert [value is None for value in summary["actual_s"]["middle"]] == [False, True, False, False]
     assert summary["devices_left_out"] == {"lost": 1}
     assert summary["merged"] == [3, 2, 3, 3]
@@ -136,27 +113,20 @@ def test_a_lost_device_has_no_actual_time_and_is_counted() -> None:
 def test_a_round_that_was_not_finished_does_not_count() -> None:
     records = Synthetic().records
     records = [r for r in records if not (isinstance(r, t.RoundFinished | t.Evaluated) and r.round == 3)]
-    summary = summarise(records)
+    summary = summarised(records)
     assert summary["rounds"] == len(summary["accuracy"]) == len(summary["actual_s"]["weak"]) == 3
 
 
 def test_rounds_done_again_after_a_resume_count_once() -> None:
     first, second = Synthetic(rounds=3, finish=False), Synthetic(rounds=2, first_round=2)
-    summary = summarise(first.records + second.records)
+    summary = summarised(first.records + second.records)
     assert summary["rounds"] == 4
     assert summary["resumed"] == 1
     assert summary["timeline_residual_max"] < 1e-6
 
 
-def resumed(dilations: tuple[float, float] = (2.0, 8.0), **second: Any) -> list[t.Record]:
-    """Two rounds, then two more after a resume with another dilation; `second`: what else its RunStarted says."""
-    before = Synthetic(rounds=2, finish=False, dilation=dilations[0]).records
-    started, *rest = Synthetic(rounds=2, first_round=2, dilation=dilations[1]).records
-    return [*before, msgspec.structs.replace(started, **second), *rest]
-
-
 def test_every_stretch_is_divided_by_its_own_dilation() -> None:
-    plain, summary = summarise(resumed((1.0, 1.0))), summarise(resumed((2.0, 8.0)))
+    plain, summary = summarised(resumed((1.0, 1.0))), summarised(resumed((2.0, 8.0)))
     for name in ("round_s", "straggler_gaps_s"):
         assert summary[name] == _by_stretch(plain[name]), name
     for name in ("predicted_s", "actual_s"):
@@ -175,16 +145,16 @@ def _by_stretch(values: list[float]) -> list[float]:
 def test_limits_count_as_held_by_the_weakest(kinds: tuple[str, str]) -> None:
     first, *rest = resumed(enforcement=kinds[1])
     assert isinstance(first, t.RunStarted)
-    summary = summarise([msgspec.structs.replace(first, enforcement=kinds[0]), *rest])
+    summary = summarised([msgspec.structs.replace(first, enforcement=kinds[0]), *rest])
     assert summary["enforcement"] == "software"
 
 
 def test_a_run_is_calibrated_only_if_every_stretch_was() -> None:
     first, *rest = resumed()
     assert isinstance(first, t.RunStarted)
-    assert summarise([first, *rest])["calibrated"] is True
-    assert summarise([msgspec.structs.replace(first, calibrated=False), *rest])["calibrated"] is False
-    assert summarise(resumed(calibrated=False))["calibrated"] is False
+    assert summarised([first, *rest])["calibrated"] is True
+    assert summarised([msgspec.structs.replace(first, calibrated=False), *rest])["calibrated"] is False
+    assert summarised(resumed(calibrated=False))["calibrated"] is False
 
 
 def test_the_state_of_the_fleet_at_the_start_is_no_event() -> None:
@@ -195,7 +165,7 @@ def test_the_state_of_the_fleet_at_the_start_is_no_event() -> None:
             records[index] = msgspec.structs.replace(record, at_ns=began - 9 * MS, again=True)
     left = t.DeviceLeft(began - MS, "gone", "its process ended")
     joined = t.DeviceJoined(began - 2 * MS, "gone", "gone#1", False)
-    summary = summarise([records[0], joined, left, *records[1:]])
+    summary = summarised([records[0], joined, left, *records[1:]])
     assert summary["events"] == 0
     assert summary["idle_share"]["weak"] == pytest.approx(60 / 1500)
     assert set(summary["phase_s"]["gone"]) == {"offline"}  # but it still says who is there
@@ -205,11 +175,11 @@ def test_a_diverged_loss_is_null() -> None:
     records = [
         msgspec.structs.replace(r, loss=math.nan) if isinstance(r, t.Evaluated) else r for r in Synthetic().records
     ]
-    assert summarise(records)["loss"] == [None] * 4
+    assert summarised(records)["loss"] == [None] * 4
 
 
 def test_a_run_without_a_round_still_has_a_summary() -> None:
-    summary = summarise(Synthetic(rounds=0).records)
+    summary = summarised(Synthetic(rounds=0).records)
     assert summary["rounds"] == 0
     assert summary["round_s_median"] is None
     assert summary["timeline_residual_max"] is None
@@ -218,7 +188,7 @@ def test_a_run_without_a_round_still_has_a_summary() -> None:
 @pytest.mark.parametrize("records", [[], Synthetic().records[1:3]])
 def test_records_without_a_beginning_are_refused(records: list[t.Record]) -> None:
     with pytest.raises(UsageError) as caught:
-        summarise(records)
+        summarised(records)
     assert caught.value.hint
 
 
@@ -232,7 +202,8 @@ def test_percentile_is_a_value_that_the_share_does_not_exceed(values: list[float
 def test_files_and_what_is_read_where(tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", Synthetic().records)
     written = write_summary(folder)
-    assert load_summary(folder) == msgspec.json.decode((folder / "summary.json").read_bytes()) == written
+    assert load_summary(folder) == written
+    assert written.as_dict() == msgspec.json.decode((folder / "summary.json").read_bytes())
     assert len(msgspec.json.decode((folder / "calibration.json").read_bytes())) == 6
     (folder / "summary.json").write_text("{torn")
     assert load_summary(folder) == written
@@ -243,7 +214,7 @@ def test_files_and_what_is_read_where(tmp_path: Path) -> None:
 
 def test_every_name_and_every_record_is_documented() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    names = set(summarise(Synthetic().records)) | {kind.__struct_config__.tag for kind in t.Record.__args__}
+    names = set(summarised(Synthetic().records)) | {kind.__struct_config__.tag for kind in t.Record.__args__}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
@@ -261,7 +232,7 @@ def test_speed_up_refers_to_the_last_run() -> None:
 def test_notes_say_what_makes_figures_doubtful() -> None:
     fine = summarise(Synthetic().records)
     assert compare([fine, fine]).notes == []
-    doubtful = fine | {"enforcement": "software", "calibrated": False, "timeline_residual_max": 0.3, "dilation": 3.0}
+    doubtful = changed(fine, enforcement="software", calibrated=False, timeline_residual_max=0.3, dilation=3.0)
     notes = " ".join(compare([doubtful, fine]).notes)
     for word in ("limits held by", "dilation", "uncalibrated", "30.0%", "agents themselves"):
         assert word in notes
@@ -269,11 +240,11 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
 
 def test_a_note_of_many_runs_is_one_line() -> None:
     costs = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
-    one = summarise(Synthetic().records) | {"enforcement": "simulated", "costs": costs}
-    runs = [one | {"run": f"run-{number}"} for number in range(15)]
+    one = changed(summarise(Synthetic().records), enforcement="simulated", costs=costs)
+    runs = [changed(one, run=f"run-{number}") for number in range(15)]
     told = f"simulated; no device ran, times come from a cost model ({costs})"
     assert compare(runs).notes == [f"15 runs: {told}"]
-    runs[2:] = [run | {"costs": ""} for run in runs[2:]]
+    runs[2:] = [changed(run, costs="") for run in runs[2:]]
     assert f"run-0, run-1: {told}" in compare(runs).notes
     assert compare(runs[:1]).notes == [f"run-0: {told}"]
 
@@ -283,4 +254,4 @@ def test_a_gap_in_the_window_is_seen_in_the_summary() -> None:
         msgspec.structs.replace(r, phases=r.phases[:-1]) if isinstance(r, t.DevicePhases) and i > 40 else r
         for i, r in enumerate(Synthetic().records)
     ]
-    assert summarise(records)["timeline_residual_max"] >= 50 * MS / 1.6e9
+    assert summarised(records)["timeline_residual_max"] >= 50 * MS / 1.6e9

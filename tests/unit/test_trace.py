@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.records import types as t
 from orchestrator.records.run_index import sort
-from orchestrator.records.summary import summarise
 from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
+from tests.summaries import summarised
 from tests.synthetic import BATCHES, FEATURES, FLEET, MIDDLE, STRONG, WEAK, Speed, Synthetic, overlapping
-from tests.unit.test_summary import resumed
+from tests.unit._runs import resumed
 
 LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 LANES = overlapping({"0": ({"a": STRONG, "b": MIDDLE}, 5), "1": ({"c": WEAK}, 3)}, dilation=2.0)
@@ -114,7 +114,7 @@ def test_sql_over_the_phases_gives_the_sums_of_the_summary(records: list[t.Recor
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for device, phase, seconds in base.execute(query):
         found[device][phase] = seconds
-    expected = summarise(records)["phase_s"]
+    expected = summarised(records)["phase_s"]
     assert set(found) == set(expected)
     for device, sums in expected.items():
         assert found[device] == pytest.approx({k: v for k, v in sums.items() if v > 0}, abs=1e-4)

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records import types as t
+from orchestrator.records.account import summarise
 from orchestrator.records.critical.critical_path import Paths
 from orchestrator.records.critical.event_graph import Bound
-from orchestrator.records.critical.whatif import LINKS, Faster, WhatIf, saved_ns
+from orchestrator.records.critical.whatif import LINKS, Faster, saved_ns
 from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.summary import Savings
 from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping
 
@@ -73,11 +75,9 @@ def ends(run: RunFacts) -> tuple[float, float, float]:
     return whole, whole - saved_ns(path, LINK) / MS, whole - saved_ns(path, CPU) / MS
 
 
-def asked(run: RunFacts) -> WhatIf:
-    whatif, paths = WhatIf(run), Paths(run)
-    for timeline in timelines(run):
-        whatif.add(timeline.facts, paths.of(timeline))
-    return whatif
+def saved_s(found: Savings, what: str, whose: str) -> float:
+    """0 where it was on no critical path."""
+    return {(row.what, row.whose): row.saved_s for row in found.savings}.get((what, whose), 0.0)
 
 
 def test_without_overlap_every_transfer_counts_half() -> None:
@@ -171,13 +171,13 @@ def test_a_faster_server_also_makes_and_reads_its_halves_faster() -> None:
 
 def test_the_round_waits_for_the_next_slowest() -> None:
     """weak is done long after middle: what weak saves is bounded by middle's end."""
-    run = sort(Synthetic(FLEET, 1, facts=True).records)
-    whatif, (timeline,) = asked(run), timelines(run)
-    done = {device: row.at_ns for device, row in timeline.facts.done.items()}
+    records = Synthetic(FLEET, 1, facts=True).records
+    whatif = summarise(records).what_if
+    done = {r.device: r.at_ns for r in records if isinstance(r, t.DeviceDone)}
     assert done["weak"] - done["middle"] > 0
-    assert whatif.saved_s("cpu", "weak") == pytest.approx((done["weak"] - done["middle"]) / 1e9)
-    assert whatif.saved_s("cpu", "all") > whatif.saved_s("cpu", "weak")
-    assert whatif.saved_s("cpu", "strong") == 0
+    assert saved_s(whatif, "cpu", "weak") == pytest.approx((done["weak"] - done["middle"]) / 1e9)
+    assert saved_s(whatif, "cpu", "all") > saved_s(whatif, "cpu", "weak")
+    assert saved_s(whatif, "cpu", "strong") == 0
 
 
 def test_the_slowest_link_is_found_by_what_was_in_force() -> None:
@@ -185,10 +185,9 @@ def test_the_slowest_link_is_found_by_what_was_in_force() -> None:
         msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) and r.device == "weak" else r
         for r in Synthetic(dilation=2.0, facts=True).records
     ]
-    whatif = asked(sort(records))
-    assert whatif.slowest == {"weak": 4}
-    saved = whatif.saved_s("link", "slowest")
-    assert 0 < saved < whatif.total_s
+    whatif = summarise(records).what_if
+    assert whatif.slowest_links == ("weak",)
+    assert 0 < saved_s(whatif, "link", "slowest") < whatif.rounds_s
 
 
 def test_equally_slow_links_come_in_alphabetical_order() -> None:
@@ -196,12 +195,12 @@ def test_equally_slow_links_come_in_alphabetical_order() -> None:
         msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) else r
         for r in Synthetic().records
     ]
-    assert asked(sort([*records])).result()["slowest_links"] == []
+    assert summarise(records).what_if.slowest_links == ()
     facts = [
         msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) else r
         for r in Synthetic(facts=True).records
     ]
-    assert asked(sort(facts)).result()["slowest_links"] == ["middle", "strong", "weak"]
+    assert summarise(facts).what_if.slowest_links == ("middle", "strong", "weak")
 
 
 LENGTHS = st.integers(min_value=1, max_value=400)
@@ -225,11 +224,10 @@ def test_seconds_add_up_and_faster_is_never_later(fleet: list[Speed]) -> None:
 
 
 def test_lanes_are_replayed_each_by_itself() -> None:
-    run = sort(overlapping({"0": ({"a": Speed()}, 3), "1": ({"b": Speed(compute=300)}, 2)}, facts=True))
-    whatif = asked(run)
+    whatif = summarise(overlapping({"0": ({"a": Speed()}, 3), "1": ({"b": Speed(compute=300)}, 2)}, facts=True)).what_if
     worked = 3 * 0.5 * (20 + 3 * 105) / 1e3
-    assert worked <= whatif.saved_s("cpu", "a") <= worked + 3 * 0.5 * 0.15  # its CPU held up transfers, too
-    assert whatif.saved_s("cpu", "b") > 0
+    assert worked <= saved_s(whatif, "cpu", "a") <= worked + 3 * 0.5 * 0.15  # its CPU held up transfers, too
+    assert saved_s(whatif, "cpu", "b") > 0
 
 
 def test_batches_that_touch_are_as_good_as_batches_with_something_in_between() -> None:

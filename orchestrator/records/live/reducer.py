@@ -18,6 +18,7 @@ from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.live.run_state import (
+    EVER,
     DeviceRound,
     DeviceState,
     IndexedRound,
@@ -33,7 +34,8 @@ from orchestrator.records.timeline.limits_in_force import rows_of
 
 
 class Rewound(Exception):
-    """A resumed run does rounds again that the state has added up: its records must be read again, with `whole`."""
+    """A resumed run does rounds again that the state has added up: its records must be read again, with the patience
+    `run_state.EVER`."""
 
 
 def reduce(state: RunState, lines: Iterable[tuple[int, t.Record]]) -> None:
@@ -101,7 +103,7 @@ def _end_session(state: RunState, first: int) -> None:
             _count(state, device, -own.up, -own.down)
             device.in_quota -= own.in_quota
     if not state.whole:
-        for number in list(state.rounds):
+        for number in list(state.rounds) if state.patience < EVER else ():
             add_up(state, number)
         state.session.rounds.clear()
 

@@ -27,6 +27,13 @@ from orchestrator.records.timeline.utilisation import DeviceLoad
 VERSION = 15
 """Of the structs below. A state of another version is made again from the records."""
 
+PATIENCE = 64
+"""A round is settled after so many others, whatever phases of it are missing. As many settled rounds stay in the index,
+without their transfers and steps: their accuracy may come late, and a resumed run may do them again."""
+
+EVER = 1 << 60
+"""The patience that keeps all rounds in the index."""
+
 
 class RoundRow(msgspec.Struct, array_like=True):
     """One round. What is known of a finished round from the phases of its devices comes some time after its end.
@@ -261,6 +268,7 @@ class RunState(msgspec.Struct):
 
     Attributes:
         whole: the index keeps all records, for reports and traces.
+        patience: how many settled rounds stay in the index.
         rev: grows with every call of the reducer.
         epoch: grows when rows were removed, because a resumed run does rounds again.
         elapsed_s: end of the time axis.
@@ -279,6 +287,7 @@ class RunState(msgspec.Struct):
 
     version: int = VERSION
     whole: bool = False
+    patience: int = PATIENCE
     rev: int = 0
     epoch: int = 0
     elapsed_s: float = 0.0

@@ -9,17 +9,13 @@ import msgspec
 
 from orchestrator.records.critical.stragglers import judge
 from orchestrator.records.live.round_account import SessionContext, explain, put_straggler
-from orchestrator.records.live.run_state import DeviceRound, IndexedRound, RunState
+from orchestrator.records.live.run_state import PATIENCE, DeviceRound, IndexedRound, RunState, Sums
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
 from orchestrator.records.timeline.board import GAP_NS
 from orchestrator.records.timeline.disturbance import usual_loop_ms
 from orchestrator.records.timeline.events import Event, disturbed
 from orchestrator.records.timeline.limits_in_force import rows_of
 from orchestrator.records.timeline.timeline import RoundTimeline, timelines
-
-PATIENCE = 64
-"""A round is settled after so many others, whatever phases of it are missing. As many settled rounds stay in the index,
-without their transfers and steps: their accuracy may come late."""
 
 
 def settle(state: RunState, over: bool) -> list[Event]:
@@ -58,6 +54,7 @@ def explain_late(state: RunState) -> None:
 def explained(state: RunState) -> Iterator[RoundTimeline]:
     """The timelines of a run whose state has all its records (`whole`). Each finished round is explained and added to
     the sums as it passes."""
+    state.sums = Sums()
     rows = {row.number: index for index, row in enumerate(state.rows)}
     contexts: dict[int, SessionContext] = {}
     sessions = {id(facts): session for session, facts in state.run.rounds()}
@@ -74,11 +71,12 @@ def explained(state: RunState) -> Iterator[RoundTimeline]:
 
 
 def _is_known(session: Session, facts: RoundFacts) -> bool:
-    """Whether the time of all devices in the round's window is known for good. Nothing comes from one that left."""
-    windows = ((device, facts.window_end(name)) for name, device in session.devices.items())
-    return not facts.cut_off and all(
-        end is None or not device.present or device.known_ns >= end for device, end in windows
-    )
+    """Whether the time of all devices in the round's window is known for good. Nothing comes from one that left, and
+    no clock is measured after the end."""
+    over = session.finished is not None
+    windows = ((device, facts.window_end(name)) for name, device in session.devices.items() if device.present)
+    known = ((device.reported_ns if over else device.known_ns, end) for device, end in windows)
+    return not facts.cut_off and all(end is None or at_ns >= end for at_ns, end in known)
 
 
 def _is_explained(session: Session, facts: RoundFacts) -> bool:
@@ -90,7 +88,7 @@ def _is_explained(session: Session, facts: RoundFacts) -> bool:
 def _judge_late(state: RunState, late: list[RoundFacts]) -> None:
     """The straggler of rounds whose phases are missing: the device and the gap, without a cause."""
     for facts in late:
-        if len(facts.done) >= 2 and not state.rounds[facts.number].shown and state.session.started.method != "serve":
+        if len(facts.done) >= 2 and not state.rounds[facts.number].shown and "serving" not in facts.started.notes:
             row = state.rows[state.rounds[facts.number].row]
             put_straggler(row, judge({device: done.seconds for device, done in facts.done.items()}, {}), facts.dilation)
 
@@ -111,9 +109,8 @@ def _compare_hosts(state: RunState, settled: list[RoundFacts]) -> list[Event]:
     usual_ms = usual_loop_ms(row.host for row in state.rows)
     hosts = [row.host.compared(usual_ms) for row in state.rows]
     for row, host in zip(state.rows, hosts, strict=True):
-        causes = None if host.causes is None else tuple(host.causes)
-        if causes != row.disturbed:
-            row.disturbed, row.rev = causes, state.rev
+        if host.causes != row.disturbed:
+            row.disturbed, row.rev = host.causes, state.rev
     return [event for facts in settled for event in disturbed(facts, hosts[state.rounds[facts.number].row])]
 
 
@@ -130,7 +127,7 @@ def _forget(state: RunState) -> None:
     """Forget old rounds, and what was reported before the first round that is open."""
     session = state.session
     settled = list(takewhile(lambda number: state.rounds[number].settled, state.rounds))
-    for number in settled[:-PATIENCE]:
+    for number in settled[: -state.patience]:
         add_up(state, number)
     open = [session.rounds[number] for number, indexed in state.rounds.items() if not indexed.settled]
     since = min((facts.start_ns for facts in open), default=session.end_ns)

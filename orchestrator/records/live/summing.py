@@ -35,7 +35,8 @@ def summary_of(state: RunState) -> Summary:
         explain_late(state)
     ends, sums = on_axis(state), _sums(state)
     rounds = _rounds(state, ends)
-    devices = {name: _device(device, ends, sums) for name, device in state.devices.items()}
+    strangers = {name: _stranger(name, len(state.rows)) for name in sums.spent if name not in state.devices}
+    devices = {name: _device(device, ends, sums) for name, device in (state.devices | strangers).items()}
     in_quota = sum((device.in_quota for device in state.devices.values()), InQuota())
     seconds = [row.round_s for row in rounds]
     residuals = [row.timeline_residual for row in rounds if row.timeline_residual is not None]
@@ -222,8 +223,8 @@ def _savings(rows: Iterable[RoundRow]) -> Savings:
         for device in row.slowest:
             slowest[device] = slowest.get(device, 0) + 1
     found = sorted((Saving(*key, length) for key, length in saved.items()), key=lambda saving: -saving.saved_s)
-    links = sorted(slowest, key=lambda device: (-slowest[device], device))
-    return Savings(sum((row.seconds or 0.0 for row in known), 0.0), links, found)
+    links = tuple(sorted(slowest, key=lambda device: (-slowest[device], device)))
+    return Savings(sum((row.seconds or 0.0 for row in known), 0.0), links, tuple(found))
 
 
 # ---- devices ----
@@ -235,7 +236,7 @@ def _sums(state: RunState) -> Sums:
     for indexed in [] if state.whole else state.rounds.values():
         row = state.rows[indexed.row]
         if row.seconds is not None:
-            found.add(row, indexed.devices, state.dilation)
+            found.add(row, indexed.devices, state.sessions[row.session].started.dilation)
     return found
 
 
@@ -261,6 +262,14 @@ def _device(device: DeviceState, ends: Sequence[tuple[int, float]], sums: Sums) 
         board_celsius=[each.celsius for each in boards],
         board_marks=[each.marks for each in boards],
     )
+
+
+def _stranger(name: str, rows: int) -> DeviceState:
+    """A device that records name, and that is none of the fleet."""
+    found = DeviceState(name, "", 0.0, 0.0, 0.0, 0, 0)
+    for column in found.columns:
+        column.extend([None] * rows)
+    return found
 
 
 def _idle_share(in_round: Mapping[str, float]) -> float | None:

@@ -111,8 +111,8 @@ class HostOfRound(msgspec.Struct, frozen=True, array_like=True):
         return "; ".join(each.why for each in self.disturbed or ())
 
     @property
-    def causes(self) -> list[str] | None:
-        return None if self.disturbed is None else [each.cause for each in self.disturbed]
+    def causes(self) -> tuple[str, ...] | None:
+        return None if self.disturbed is None else tuple(each.cause for each in self.disturbed)
 
 
 class Work(msgspec.Struct):
