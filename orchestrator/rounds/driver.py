@@ -38,8 +38,8 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
+from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
-from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Trainer
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
@@ -299,8 +299,8 @@ class RoundDriver:
         try:
             most = most_bytes(self._method, self._weights, work, header.report)
             weights = await self._decode(inbound, most)
-            judged = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
-            if (bad := await in_thread("check", update_fault, *judged)) is not None:
+            checked = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
+            if (bad := await in_thread("check", update_fault, *checked)) is not None:
                 self._put(m.Dropped(device, *bad))
                 return
             self._put(m.Updated(device))

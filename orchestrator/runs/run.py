@@ -29,7 +29,7 @@ from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
-from orchestrator.rounds.seams import Judge
+from orchestrator.rounds.seams import Evaluator
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
@@ -117,7 +117,7 @@ class Platform(msgspec.Struct, frozen=True):
 
     Attributes:
         make_trainer: makes a server trainer for one round at a time.
-        judge: tests the merged weights.
+        evaluator: tests the merged weights.
         profile: measures the costs of the model's cuts, where `known_costs` gives none.
         held_server_cpus: quota of the server as read back; None: nothing is in force.
         guard: awaits every step of the run.
@@ -131,7 +131,7 @@ class Platform(msgspec.Struct, frozen=True):
 
     fleet: RunFleet
     make_trainer: Callable[[], HalfTrainer]
-    judge: Judge
+    evaluator: Evaluator
     profile: Profile
     server_slots: int
     calibrated: bool
@@ -339,7 +339,7 @@ class Run:
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,
-            judge=self._platform.judge,
+            evaluator=self._platform.evaluator,
             test=prepared.test,
             validation=prepared.validation,
             save=self._save,

@@ -312,7 +312,7 @@ def _platform(
     return Platform(
         fleet=controller,
         make_trainer=trainer.trainer,
-        judge=trainer,
+        evaluator=trainer,
         profile=trainer.profile,
         guard=trainer.guard,
         server_slots=trainer.slots,

@@ -19,7 +19,7 @@ from edgebed.methods.base import METHODS, Method
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
@@ -145,7 +145,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
             charging.assignments,
             server_cpu(costs, context.server_cpus),
         ),
-        judge=LocalJudge(accelerator),
+        evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.kind.startswith("calibrated"),

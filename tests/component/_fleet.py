@@ -35,7 +35,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
@@ -228,7 +228,7 @@ class Fleet:
             devices=self.controller,
             training=wanted,
             environment=environment,
-            judge=LocalJudge(CPU),
+            evaluator=LocalEvaluator(CPU),
             test=(x, torch.tensor([0, 1])),
             save=self._save,
             record=self.record,

@@ -17,7 +17,7 @@ from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
@@ -177,7 +177,7 @@ async def _play(
         devices=fleet,
         training=wanted,
         environment=environment,
-        judge=LocalJudge(CPU),
+        evaluator=LocalEvaluator(CPU),
         test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
         save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
         record=noted,

@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.records.critical.bound_by import RoundBounds, bounds_of_round
 from orchestrator.records.critical.critical_path import Paths, RoundPath
-from orchestrator.records.critical.stragglers import CAUSES, Straggler, judge, straggler
+from orchestrator.records.critical.stragglers import CAUSES, Straggler, straggler, straggler_of
 from orchestrator.records.critical.whatif import savings_of_round
 from orchestrator.records.live.run_state import IndexedRound, RunState
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
@@ -66,7 +66,7 @@ def _stragglers(state: RunState, wanted: list[RoundFacts], late: list[RoundFacts
     for facts in late:
         if len(facts.done) >= 2:
             seconds = {device: done.seconds for device, done in facts.done.items()}
-            _put(state, facts, judge(seconds, {}))
+            _put(state, facts, straggler_of(seconds, {}))
     if wanted:
         run = RunFacts([session])
         paths = Paths(run)

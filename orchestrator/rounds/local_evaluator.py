@@ -11,8 +11,8 @@ from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.seams import Samples
 
 
-class LocalJudge:
-    """A `Judge` whose work is done here, on `accelerator`."""
+class LocalEvaluator:
+    """An `Evaluator` whose work is done here, on `accelerator`."""
 
     def __init__(self, accelerator: torch.device) -> None:
         self._accelerator = accelerator
