@@ -31,7 +31,7 @@ class Releasing:
         await self._link.close()
 
     def look(self) -> None:
-        """To be called now and then. A living orchestrator has claimed its boards; the others get no assignment."""
+        """To be called now and then. A living orchestrator has claimed its boards; the others get no order."""
         for board in [each for each in self._working if not is_claimed(self._place, each)]:
             self._link.publish(WAITING.control_to(board), b"", retain=True)
             self._working.discard(board)

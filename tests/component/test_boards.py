@@ -25,7 +25,7 @@ from edgebed.errors import FleetError, LinkError, UsageError, WireError
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import client_context
-from edgebed.wire.boards import WAITING, Assignment, BoardState, Join
+from edgebed.wire.boards import WAITING, BoardOrder, BoardState, Join
 from edgebed.wire.messages import Presence, Upload, decode_control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
@@ -147,7 +147,7 @@ async def test_a_board_without_aes_instructions_gets_chacha20(lab: Lab) -> None:
 # ---- waiting for work ----
 
 
-async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> None:
+async def test_a_board_carries_out_its_order_and_waits_for_the_next(lab: Lab) -> None:
     keys, shard = await lab.board("pi"), lab.folder / "idle.safetensors"
     board = keys.membership().board
     write_idle_shard(shard)
@@ -169,7 +169,7 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
             return said if isinstance(said, Presence) else None
 
         await until(lambda: state().online and not state().fleet)
-        wrong, right = Assignment("f1", "0" * 64), Assignment("f1", sha256)
+        wrong, right = BoardOrder("f1", "0" * 64), BoardOrder("f1", sha256)
         for order, done in (
             (wrong, lambda: "no such shard" in state().error),
             (right, lambda: (said := presence()) is not None and said.online and said.shard == sha256),
@@ -177,7 +177,7 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
             orchestrator.link.publish(WAITING.control_to(board), msgspec.json.encode(order), retain=True)
             await until(done, 60)
         assert state() == msgspec.structs.replace(state(), fleet="f1", error="")
-        taken.close()  # as if the orchestrator had been killed: the service takes the assignment away
+        taken.close()  # as if the orchestrator had been killed: the service takes the order away
         await until(lambda: (said := presence()) is not None and not said.online)
         await until(lambda: state().online and not state().fleet)
         assert state().error == ""

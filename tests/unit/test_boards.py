@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from edgebed.errors import FleetError, UsageError, WireError
 from edgebed.link.mqtt import Address
-from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
+from edgebed.wire.boards import Join, Renew, Token, decode_order, parse_token, plain_facts
 from orchestrator.boards import registry
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
@@ -71,21 +71,21 @@ def test_any_text_is_a_token_or_refused(text: str) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_assignment_or_refused(data: bytes) -> None:
+def test_any_bytes_are_an_order_or_refused(data: bytes) -> None:
     try:
-        decode_assignment(data)
+        decode_order(data)
     except WireError:
         return
 
 
-def test_an_assignment_names_a_fleet_and_a_shard() -> None:
-    assert decode_assignment(b"") is None
-    right = decode_assignment(b'{"fleet":"f1","shard":"%s"}' % (b"a" * 64))
+def test_an_order_names_a_fleet_and_a_shard() -> None:
+    assert decode_order(b"") is None
+    right = decode_order(b'{"fleet":"f1","shard":"%s"}' % (b"a" * 64))
     assert right is not None
     assert right.fleet == "f1"
     for wrong in (b'{"fleet":"../x","shard":"%s"}' % (b"a" * 64), b'{"fleet":"f1","shard":"../../etc/passwd"}'):
         with pytest.raises(WireError):
-            decode_assignment(wrong)
+            decode_order(wrong)
 
 
 def test_facts_are_short_printable_and_few() -> None:
