@@ -29,7 +29,7 @@ from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
 from orchestrator.records.timeline.board import BoardRound, board_facts, boards_of_rounds
 from orchestrator.records.timeline.disturbance import HostOfRound, NodeShares, hosts_of_rounds
 from orchestrator.records.timeline.in_quota import InQuota, throttled_share
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import WAITING, RoundTimeline, timelines
 from orchestrator.records.types import Record, RunStarted
 from orchestrator.records.words.vocabulary import server_note, threads_note
@@ -97,7 +97,7 @@ class _Axis:
 
     def __init__(self, run: RunFacts) -> None:
         self._sessions = {id(facts): session for session, facts in run.rounds()}
-        self._limits = {id(session): Limits(session) for session in run.sessions}
+        self._limits = {id(session): LimitsInForce(session) for session in run.sessions}
         self._session: Session | None = None
         self._before_s = self._end_s = 0.0
 

@@ -16,7 +16,7 @@ from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.failures import scenario_line
-from orchestrator.records.timeline.limits_in_force import Limits as LimitsInForce
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,

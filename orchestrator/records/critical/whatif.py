@@ -24,7 +24,7 @@ import msgspec
 from orchestrator.records.critical.critical_path import LEAST, RoundPath
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 
 FASTER = 0.5
 """Factor of the time of what is faster: twice as fast."""
@@ -92,7 +92,7 @@ class WhatIf:
 
     def __init__(self, run: RunFacts) -> None:
         self._sessions: dict[int, Session] = {id(facts): session for session, facts in run.rounds()}
-        self._limits: dict[int, Limits] = {id(session): Limits(session) for session in run.sessions}
+        self._limits: dict[int, LimitsInForce] = {id(session): LimitsInForce(session) for session in run.sessions}
         self._saved: dict[tuple[str, str], float] = {}
         self.slowest: dict[str, int] = {}
         """In how many rounds whose link was the slowest, or one of the slowest."""

@@ -15,7 +15,7 @@ from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Se
 from orchestrator.records.timeline.board import line_of
 from orchestrator.records.timeline.disturbance import host_of_round, is_slow, speed_of, works_of
 from orchestrator.records.timeline.events import Event, disturbed
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline, timelines
 from orchestrator.records.timeline.utilisation import loads_of
 
@@ -84,7 +84,7 @@ def _loads(state: RunState, settled: list[RoundFacts]) -> None:
     """How much of its limits every device used in these rounds."""
     if not settled:
         return
-    works, limits = works_of(state.session), Limits(state.session)
+    works, limits = works_of(state.session), LimitsInForce(state.session)
     for facts in settled:
         index = state.rounds[facts.number].row
         for name, load in loads_of(facts, works, limits, state.memory_mib).items():
@@ -108,7 +108,7 @@ def _disturbed(state: RunState, settled: list[RoundFacts]) -> list[Event]:
     """What the host did in these rounds, against the median loop of all rounds so far."""
     if not any(facts.host for facts in settled):
         return []
-    works, limits, found = works_of(state.session), Limits(state.session), list[Event]()
+    works, limits, found = works_of(state.session), LimitsInForce(state.session), list[Event]()
     for facts in settled:
         row = state.rows[state.rounds[facts.number].row]
         row.loop_ms, row.loops = (facts.host.loop_ms, facts.host.loops) if facts.host else (None, 0)

@@ -16,7 +16,7 @@ from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.shown.gantt import joined
 from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.timeline.utilisation import DeviceLoad, loads_of
 from orchestrator.records.words import vocabulary
@@ -95,7 +95,7 @@ class OverTime:
             before += int((max(ends) - session.begin_ns) / session.started.dilation) if ends else 0
         self._sessions = {id(facts): session for session, facts in run.rounds()}
         self._works = {id(session): works_of(session) for session in run.sessions}
-        self._limits = {id(session): Limits(session) for session in run.sessions}
+        self._limits = {id(session): LimitsInForce(session) for session in run.sessions}
         self._memory = {info.name: info.memory_mib for s in run.sessions for info in s.started.devices}
         self._hosts, self._total_ns, self._run = hosts_of_rounds(run), before, run
         self._segments: dict[str, list[Segment]] = {name: [] for name in self._memory}

@@ -15,7 +15,7 @@ import msgspec
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.types import HostRound, NodeRound, Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
@@ -120,7 +120,7 @@ def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
     loops = [facts.host.loop_ms for _, facts in rounds if facts.host is not None and facts.host.loop_ms]
     usual_ms = median(loops) if loops else None
     works = {id(session): works_of(session) for session in run.sessions}
-    limits = {id(session): Limits(session) for session in run.sessions}
+    limits = {id(session): LimitsInForce(session) for session in run.sessions}
     return {
         facts.number: host_of_round(facts, works[id(session)], limits[id(session)], usual_ms)
         for session, facts in rounds
@@ -139,7 +139,9 @@ def works_of(session: Session) -> dict[str, Work]:
     return works
 
 
-def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits, usual_ms: float | None) -> HostOfRound:
+def host_of_round(
+    facts: RoundFacts, works: Mapping[str, Work], limits: LimitsInForce, usual_ms: float | None
+) -> HostOfRound:
     """What the host did in one round.
 
     Args:
@@ -171,7 +173,7 @@ def is_slow(speed: float | None) -> bool:
     return speed is not None and 1 / speed - 1 > SLOW_SHARE
 
 
-def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:
+def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: LimitsInForce) -> float | None:
     update, in_force = facts.updates[device], limits.at(device, facts.start_ns)
     work, report = works.get(update.task), update.report
     if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
@@ -182,7 +184,7 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
 
 
 def _lost_share(
-    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, Work], limits: Limits
+    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, Work], limits: LimitsInForce
 ) -> float:
     """Of the wall time of its own work; 0 where it is not more than could be counted in the wrong task."""
     work, in_force = works.get(facts.updates[device].task), limits.at(device, facts.start_ns)
@@ -251,7 +253,7 @@ def _merged(found: Iterable[Disturbance]) -> list[Disturbance]:
     return [Disturbance(cause, "; ".join(each)) for cause, each in whys.items()]
 
 
-def _starved(shares: Mapping[str, float], facts: RoundFacts, limits: Limits) -> Iterable[Disturbance]:
+def _starved(shares: Mapping[str, float], facts: RoundFacts, limits: LimitsInForce) -> Iterable[Disturbance]:
     worst = max(shares, key=lambda device: shares[device], default="")
     if worst and shares[worst] > NOT_GOT_SHARE:
         in_force = limits.at(worst, facts.start_ns)
