@@ -94,7 +94,7 @@ class RoundDriver:
         self._endpoint, self._trainer, self._record, self._give_up = endpoint, trainer, record, give_up
         self._settings = settings
         self._work: dict[str, Work] = {}
-        self._events: asyncio.Queue[m.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[m.RoundEvent] = asyncio.Queue()
         self._round = -1
 
     async def run(self, job: RoundJob) -> RoundResult:
@@ -152,7 +152,7 @@ class RoundDriver:
             self._spawn(device, self._dispatch(device, work, bodies[key]))
 
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
-        event: m.Event = m.Tick()
+        event: m.RoundEvent = m.Tick()
         while True:
             for effect in machine.handle(event, now_s()):
                 if isinstance(effect, m.Finish):
@@ -160,7 +160,7 @@ class RoundDriver:
                 self._leave(effect)
             event = await self._next(machine.wakeup(now_s()))
 
-    async def _next(self, wakeup: float | None) -> m.Event:
+    async def _next(self, wakeup: float | None) -> m.RoundEvent:
         timeout = None if wakeup is None else max(0.0, wakeup - now_s())
         try:
             async with asyncio.timeout(timeout):
@@ -358,7 +358,7 @@ class RoundDriver:
 
     # ---- small ----
 
-    def _put(self, event: m.Event) -> None:
+    def _put(self, event: m.RoundEvent) -> None:
         self._events.put_nowait(event)
 
     def _spawn(self, device: str, doing: object) -> None:

@@ -14,7 +14,7 @@ from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
 from orchestrator.rounds.event_loop import now_ns
 from orchestrator.scenario.schedule import Agenda, Condition, Scenario, Step, schedule
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 
 CHANGES_RATES = ("limits", "trace", "rate")
 
@@ -219,7 +219,7 @@ class ScenarioPlayer:
 TOO_LATE = "a later step was due before this one could be done"
 
 
-def in_short(event: Event, step: Step) -> str:
+def in_short(event: ScenarioEvent, step: Step) -> str:
     """A step in words, with what is asked before dilation."""
     if not step.begins:
         return f"{WORDS[event.kind]} is over"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Playback, Sample, Trace
 
 AWAY = ("cut", "freeze", "leave")
@@ -22,7 +22,7 @@ AWAY = ("cut", "freeze", "leave")
 class Scenario(msgspec.Struct, frozen=True):
     """Events with the traces that they name, by the event's place in the list."""
 
-    events: tuple[Event, ...]
+    events: tuple[ScenarioEvent, ...]
     traces: dict[int, tuple[Trace, ...]] = {}
 
 
@@ -56,7 +56,7 @@ class Step(msgspec.Struct, frozen=True):
     at_s: float
     device: str
     event: int
-    kind: str  # as Event.kind; `rate`: a trace goes on
+    kind: str  # as ScenarioEvent.kind; `rate`: a trace goes on
     begins: bool
     condition: Condition
 
@@ -78,7 +78,7 @@ def schedule(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tupl
     return tuple(planned)
 
 
-def _devices(event: Event, profiles: Mapping[str, str], rng: random.Random) -> list[str]:
+def _devices(event: ScenarioEvent, profiles: Mapping[str, str], rng: random.Random) -> list[str]:
     if event.device is not None:
         return list(dict.fromkeys(event.named_devices))
     if event.profile is not None:

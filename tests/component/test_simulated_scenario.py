@@ -28,7 +28,7 @@ from orchestrator.records.types import (
     UpdateReceived,
 )
 from orchestrator.scenario.schedule import Scenario
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 from orchestrator.simulation.cpu import PlainCpu
 from orchestrator.simulation.link import LinkCost, Pipe
@@ -44,7 +44,7 @@ BATCHES = {"batch_size": 8, "epochs": 4, "liveness_s": 5.0}
 
 
 def scenario(*events: dict[str, Any], traces: Any = None) -> Scenario:
-    return Scenario(tuple(msgspec.convert(list(events), list[Event])), traces or {})
+    return Scenario(tuple(msgspec.convert(list(events), list[ScenarioEvent])), traces or {})
 
 
 def played(folder: Path, wanted: Scenario | None, rounds: int = 2) -> Played:

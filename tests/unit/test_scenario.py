@@ -17,7 +17,7 @@ from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, Profi
 from orchestrator.runs.feasibility import check_fleet
 from orchestrator.scenario.files import load_scenario
 from orchestrator.scenario.schedule import Agenda, Condition, Planned, Scenario, Step, schedule
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 
 PROFILES = {"a": "slow", "b": "slow", "c": "fast", "d": "fast"}
@@ -28,7 +28,7 @@ def experiment(*events: dict[str, Any]) -> Experiment:
 
 
 def scenario(*events: dict[str, Any], traces: Any = None) -> Scenario:
-    return Scenario(tuple(msgspec.convert(list(events), list[Event])), traces or {})
+    return Scenario(tuple(msgspec.convert(list(events), list[ScenarioEvent])), traces or {})
 
 
 def agenda(wanted: Scenario, **more: Any) -> Agenda:
@@ -69,7 +69,7 @@ def test_an_event_that_says_nothing_clear_is_refused(event: dict[str, Any], mess
 
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 100) | st.floats(-1, 100) | st.sampled_from(["a", "cut", "loop"])
-KEYS = st.sampled_from(Event.__struct_fields__)
+KEYS = st.sampled_from(ScenarioEvent.__struct_fields__)
 
 
 @given(st.dictionaries(KEYS, VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=9), VALUES)))
@@ -78,7 +78,7 @@ def test_any_event_is_read_or_refused(event: dict[str, Any]) -> None:
         (read,) = experiment(event).scenario or ()
     except UsageError:
         return
-    assert isinstance(read, Event)
+    assert isinstance(read, ScenarioEvent)
     assert read.kind in ("cut", "freeze", "leave", "return", "limits", "compete", "trace")
 
 
