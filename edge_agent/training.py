@@ -19,10 +19,10 @@ from edgebed.device.core import (
     AwaitReply,
     Body,
     Computed,
+    CoreStep,
     Encoded,
     Result,
     SendUpload,
-    Step,
     begin_half,
     complete_assignment,
     run_task,
@@ -126,7 +126,7 @@ class _Driver:
         self._io, self._serving = io, assignment.arrivals is not None
         self.stopwatch = _Stopwatch(accelerator)
 
-    def carry_out(self, step: Step) -> bytes | None:
+    def carry_out(self, step: CoreStep) -> bytes | None:
         """Returns the body of the reply that the core waits for."""
         metrics, spent = self._io.metrics, self.stopwatch
         match step:

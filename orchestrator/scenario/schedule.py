@@ -49,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True):
     rival_cpus: float = 0.0
 
 
-class Step(msgspec.Struct, frozen=True):
+class DueStep(msgspec.Struct, frozen=True):
     """An event begins on a device, goes on to the next sample of its trace, or is undone. `condition` holds from now
     on."""
 
@@ -119,7 +119,7 @@ class Agenda:
                 self._push(0.0, _Begin(one, 0.0))
         self.caught_up = tuple(self._caught_up(now_s))
 
-    def _caught_up(self, now_s: float) -> list[Step]:
+    def _caught_up(self, now_s: float) -> list[DueStep]:
         """The last step of every device until now: the conditions to begin with."""
         last = {step.device: step for step in self.due(now_s)} if now_s > 0 else {}
         return [step for step in last.values() if step.condition != Condition()]
@@ -129,7 +129,7 @@ class Agenda:
         """When something is due; None: nothing is, until another round begins."""
         return self._heap[0][0] if self._heap else None
 
-    def before_round(self, number: int, now_s: float) -> list[Step]:
+    def before_round(self, number: int, now_s: float) -> list[DueStep]:
         """What happens before a round (from 1) is planned, including what is due by now. Concurrent rounds prepare
         a round several times before it begins; each event happens once."""
         waiting = self._rounds.pop(number, [])
@@ -144,7 +144,7 @@ class Agenda:
             if one.after_s is not None:
                 self._push(now_s + one.after_s, _Begin(one, now_s + one.after_s))
 
-    def due(self, now_s: float) -> list[Step]:
+    def due(self, now_s: float) -> list[DueStep]:
         """The steps until now, in the order of time; of equal times in the order of the events."""
         steps = []
         while self._heap and self._heap[0][0] <= now_s:
@@ -156,7 +156,7 @@ class Agenda:
         heapq.heappush(self._heap, (at_s, self._count, action))
         self._count += 1
 
-    def _take(self, at_s: float, action: _Action) -> list[Step]:
+    def _take(self, at_s: float, action: _Action) -> list[DueStep]:
         match action:
             case _Begin(planned):
                 return self._begin(at_s, planned)
@@ -168,7 +168,7 @@ class Agenda:
                 return [self._step(at_s, device, effect.event, effect.kind, False)]
         return []
 
-    def _begin(self, at_s: float, planned: Planned) -> list[Step]:
+    def _begin(self, at_s: float, planned: Planned) -> list[DueStep]:
         event, device = self._scenario.events[planned.event], planned.device
         effects = self._effects.setdefault(device, [])
         if event.kind == "return":
@@ -200,8 +200,8 @@ class Agenda:
             if not (playback.loop and len(playback.trace.samples) == 1):
                 self._push(playback.begins_s(step + 1), following)
 
-    def _step(self, at_s: float, device: str, event: int, kind: str, begins: bool) -> Step:
-        return Step(at_s, device, event, kind, begins, self.condition(device))
+    def _step(self, at_s: float, device: str, event: int, kind: str, begins: bool) -> DueStep:
+        return DueStep(at_s, device, event, kind, begins, self.condition(device))
 
     def condition(self, device: str) -> Condition:
         """Later effects win over earlier ones where both set the same limit."""

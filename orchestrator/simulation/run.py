@@ -23,7 +23,7 @@ from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
-from orchestrator.runs.interleave import groups, steps
+from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import Platform, Run, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
@@ -85,8 +85,8 @@ def _play(runners: Sequence[asyncio.Runner], runs: Sequence[Run], seed: int) -> 
         runners[0].run(runs[0].execute())
         return
     try:
-        for number, step in steps(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
-            runners[number].run(step)
+        for number, action in actions(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
+            runners[number].run(action)
     except BaseException:
         for runner, run in zip(runners, runs, strict=True):
             runner.run(run.interrupt())

@@ -16,7 +16,7 @@ from orchestrator.fleet.spec.condition import extremes, profile_under
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet
 from orchestrator.scenario.files import load_scenario
-from orchestrator.scenario.schedule import Agenda, Condition, Planned, Scenario, Step, schedule
+from orchestrator.scenario.schedule import Agenda, Condition, DueStep, Planned, Scenario, schedule
 from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 
@@ -35,7 +35,7 @@ def agenda(wanted: Scenario, **more: Any) -> Agenda:
     return Agenda(wanted, schedule(wanted, 1, PROFILES), **more)
 
 
-def told(steps: list[Step]) -> list[tuple[float, str, str, bool]]:
+def told(steps: list[DueStep]) -> list[tuple[float, str, str, bool]]:
     return [(step.at_s, step.device, step.kind, step.begins) for step in steps]
 
 
@@ -264,7 +264,7 @@ def played(**choice: Any) -> Agenda:
     return agenda(scenario(event, traces={0: (RAMP,)}))
 
 
-def rates(steps: list[Step]) -> list[tuple[float, float | None]]:
+def rates(steps: list[DueStep]) -> list[tuple[float, float | None]]:
     return [(step.at_s, step.condition.limits and step.condition.limits.uplink_mbit_s) for step in steps]
 
 
