@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgebed.methods.base import Method
-from orchestrator.runs.run import Run
+from orchestrator.runs.run import MethodRun
 from orchestrator.runs.turns import order, turns
 
 
@@ -29,7 +29,7 @@ def groups(methods: Sequence[Method], interleave: bool, seed: int) -> list[list[
 
 
 def actions(
-    runs: Mapping[int, Run], count: int, seed: int, fleet: str
+    runs: Mapping[int, MethodRun], count: int, seed: int, fleet: str
 ) -> Iterator[tuple[int, Coroutine[Any, Any, None]]]:
     """What the runs have to do, in order: the place of a run, and its next action. The caller awaits each before it
     takes the next one. After an error it calls `interrupt` of every run.
@@ -55,7 +55,7 @@ def actions(
             del next_round[turn.place]
 
 
-async def play(runs: Mapping[int, Run], count: int, seed: int, fleet: str) -> None:
+async def play(runs: Mapping[int, MethodRun], count: int, seed: int, fleet: str) -> None:
     """Play all runs of a group to their ends on a standing fleet. If one fails or the work is cancelled, all end."""
     if count == 1:
         for run in runs.values():

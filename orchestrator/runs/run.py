@@ -143,7 +143,7 @@ class Platform(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
-class Run:
+class MethodRun:
     """One method on one platform.
 
     Attributes:
