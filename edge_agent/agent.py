@@ -63,7 +63,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 """The orchestrator listens for probes on all its addresses; that of the broker is one that this device reaches."""
 
 
-class Settings(Guarded, frozen=True):
+class AgentSettings(Guarded, frozen=True):
     """What an agent is started with.
 
     Attributes:
@@ -93,7 +93,7 @@ class Settings(Guarded, frozen=True):
         return Topics(self.fleet, self.board_id)
 
 
-def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
+def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
     """The retained Presence of this agent; with `online=False` its last will."""
     return encode(
         Presence(
@@ -121,7 +121,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         incarnation: str,
         control: Link,
         data: Link,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge_agent.node import facts, pump
-from edge_agent.node.settings import ORCHESTRATOR, Settings, broker_context
+from edge_agent.node.settings import ORCHESTRATOR, HelperSettings, broker_context
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.link import steady
 from edgebed.link.probe_server import ProbeServer
@@ -33,7 +33,7 @@ PING_EVERY_S, PING_S, PINGS = 2.0, 5.0, 3
 class Helper:
     """Runs until its engine does not answer, nobody commands it for `alone_s`, or it is cancelled."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: HelperSettings) -> None:
         self._settings = settings
         self._heard = time.monotonic()
         self._engine_answers = True
