@@ -97,14 +97,14 @@ class HostOfRound(msgspec.Struct, frozen=True):
         return None if self.disturbed is None else [each.cause for each in self.disturbed]
 
 
-class Work(msgspec.Struct):
+class TaskWork(msgspec.Struct):
     """What a task needed of its device: seconds of its own work on the wall, and of CPU time."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
 
-def not_got_s(cpus: float, work: Work, delayed_s: float, throttled_s: float) -> float:
+def not_got_s(cpus: float, work: TaskWork, delayed_s: float, throttled_s: float) -> float:
     """CPU seconds that a device did not get although its quota of `cpus` allowed them.
 
     Args:
@@ -127,20 +127,20 @@ def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
     }
 
 
-def works_of(session: Session) -> dict[str, Work]:
+def works_of(session: Session) -> dict[str, TaskWork]:
     """The work of every task of a session, from the phases that devices reported."""
-    works: dict[str, Work] = {}
+    works: dict[str, TaskWork] = {}
     for device in session.devices.values():
         for _, phase in device.phases:
             if phase.name in OWN_WORK and phase.task:
-                work = works.setdefault(phase.task, Work())
+                work = works.setdefault(phase.task, TaskWork())
                 work.wall_s += (phase.end_ns - phase.start_ns) / 1e9
                 work.cpu_s += phase.cpu_ns / 1e9
     return works
 
 
 def host_of_round(
-    facts: RoundFacts, works: Mapping[str, Work], limits: LimitsInForce, usual_ms: float | None
+    facts: RoundFacts, works: Mapping[str, TaskWork], limits: LimitsInForce, usual_ms: float | None
 ) -> HostOfRound:
     """What the host did in one round.
 
@@ -173,7 +173,7 @@ def is_slow(speed: float | None) -> bool:
     return speed is not None and 1 / speed - 1 > SLOW_SHARE
 
 
-def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: LimitsInForce) -> float | None:
+def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, TaskWork], limits: LimitsInForce) -> float | None:
     update, in_force = facts.updates[device], limits.at(device, facts.start_ns)
     work, report = works.get(update.task), update.report
     if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
@@ -184,7 +184,7 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
 
 
 def _lost_share(
-    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, Work], limits: LimitsInForce
+    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, TaskWork], limits: LimitsInForce
 ) -> float:
     """Of the wall time of its own work; 0 where it is not more than could be counted in the wrong task."""
     work, in_force = works.get(facts.updates[device].task), limits.at(device, facts.start_ns)
