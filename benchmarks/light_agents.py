@@ -28,7 +28,7 @@ from benchmarks._figures import figure, percentile, skip
 from benchmarks.round_overhead import overhead_ms
 from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.device.core import Result
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.messages import Task
@@ -51,7 +51,7 @@ FLEET, HEARTBEAT_S = "light", 5.0
 PER_PROCESS = 100
 
 
-class Echo(Trainer):
+class Echo(DeviceTrainer):
     """Sends the weights back."""
 
     def run(self, task: Task, body: Any, io: Any, threads: int, cpus: float = 0.0) -> Result:

@@ -28,7 +28,7 @@ from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling, host_facts
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import OWN_WORK, PhaseLog
@@ -126,7 +126,7 @@ class Agent:
         control: Link,
         data: Link,
         throttle: SoftwareThrottle,
-        make_trainer: Callable[[Shard, PhaseLog], Trainer] = Trainer,
+        make_trainer: Callable[[Shard, PhaseLog], DeviceTrainer] = DeviceTrainer,
     ) -> None:
         self._settings, self._incarnation = settings, incarnation
         self._topics = settings.topics
@@ -310,7 +310,7 @@ class Agent:
         error = done.exception()
         run.result, run.diverged = None if error else done.result(), isinstance(error, DivergedError)
         why, run.trace = ("", "") if error is None else (in_words(error), trace_of(error))
-        self._carry_out(self._machine.handle(m.Trained(run.task.id, why)))
+        self._carry_out(self._machine.handle(m.TrainingEnded(run.task.id, why)))
 
     async def _send_update(self, run: TaskRun) -> None:
         assert run.result is not None

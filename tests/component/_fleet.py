@@ -17,7 +17,7 @@ import torch
 
 from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.training import Trainer, warm_up
+from edge_agent.training import DeviceTrainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import PhaseLog
@@ -136,7 +136,7 @@ class NoBackend:
     async def close(self) -> None: ...
 
 
-class Hooked(Trainer):
+class Hooked(DeviceTrainer):
     """A device's trainer with a test's hand in it.
 
     Attributes:
