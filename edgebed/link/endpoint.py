@@ -137,7 +137,7 @@ class TransferEndpoint:
 
         Raises:
             TransferRefused: the receiver said no.
-            TransferError: the peer was forgotten, the port closed, or a chunk was lost again and again.
+            TransferError: the peer was forgotten, the endpoint was closed, or a chunk was lost again and again.
         """
         if self._closed:
             raise TransferError("the connection was closed", hint="open a new one")
