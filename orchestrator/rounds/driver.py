@@ -41,7 +41,7 @@ from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
-from orchestrator.rounds.seams import Trainer
+from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.settings import RoundSettings
 
 QUEUED_UPLOADS = 4

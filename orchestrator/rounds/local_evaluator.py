@@ -8,7 +8,7 @@ from edgebed.methods.base import Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from orchestrator.rounds.event_loop import in_thread
-from orchestrator.rounds.seams import Samples
+from orchestrator.rounds.interfaces import Samples
 
 
 class LocalEvaluator:

@@ -25,9 +25,9 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
-from orchestrator.rounds.seams import Evaluator
 
 
 class Devices(Protocol):

@@ -24,12 +24,12 @@ from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStar
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
-from orchestrator.rounds.seams import Evaluator
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved

@@ -15,7 +15,7 @@ from edgebed.link.mqtt import Address
 from edgebed.wire.boards import Join, Token
 from orchestrator.boards.place import Live
 from orchestrator.broker.own import OwnBroker
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.runner import Listen
 from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import this_process
 from orchestrator.runs.daemon import state_of
