@@ -19,7 +19,7 @@ from typing import Any
 from edge_agent.node import facts, pump
 from edge_agent.node.settings import ORCHESTRATOR, HelperSettings, broker_context
 from edgebed.errors import EdgebedError, UsageError
-from edgebed.link import steady
+from edgebed.link import stream_probe
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
@@ -88,9 +88,9 @@ class Helper:
                 request = json.loads(await reader.readline())
                 self._heard = time.monotonic()
                 if request.get("call") == "send":
-                    await steady.send(writer, float(request.get("bit_s", 0)))
+                    await stream_probe.send(writer, float(request.get("bit_s", 0)))
                 else:
-                    receive = functools.partial(steady.receive, reader)
+                    receive = functools.partial(stream_probe.receive, reader)
                     writer.write(json.dumps(await self._do(request, receive)).encode() + b"\n")
                     await writer.drain()
                     await reader.read()  # a stream may still come: closing now could lose the answer

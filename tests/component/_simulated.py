@@ -28,7 +28,7 @@ from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.link import LinkCost
-from orchestrator.simulation.paper import PaperCosts
+from orchestrator.simulation.paper_costs import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
