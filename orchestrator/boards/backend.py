@@ -24,8 +24,8 @@ from edgebed.limits.throttle import confirm
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, decode_json
 from edgebed.wire.topics import Topics
-from orchestrator.boards.place import Place
-from orchestrator.boards.standing import BoardsBroker
+from orchestrator.boards.boards_broker import BoardsBroker
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
 
@@ -58,7 +58,7 @@ class BoardsFleet:
         spec: FleetSpec,
         fleet_id: str,
         ids: Mapping[str, str],
-        place: Place,
+        place: ServiceFolder,
         broker: BoardsBroker,
         notify: Callable[[str], None],
     ) -> None:

@@ -10,7 +10,7 @@ from edgebed.errors import WireError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import WAITING, BoardState, decode_json
 from orchestrator.boards.members import is_claimed
-from orchestrator.boards.place import Place
+from orchestrator.boards.service_folder import ServiceFolder
 
 
 class Releasing:
@@ -18,7 +18,7 @@ class Releasing:
     broker: on loopback, with the orchestrator's user.
     """
 
-    def __init__(self, place: Place, broker: Address, client: str) -> None:
+    def __init__(self, place: ServiceFolder, broker: Address, client: str) -> None:
         self._place, self._working = place, set[str]()
         self._link = MqttLink(broker, client)
         self._link.subscribe(WAITING.state("+"), self._heard)

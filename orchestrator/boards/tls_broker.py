@@ -20,7 +20,7 @@ import msgspec
 from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.boards.place import Session
+from orchestrator.boards.service_folder import Session
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import NOT_TOLD, begin, end
 from orchestrator.broker.mosquitto import (

@@ -31,8 +31,8 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
-from orchestrator.boards.place import Place
 from orchestrator.boards.service import ServeRequest, serve
+from orchestrator.boards.service_folder import ServiceFolder
 from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status, until
 
 pytestmark = pytest.mark.mosquitto
@@ -67,7 +67,7 @@ async def test_a_wrong_clock_is_named_before_the_secret_is_sent(lab: Lab) -> Non
 
 async def test_a_second_service_for_the_same_boards_is_refused(lab: Lab) -> None:
     with pytest.raises(FleetError, match="already running"):
-        await asyncio.to_thread(Place(lab.place.folder).hold)
+        await asyncio.to_thread(ServiceFolder(lab.place.folder).hold)
 
 
 # ---- shards ----
@@ -228,7 +228,7 @@ async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:
 
 
 async def test_a_service_whose_address_is_not_there_yet_may_be_started_again(lab: Lab, tmp_path: Path) -> None:
-    place = Place(tmp_path / "another")
+    place = ServiceFolder(tmp_path / "another")
     place.shards.mkdir(parents=True)
     with pytest.raises(LinkError, match=r"cannot listen on 203\.0\.113\.9") as error:
         await serve(ServeRequest((HOST,), "203.0.113.9", lab.port, lab.mqtt_port), place, lab.said.append)

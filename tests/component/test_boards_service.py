@@ -29,10 +29,10 @@ from edgebed.errors import FileError, LinkError
 from edgebed.wire.boards import Join
 from orchestrator.boards import addresses, service
 from orchestrator.boards.authority import Authority
+from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Place, Where
 from orchestrator.boards.service import ServeRequest
-from orchestrator.boards.standing import boards_broker
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from tests.component._boards import HOST, Lab, running, until
 
 pytestmark = pytest.mark.mosquitto
@@ -145,7 +145,7 @@ async def test_the_service_of_another_run_that_is_killed_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    lab = Lab(tmp_path, Place.of_user().folder)
+    lab = Lab(tmp_path, ServiceFolder.of_user().folder)
     lab.place.tell_where(Where((HOST,), lab.port, lab.mqtt_port, HOST))
     async with contextlib.AsyncExitStack() as second:
         async with boards_broker(lab.place, lab.said.append, 60.0):

@@ -21,9 +21,9 @@ from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.wire.boards import WAITING, Assignment, BoardState
 from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.members import Taken, claimed
-from orchestrator.boards.place import Place, Where
-from orchestrator.boards.standing import boards_broker
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from orchestrator.broker.open_broker import open_broker
 from orchestrator.cli.boards import unit
 from orchestrator.dashboard.files import figures
@@ -148,7 +148,7 @@ async def daemon(folder: Path) -> None:
 
 
 async def boards_service(folder: Path) -> None:
-    lab = Lab(folder, Place.of_user().folder)
+    lab = Lab(folder, ServiceFolder.of_user().folder)
     lab.place.tell_where(Where((HOST,), lab.port, lab.mqtt_port, HOST))
     async with boards_broker(lab.place, lab.said.append, 60.0) as broker:
         assert broker.started

@@ -13,7 +13,7 @@ from edge_agent.node import settings as node
 from edgebed.guarded import Guarded
 from edgebed.link.mqtt import Address
 from edgebed.wire.boards import Join, Token
-from orchestrator.boards.place import Live
+from orchestrator.boards.service_folder import Live
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.runner import Listen
 from orchestrator.fleet.base import Access, TlsListener

@@ -63,11 +63,13 @@ class Live(Guarded, frozen=True):
         return self.owner.pid
 
 
-class Place(msgspec.Struct, frozen=True):
+class ServiceFolder(msgspec.Struct, frozen=True):
+    """The folder, its files, and whether a service runs on it."""
+
     folder: Path
 
     @classmethod
-    def of_user(cls) -> Place:
+    def of_user(cls) -> ServiceFolder:
         """`edgebed/boards` in the user's state folder, made if it is not there. Raises FileError."""
         base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         place = cls(Path(base) / "edgebed" / "boards")
