@@ -155,7 +155,8 @@ class MethodRun:
         self._experiment, self._method, self._fleet = request.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._recorder = Recorder(self.folder.records)
-        self._recorder.subscribe(partial(watch.record, self.folder.path))
+        for listener in (watch.record, *watch.listeners):
+            self._recorder.subscribe(partial(listener, self.folder.path))
         self._record = platform.recording(self._recorder.record)
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
