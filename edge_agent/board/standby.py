@@ -50,10 +50,12 @@ ENDED = "`edgebed-agent run` was ended on the board"
 
 
 class Standby:
-    """Args:
-    keys: of a board that has joined.
-    notify: told what changes, a line each.
-    guard_s: how often the connection is looked at.
+    """A board that waits for orders and carries them out.
+
+    Args:
+        keys: of a board that has joined.
+        notify: told what changes, a line each.
+        guard_s: how often the connection is looked at.
     """
 
     def __init__(self, keys: Keystore, notify: Callable[[str], None], *, guard_s: float = 5.0) -> None:

@@ -46,9 +46,11 @@ AWAY = BoardState(False)
 
 
 class BoardsFleet:
-    """Args:
-    spec: the fleet; its boards are the devices here.
-    ids: the boards' ids, by device.
+    """The boards of one fleet.
+
+    Args:
+        spec: the fleet; its boards are the devices here.
+        ids: the boards' ids, by device.
     """
 
     backend = "boards"

@@ -14,8 +14,10 @@ from orchestrator.boards.service_folder import ServiceFolder
 
 
 class Releasing:
-    """Args:
-    broker: on loopback, with the orchestrator's user.
+    """Withdraws orders of boards that no living orchestrator has claimed.
+
+    Args:
+        broker: on loopback, with the orchestrator's user.
     """
 
     def __init__(self, place: ServiceFolder, broker: Address, client: str) -> None:

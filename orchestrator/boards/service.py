@@ -38,10 +38,12 @@ Notify = Callable[[str], None]
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
-    """Args:
-    hosts: names and addresses under which boards reach this host, besides its own addresses; the first one is printed
-        by `edgebed boards invite`.
-    listen: the address to listen on.
+    """The options of `edgebed boards serve`.
+
+    Attributes:
+        hosts: names and addresses under which boards reach this host, besides its own addresses; the first one is
+            printed by `edgebed boards invite`.
+        listen: the address to listen on.
     """
 
     hosts: tuple[str, ...] = ()
@@ -69,9 +71,11 @@ async def serve(
 
 
 class _Service:
-    """Args:
-    brokers: the folder for the broker's files.
-    ours: the folder for the files of HTTPS.
+    """The parts of the running service: HTTPS, the broker, the registry.
+
+    Args:
+        brokers: the folder for the broker's files.
+        ours: the folder for the files of HTTPS.
     """
 
     def __init__(self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Notify) -> None:

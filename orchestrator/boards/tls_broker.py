@@ -73,9 +73,11 @@ def settings(folder: Path, listen: str, port: int) -> list[str]:
 
 
 class TlsBroker:
-    """Args:
-    folder: a new folder, for the broker's files; they become the user's as whom it runs.
-    listen: the address for boards.
+    """The Mosquitto process that boards connect to.
+
+    Args:
+        folder: a new folder, for the broker's files; they become the user's as whom it runs.
+        listen: the address for boards.
 
     Attributes:
         local: for the orchestrator.
