@@ -111,7 +111,7 @@ class TaskRun:
         self._cpu_s = now_s
         while self._tools.throttle.rest(LONGEST_REST_S):
             self.check()
-            self.progress()  # a device that waits because of its limit is not stuck
+            self.progress()  # as in `_rest`
 
     def cancel(self) -> None:
         """The task is over: stop training, and give up everything that is still to be sent for it."""

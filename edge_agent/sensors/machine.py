@@ -11,7 +11,7 @@ from edge_agent.sensors.source import RunCommand, text_of, whole
 
 
 def model(root: Path) -> str | None:
-    """Of the device tree; of a PC what its firmware calls it (DMI)."""
+    """The model name: from the device tree, or on a PC from the firmware (DMI)."""
     tree = text_of(root / "proc/device-tree/model")
     if tree is not None:
         return tree

@@ -138,7 +138,7 @@ class BoardState(msgspec.Struct, frozen=True):
         failures: of this order so far.
         limited: of the order whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
             not.
-        life: random; another one when `edgebed-agent run` was started again, whereby its agent has ended.
+        life: random; another one when `edgebed-agent run` was started again. Its agent has ended then.
     """
 
     online: bool

@@ -50,7 +50,7 @@ class Live(Guarded, frozen=True):
     Attributes:
         owner: the service's process. What a killed one left behind says nothing about the next one.
         broker: for the orchestrator.
-        applied: version of the registry whose revocations are in force, and their sessions closed.
+        applied: version of the registry that the broker enforces: sessions of boards revoked in it are closed.
     """
 
     owner: Owner
