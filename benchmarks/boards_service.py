@@ -100,7 +100,7 @@ async def _attack(running: Running, left: object) -> None:
 async def tls(running: Running) -> None:
     """One batch over loopback and the broker, from a device to the orchestrator, with and without TLS in turns."""
     keys = await asyncio.to_thread(running.board, "pi")
-    about, live = keys.membership(), running.place.live()
+    about, live = keys.service(), running.place.live()
     assert live is not None
     plain = live.broker
     secure = Address(HOST, about.mqtt_port, identity=keys.identity)

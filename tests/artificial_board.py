@@ -58,7 +58,7 @@ class ArtificialBoard:
 
     def _sessions(self) -> set[str]:
         """Client ids of its connections."""
-        live, board = self.place.live(), self._keys.membership().board
+        live, board = self.place.live(), self._keys.service().board
         return {each.client for each in live.sessions if each.board == board} if live else set()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:

@@ -59,7 +59,7 @@ class Standby:
     """
 
     def __init__(self, keys: Keystore, notify: Callable[[str], None], *, guard_s: float = 5.0) -> None:
-        self._keys, self._notify, self._about = keys, notify, keys.membership()
+        self._keys, self._notify, self._about = keys, notify, keys.service()
         self._guard_s = guard_s
         self._service = Service(self._about.host, self._about.port)
         self._wanted: BoardOrder | None = None

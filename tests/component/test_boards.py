@@ -18,7 +18,7 @@ import pytest
 from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import ClockError, Service
 from edge_agent.board.join import join, leave
-from edge_agent.board.keystore import Membership
+from edge_agent.board.keystore import JoinedService
 from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import FleetError, LinkError, UsageError, WireError
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.mosquitto
 
 async def test_a_board_joins_connects_and_leaves(lab: Lab) -> None:
     keys = await lab.board("pi")
-    about = keys.membership()
+    about = keys.service()
     assert (about.name, about.host, about.port, about.mqtt_port) == ("pi", HOST, lab.port, lab.mqtt_port)
     link = lab.link(keys, "a")
     await link.open()
@@ -99,7 +99,7 @@ async def test_shards_are_handed_to_boards_only_and_continued(lab: Lab, tmp_path
 
 async def test_transfers_over_tls_arrive_both_ways(lab: Lab) -> None:
     keys = await lab.board("pi")
-    device, topics, body = keys.membership().board, Topics("f1"), os.urandom(5_000_000)
+    device, topics, body = keys.service().board, Topics("f1"), os.urandom(5_000_000)
     arrived: list[bytes] = []
 
     async def deliver(inbound: ReceivedTransfer) -> None:
@@ -149,7 +149,7 @@ async def test_a_board_without_aes_instructions_gets_chacha20(lab: Lab) -> None:
 
 async def test_a_board_carries_out_its_order_and_waits_for_the_next(lab: Lab) -> None:
     keys, shard = await lab.board("pi"), lab.folder / "idle.safetensors"
-    board = keys.membership().board
+    board = keys.service().board
     write_idle_shard(shard)
     sha256 = hashlib.sha256(shard.read_bytes()).hexdigest()
     shard.rename(lab.place.shards / f"{sha256}.safetensors")
@@ -217,7 +217,7 @@ async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:
     with lab.store.change() as registry:
         secret = registry.invite("pi", "", 3600.0, False, long_ago)
     old = enrolment.join(Join(secret, keys.request()), long_ago)
-    keys.keep(Membership(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
+    keys.keep(JoinedService(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
     with pytest.raises(LinkError):
         await lab.link(keys, "old").open()
     standby = asyncio.create_task(Standby(keys, lab.said.append).run())

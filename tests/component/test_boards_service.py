@@ -23,7 +23,7 @@ pytest.importorskip("cryptography")
 from edge_agent.board import standby
 from edge_agent.board.client import Service
 from edge_agent.board.join import join
-from edge_agent.board.keystore import Keystore, Membership
+from edge_agent.board.keystore import JoinedService, Keystore
 from edge_agent.board.standby import Standby
 from edgebed.errors import FileError, LinkError
 from edgebed.wire.boards import Join
@@ -202,7 +202,7 @@ async def test_a_board_with_a_full_disk_stays_connected_and_renews_later(
     with lab.store.change() as registry:
         secret = registry.invite("pi", "", 3600.0, False, long_ago)
     old = Enrolment(lab.store, authority, lab.mqtt_port).join(Join(secret, keys.request()), long_ago)
-    keys.keep(Membership(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
+    keys.keep(JoinedService(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
     with small_disk(keys.folder):
         filler = fill(keys.folder)
         waiting = asyncio.create_task(Standby(Keystore(keys.folder), lab.said.append).run())

@@ -158,7 +158,7 @@ async def agent_of_a_board(folder: Path) -> None:
     write_idle_shard(folder / "shard")
     async with running(folder) as lab, Orchestrator(lab) as orchestrator:
         keys = await lab.board("pi")
-        board = keys.membership().board
+        board = keys.service().board
         order = Assignment("f1", lab.offer((folder / "shard").read_bytes()))
         standby = asyncio.create_task(Standby(keys, lab.said.append).run())
         with claimed(lab.place, {"pi": board}, Taken("test", "f1", os.getpid())):
