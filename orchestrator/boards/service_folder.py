@@ -35,7 +35,7 @@ class Where(msgspec.Struct, frozen=True):
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-class Session(msgspec.Struct, frozen=True):
+class BoardConnection(msgspec.Struct, frozen=True):
     """One MQTT connection of a board. `since`: seconds since the epoch."""
 
     board: str
@@ -56,7 +56,7 @@ class Live(Guarded, frozen=True):
     owner: Owner
     broker: Address
     applied: int
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[BoardConnection, ...] = ()
 
     @property
     def pid(self) -> int:
