@@ -13,7 +13,7 @@ from orchestrator.fleet.control.run_fleet import Applied
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
 from orchestrator.rounds.event_loop import now_ns
-from orchestrator.scenario.schedule import Agenda, Condition, DueStep, Scenario, schedule
+from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Scenario, planned_events
 from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 
 CHANGES_RATES = ("limits", "trace", "rate")
@@ -82,7 +82,7 @@ class ScenarioPlayer:
     ) -> None:
         elapsed_s /= devices.dilation
         self._scenario, self._devices, self._record = scenario, devices, record
-        self._agenda = Agenda(scenario, schedule(scenario, seed, profiles), now_s=elapsed_s, rounds=rounds)
+        self._agenda = Agenda(scenario, planned_events(scenario, seed, profiles), now_s=elapsed_s, rounds=rounds)
         self._clock = Clock(devices.dilation, elapsed_s)
         self._caught_up = list(self._agenda.caught_up)
         self._lanes = 0

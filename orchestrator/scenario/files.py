@@ -13,7 +13,7 @@ from edgebed.errors import UsageError
 from edgebed.typed import nearest
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import load_yaml
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 from orchestrator.scenario.spec import ScenarioEvent, ScenarioFile
 from orchestrator.scenario.traces import Trace, parse_csv, parse_mahimahi
 

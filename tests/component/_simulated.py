@@ -23,7 +23,7 @@ from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
 from orchestrator.simulation.fleet import SimulatedFleet

@@ -27,7 +27,7 @@ from orchestrator.records.types import (
     ScenarioStep,
     UpdateReceived,
 )
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 from orchestrator.simulation.cpu import PlainCpu

@@ -15,8 +15,8 @@ from orchestrator.experiment import Experiment, from_dict
 from orchestrator.fleet.spec.condition import extremes, profile_under
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet
+from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Planned, Scenario, planned_events
 from orchestrator.scenario.files import load_scenario
-from orchestrator.scenario.schedule import Agenda, Condition, DueStep, Planned, Scenario, schedule
 from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 
@@ -32,7 +32,7 @@ def scenario(*events: dict[str, Any], traces: Any = None) -> Scenario:
 
 
 def agenda(wanted: Scenario, **more: Any) -> Agenda:
-    return Agenda(wanted, schedule(wanted, 1, PROFILES), **more)
+    return Agenda(wanted, planned_events(wanted, 1, PROFILES), **more)
 
 
 def told(steps: list[DueStep]) -> list[tuple[float, str, str, bool]]:
@@ -153,7 +153,7 @@ def test_a_name_several_names_and_a_profile_choose_devices() -> None:
         {"at_s": 2, "device": ["d", "a"], "do": "cut"},
         {"round": 3, "after_s": 0.5, "profile": "fast", "do": "cut"},
     )
-    assert schedule(wanted, 0, PROFILES) == (
+    assert planned_events(wanted, 0, PROFILES) == (
         Planned("b", 0, 1),
         Planned("d", 1, 2),
         Planned("a", 1, 2),
@@ -165,8 +165,9 @@ def test_a_name_several_names_and_a_profile_choose_devices() -> None:
 @given(st.integers(0, 2**32), st.floats(0.01, 1))
 def test_a_share_is_drawn_from_the_seed(seed: int, share: float) -> None:
     wanted = scenario({"at_s": 1, "share": share, "do": "leave"}, {"at_s": 1, "share": share, "trace": {"file": "t"}})
-    drawn = schedule(wanted, seed, PROFILES)
-    assert drawn == schedule(wanted, seed, dict(reversed(PROFILES.items()))), "the order of the devices says nothing"
+    drawn = planned_events(wanted, seed, PROFILES)
+    again = planned_events(wanted, seed, dict(reversed(PROFILES.items())))
+    assert drawn == again, "the order of the devices says nothing"
     left = [one for one in drawn if one.event == 0]
     assert len({one.device for one in left}) == len(left) == max(1, int(share * 4 + 0.5))
     offsets = [one.offset for one in drawn if one.event == 1]
@@ -175,7 +176,7 @@ def test_a_share_is_drawn_from_the_seed(seed: int, share: float) -> None:
 
 def test_seeds_differ() -> None:
     wanted = scenario({"at_s": 1, "share": 0.5, "do": "leave"})
-    assert len({schedule(wanted, seed, PROFILES) for seed in range(20)}) > 1
+    assert len({planned_events(wanted, seed, PROFILES) for seed in range(20)}) > 1
 
 
 # ---- what ----

@@ -1,7 +1,7 @@
 """Scenario, seed and devices -> what happens when to which device. Pure.
 
-`schedule` says it before the run. `Agenda` says it step by step while the run goes on, since only then is it known when
-a round begins. Times are seconds of the scenario's clock, which are reported seconds.
+`planned_events` says it before the run. `Agenda` says it step by step while the run goes on, since only then is it
+known when a round begins. Times are seconds of the scenario's clock, which are reported seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DueStep(msgspec.Struct, frozen=True):
     condition: Condition
 
 
-def schedule(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tuple[Planned, ...]:
+def planned_events(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tuple[Planned, ...]:
     """Every event on every device that it happens to, in the order of the events.
 
     Args:
@@ -99,7 +99,7 @@ class Agenda:
     """What is still to come, and the effects in force.
 
     Args:
-        planned: what `schedule` gave.
+        planned: what `planned_events` gave.
         now_s: where the clock begins. What is over by then is left out.
         rounds: that are over: what they began and nothing ends is in force.
     """
