@@ -73,7 +73,7 @@ class ProbeServer:
         tensor, left = batch(), iter(range(count))
         begin, cpu = time.perf_counter(), time.process_time()
 
-        async def lane() -> int:
+        async def stream() -> int:
             sent = 0
             for n in left:
                 body = encode_tensors({"features": tensor}, Codec())
@@ -81,7 +81,7 @@ class ProbeServer:
                 sent += len(body)
             return sent
 
-        size = sum(await asyncio.gather(*[lane() for _ in range(parallel)]))
+        size = sum(await asyncio.gather(*[stream() for _ in range(parallel)]))
         return {"seconds": time.perf_counter() - begin, "bytes": size, "cpu_s": time.process_time() - cpu}
 
 

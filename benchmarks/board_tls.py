@@ -185,7 +185,7 @@ def main() -> None:
 def _joined(running: Running, kind: str) -> Identity:
     """The files of a new board, in a folder with its id as name."""
     keys = running.board(kind)
-    folder = running.folder / keys.membership().board
+    folder = running.folder / keys.service().board
     keys.folder.rename(folder)
     return Identity.of(folder)
 

@@ -216,7 +216,7 @@ class Demo:
             self.plain.end()
             keys = Keystore(self.plain.keys)
             before = dt.datetime.now(dt.UTC) - dt.timedelta(days=91)
-            board = keys.membership().board
+            board = keys.service().board
             old = Authority(self.host.state).board_certificate(requested_key(keys.request()), board, before)
             keys.keep_certificate(old.public_bytes(serialization.Encoding.PEM).decode())
             self.plain.connect()

@@ -24,8 +24,8 @@ from edgebed.wire.boards import Join, Token
 from edgebed.wire.messages import Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
+from orchestrator.boards.service_folder import ServiceFolder
 from tests.broker_address import free_port
 
 HOST = "127.0.0.1"
@@ -37,7 +37,7 @@ class Running:
     """`edgebed boards serve` as a process of its own, which boards reach at `host`."""
 
     def __init__(self, folder: Path, host: str = HOST) -> None:
-        self.folder, self.place = folder, Place(folder / "edgebed" / "boards")
+        self.folder, self.place = folder, ServiceFolder(folder / "edgebed" / "boards")
         port, mqtt_port = free_port(), free_port()
         self.mqtt_port = mqtt_port
         self.service = Service(HOST, port)
@@ -100,7 +100,7 @@ async def _attack(running: Running, left: object) -> None:
 async def tls(running: Running) -> None:
     """One batch over loopback and the broker, from a device to the orchestrator, with and without TLS in turns."""
     keys = await asyncio.to_thread(running.board, "pi")
-    about, live = keys.membership(), running.place.live()
+    about, live = keys.service(), running.place.live()
     assert live is not None
     plain = live.broker
     secure = Address(HOST, about.mqtt_port, identity=keys.identity)

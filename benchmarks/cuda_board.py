@@ -10,7 +10,7 @@ import torch
 
 from benchmarks._figures import figure, skip
 from edge_agent.accelerator import CPU, accelerator_facts
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
@@ -53,7 +53,9 @@ def train(objective: str, accelerator: torch.device) -> tuple[Weights, float]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (SAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
     about = About(VERSION, (0.5,) * 3, (0.5,) * 3, CLASSES)
-    trainer = Trainer(Shard(x, torch.arange(SAMPLES) % CLASSES, about, "", accelerator), PhaseLog(time.monotonic_ns))
+    trainer = DeviceTrainer(
+        Shard(x, torch.arange(SAMPLES) % CLASSES, about, "", accelerator), PhaseLog(time.monotonic_ns)
+    )
     sgd = Optimizer("sgd", lr=0.01)
     whole = Assignment("d", MODEL, CLASSES, SHAPE, 0, objective, batch_size=BATCH, optimizer=sgd)
     assignment = msgspec.structs.replace(whole, **HALVES[objective])

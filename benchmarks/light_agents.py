@@ -26,9 +26,9 @@ import psutil
 
 from benchmarks._figures import figure, percentile, skip
 from benchmarks.round_overhead import overhead_ms
-from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.device.core import Result
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.messages import Task
@@ -51,7 +51,7 @@ FLEET, HEARTBEAT_S = "light", 5.0
 PER_PROCESS = 100
 
 
-class Echo(Trainer):
+class Echo(DeviceTrainer):
     """Sends the weights back."""
 
     def run(self, task: Task, body: Any, io: Any, threads: int, cpus: float = 0.0) -> Result:
@@ -59,7 +59,7 @@ class Echo(Trainer):
         return Result(bytes(body), self._shard.samples, 1, 0.0, {})
 
 
-async def serve(settings: list[Settings]) -> None:
+async def serve(settings: list[AgentSettings]) -> None:
     """The agents of one process, until Shutdown."""
     async with asyncio.TaskGroup() as group:
         for each in settings:
@@ -72,7 +72,7 @@ async def serve(settings: list[Settings]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def agents(settings: list[Settings]) -> AsyncIterator[list[psutil.Process]]:
+async def agents(settings: list[AgentSettings]) -> AsyncIterator[list[psutil.Process]]:
     """Processes with PER_PROCESS agents each. They end with the fleet."""
     code = f"from {__name__} import child; child()"
     made = []
@@ -91,7 +91,7 @@ async def agents(settings: list[Settings]) -> AsyncIterator[list[psutil.Process]
 
 def child() -> None:
     """Reads the settings from standard input."""
-    asyncio.run(serve([Settings(**{**each, "shard": Path(each["shard"])}) for each in json.load(sys.stdin)]))
+    asyncio.run(serve([AgentSettings(**{**each, "shard": Path(each["shard"])}) for each in json.load(sys.stdin)]))
 
 
 class Costs(session.Watch):
@@ -140,7 +140,7 @@ async def measure(size: int, folder: Path) -> None:
         controller = await _controller(stack, spec, broker)
         access = {name: broker.access("127.0.0.1", name) for name in names}
         settings = [
-            Settings(each.host, each.port, each.username, each.password, FLEET, name, data.shards[name])
+            AgentSettings(each.host, each.port, each.username, each.password, FLEET, name, data.shards[name])
             for name, each in access.items()
         ]
         begun = time.monotonic()

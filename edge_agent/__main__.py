@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from edge_agent.accelerator import find_accelerator
-from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
 from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.exits import exit_on_error
 from edge_agent.privileges import die_with
@@ -29,7 +29,7 @@ KEEPALIVE_S = 60
 will is only faster. The data connection has no keepalive: its pings would wait behind megabytes on a slow link."""
 
 
-def settings_from(arguments: list[str]) -> Settings:
+def settings_from(arguments: list[str]) -> AgentSettings:
     """Settings from argv and the environment. Raises UsageError with cause and hint."""
     given = _parser().parse_args(arguments)
     broker = _text_of(Path(given.broker_file)) if given.broker_file else given.broker
@@ -43,7 +43,7 @@ def settings_from(arguments: list[str]) -> Settings:
             f"--broker {_without_password(broker)!r} is not a broker address",
             hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
         )
-    return Settings(
+    return AgentSettings(
         host=url.hostname,
         port=port,
         username=unquote(url.username or ""),
@@ -121,12 +121,12 @@ def _identity(folder: str) -> Identity:
     return Identity.of(Path(folder))
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: AgentSettings) -> None:
     """Run the agent until Shutdown. The caller has called `training.warm_up`."""
     asyncio.run(_serve(settings))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: AgentSettings) -> None:
     incarnation = new_incarnation()
     address = Address(settings.host, settings.port, settings.username, settings.password, settings.identity)
     name = f"{settings.fleet}-{settings.device}-{incarnation[:8]}"

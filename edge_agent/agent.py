@@ -28,7 +28,7 @@ from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
 from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling, host_facts
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import OWN_WORK, PhaseLog
@@ -63,7 +63,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 """The orchestrator listens for probes on all its addresses; that of the broker is one that this device reaches."""
 
 
-class Settings(Guarded, frozen=True):
+class AgentSettings(Guarded, frozen=True):
     """What an agent is started with.
 
     Attributes:
@@ -93,7 +93,7 @@ class Settings(Guarded, frozen=True):
         return Topics(self.fleet, self.board_id)
 
 
-def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
+def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
     """The retained Presence of this agent; with `online=False` its last will."""
     return encode(
         Presence(
@@ -121,12 +121,12 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         incarnation: str,
         control: Link,
         data: Link,
         throttle: SoftwareThrottle,
-        make_trainer: Callable[[Shard, PhaseLog], Trainer] = Trainer,
+        make_trainer: Callable[[Shard, PhaseLog], DeviceTrainer] = DeviceTrainer,
     ) -> None:
         self._settings, self._incarnation = settings, incarnation
         self._topics = settings.topics
@@ -310,7 +310,7 @@ class Agent:
         error = done.exception()
         run.result, run.diverged = None if error else done.result(), isinstance(error, DivergedError)
         why, run.trace = ("", "") if error is None else (in_words(error), trace_of(error))
-        self._carry_out(self._machine.handle(m.Trained(run.task.id, why)))
+        self._carry_out(self._machine.handle(m.TrainingEnded(run.task.id, why)))
 
     async def _send_update(self, run: TaskRun) -> None:
         assert run.result is not None

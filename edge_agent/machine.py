@@ -1,6 +1,6 @@
 """The agent's life cycle: events in, effects out. Pure.
 
-    idle --TaskArrived--> training --Trained--> sending --Sent--> idle
+    idle --TaskArrived--> training --TrainingEnded--> sending --Sent--> idle
 
 A newer task replaces the current one. A repeated task changes nothing. Events of older tasks are ignored.
 """
@@ -22,7 +22,7 @@ class CancelArrived(msgspec.Struct, frozen=True):
     task: str
 
 
-class Trained(msgspec.Struct, frozen=True):
+class TrainingEnded(msgspec.Struct, frozen=True):
     """The training thread has returned. `why` is empty if it succeeded."""
 
     task: str
@@ -41,7 +41,7 @@ class Broken(msgspec.Struct, frozen=True):
     why: str
 
 
-Event = TaskArrived | CancelArrived | Trained | Sent | Broken
+Event = TaskArrived | CancelArrived | TrainingEnded | Sent | Broken
 
 
 class StartTraining(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class StartTraining(msgspec.Struct, frozen=True):
 
 
 class StopTraining(msgspec.Struct, frozen=True):
-    """Tell the training thread to stop at the next batch. It answers with Trained."""
+    """Tell the training thread to stop at the next batch. It answers with TrainingEnded."""
 
     task: str
 
@@ -92,7 +92,7 @@ class AgentMachine:
                 return self._arrived(task)
             case CancelArrived(task):
                 return self._cancel(task)
-            case Trained(task, why):
+            case TrainingEnded(task, why):
                 return self._trained(task, why)
             case Sent(task):
                 return self._idle() if task == self.task and not self._training else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import RunDelay, ThreadCpu, Throttling, resident_mib
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edge_agent.upload_queue import UploadQueue
 from edgebed.device.core import Body, Cancelled, Result
 from edgebed.device.metrics import TaskMetrics
@@ -66,7 +66,7 @@ class TaskRun:
         slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
         self.uploads = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, self.metrics, slots, hold)
 
-    def work(self, trainer: Trainer, threads: int, cpus: float) -> Result:
+    def work(self, trainer: DeviceTrainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
         self._tools.thread_cpu.watch(threading.get_ident())
         return trainer.run(self.task, self._take_body(), self, threads, cpus)
@@ -111,7 +111,7 @@ class TaskRun:
         self._cpu_s = now_s
         while self._tools.throttle.rest(LONGEST_REST_S):
             self.check()
-            self.progress()  # a device that waits because of its limit is not stuck
+            self.progress()  # as in `_rest`
 
     def cancel(self) -> None:
         """The task is over: stop training, and give up everything that is still to be sent for it."""

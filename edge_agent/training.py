@@ -19,10 +19,10 @@ from edgebed.device.core import (
     AwaitReply,
     Body,
     Computed,
+    CoreStep,
     Encoded,
     Result,
     SendUpload,
-    Step,
     begin_half,
     complete_assignment,
     run_task,
@@ -63,7 +63,7 @@ class TaskIO(Protocol):
         """Called after every batch. The software throttle, if there is one, waits here."""
 
 
-class Trainer:
+class DeviceTrainer:
     """Does tasks on this device's shard, where the shard's batches go: on the CPU or an accelerator. It keeps the model
     between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half."""
 
@@ -126,7 +126,7 @@ class _Driver:
         self._io, self._serving = io, assignment.arrivals is not None
         self.stopwatch = _Stopwatch(accelerator)
 
-    def carry_out(self, step: Step) -> bytes | None:
+    def carry_out(self, step: CoreStep) -> bytes | None:
         """Returns the body of the reply that the core waits for."""
         metrics, spent = self._io.metrics, self.stopwatch
         match step:
@@ -208,7 +208,9 @@ def warm_up(accelerator: torch.device = CPU) -> None:
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
-    trainer = Trainer(Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", accelerator), PhaseLog(time.monotonic_ns))
+    trainer = DeviceTrainer(
+        Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", accelerator), PhaseLog(time.monotonic_ns)
+    )
     model = MODELS.create(WARM_UP_MODEL).build((1, 8, 8), 2)
     for objective, stages, uploads, optimizer, codec in WARM_UP_TASKS:
         assignment = Assignment(

@@ -19,7 +19,7 @@ from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
 from orchestrator.files.yaml_file import Document, load_yaml, plain
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.spec import ScenarioEvent
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -162,7 +162,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()
     environment: Environment | None = None
-    scenario: str | Annotated[list[Event], msgspec.Meta(min_length=1)] | None = None  # events, or the name of a file
+    # events, or the name of a file
+    scenario: str | Annotated[list[ScenarioEvent], msgspec.Meta(min_length=1)] | None = None
     simulation: Simulation = Simulation()
     server: Server | None = None  # None: what the host leaves, not dilated
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"

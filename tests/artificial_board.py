@@ -22,8 +22,8 @@ from edgebed.limits.spec import Limits
 from edgebed.limits.throttle import CGROUP_FILES, priority_values
 from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.network.subnets import free_subnets, host_networks
 from tests.broker_address import free_port
@@ -41,7 +41,7 @@ class ArtificialBoard:
     wire: the board's namespace and link.
     """
 
-    def __init__(self, place: Place, keys: Keystore, wire: netns.Wire, cgroup: Cgroup) -> None:
+    def __init__(self, place: ServiceFolder, keys: Keystore, wire: netns.Wire, cgroup: Cgroup) -> None:
         self.place, self.wire, self._keys, self._cgroup = place, wire, keys, cgroup
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +58,7 @@ class ArtificialBoard:
 
     def _sessions(self) -> set[str]:
         """Client ids of its connections."""
-        live, board = self.place.live(), self._keys.membership().board
+        live, board = self.place.live(), self._keys.service().board
         return {each.client for each in live.sessions if each.board == board} if live else set()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -140,8 +140,8 @@ def _remove(cgroup: Cgroup) -> None:
 
 
 @contextlib.contextmanager
-def _service(folder: Path, host: str) -> Iterator[Place]:
-    place = Place(folder / "edgebed" / "boards")
+def _service(folder: Path, host: str) -> Iterator[ServiceFolder]:
+    place = ServiceFolder(folder / "edgebed" / "boards")
     command = [sys.executable, "-m", "orchestrator", "boards", "serve", "--host", host, "--listen", host]
     command += ["--port", str(free_port(host)), "--mqtt-port", str(free_port(host))]
     process = subprocess.Popen(
@@ -155,7 +155,7 @@ def _service(folder: Path, host: str) -> Iterator[Place]:
         process.wait()
 
 
-def _joined(folder: Path, place: Place, name: str) -> Keystore:
+def _joined(folder: Path, place: ServiceFolder, name: str) -> Keystore:
     """With one core, so that its agent has one thread: several would only spin under a quota below one CPU."""
     where = place.where()
     assert where is not None

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from edge_agent.board.client import Service
-from edge_agent.board.keystore import Keystore, Membership
+from edge_agent.board.keystore import JoinedService, Keystore
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
@@ -19,7 +19,7 @@ from edgebed.wire.boards import Join, parse_token
 UNIT = "edgebed-agent"
 
 
-def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[str], None]) -> Membership:
+def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[str], None]) -> JoinedService:
     """Enrol this board. The key stays here; the secret is sent only to the service whose CA the token names. A join
     that broke off may be repeated: the same key gets its certificate again.
 
@@ -29,17 +29,17 @@ def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[st
         FileError: the folder cannot be written.
     """
     if keys.joined:
-        known = keys.membership()
+        known = keys.service()
         raise UsageError(
             f"this board has joined {known.host}:{known.port} as {known.name}", hint="edgebed-agent leave, then join"
         )
     token = parse_token(token_text)
     ca = service.ca(token.fingerprint)
     enrolled = service.join(ca, Join(token.secret, keys.request(), facts()))
-    membership = Membership(enrolled.board, enrolled.name, service.host, service.port, enrolled.mqtt_port)
-    keys.keep(membership, ca, enrolled.certificate)
+    joined = JoinedService(enrolled.board, enrolled.name, service.host, service.port, enrolled.mqtt_port)
+    keys.keep(joined, ca, enrolled.certificate)
     notify(f"joined {service} as {enrolled.name} (id {enrolled.board}); the key is in {keys.folder}")
-    return membership
+    return joined
 
 
 def leave(keys: Keystore, notify: Callable[[str], None]) -> None:
@@ -49,7 +49,7 @@ def leave(keys: Keystore, notify: Callable[[str], None]) -> None:
     if not keys.joined:
         keys.remove()
         raise UsageError("this board has not joined", hint="there is nothing more to undo")
-    known = keys.membership()
+    known = keys.service()
     try:
         Service(known.host, known.port).leave(keys.identity)
         notify(f"left {known.host}:{known.port}: this board's certificate is revoked")

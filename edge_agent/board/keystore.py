@@ -22,7 +22,7 @@ RENEW_SHARE = 1 / 3
 """A certificate is renewed when less than this share of its life is left: 30 of 90 days."""
 
 
-class Membership(msgspec.Struct, frozen=True):
+class JoinedService(msgspec.Struct, frozen=True):
     """What the board knows of its service. `host` and `port` are as a person typed them."""
 
     board: str
@@ -54,10 +54,10 @@ class Keystore:
     def joined(self) -> bool:
         return self._about.exists()
 
-    def membership(self) -> Membership:
+    def service(self) -> JoinedService:
         """Raises UsageError where this board has not joined, or its file is damaged."""
         try:
-            return msgspec.json.decode(self._about.read_bytes(), type=Membership)
+            return msgspec.json.decode(self._about.read_bytes(), type=JoinedService)
         except FileNotFoundError:
             raise UsageError(
                 f"this board has not joined: {self._about} does not exist",
@@ -87,11 +87,11 @@ class Keystore:
         text: bytes = csr.public_bytes(serialization.Encoding.PEM)
         return text.decode()
 
-    def keep(self, membership: Membership, ca: str, certificate: str) -> None:
+    def keep(self, joined: JoinedService, ca: str, certificate: str) -> None:
         """Store what the service answered to a join. Raises FileError, UsageError."""
         self.keep_certificate(certificate)
         self._write(self.identity.ca, ca.encode())
-        self._write(self._about, msgspec.json.format(msgspec.json.encode(membership)))
+        self._write(self._about, msgspec.json.format(msgspec.json.encode(joined)))
 
     def keep_certificate(self, certificate: str) -> None:
         """Raises UsageError for a certificate of another key."""

@@ -52,9 +52,11 @@ class Note(msgspec.Struct):
 
 
 class Limiter:
-    """Args:
-    folder: the board's, for the note.
-    host: name or address of the service, to find the interface by.
+    """Puts limits on the board's agent, and takes them off.
+
+    Args:
+        folder: the board's, for the note.
+        host: name or address of the service, to find the interface by.
     """
 
     def __init__(self, folder: Path, host: str) -> None:

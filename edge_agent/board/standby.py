@@ -1,4 +1,4 @@
-"""A joined board that waits: it keeps a connection to the broker, does its assignment, and renews its certificate.
+"""A joined board that waits: it keeps a connection to the broker, carries out its order, and renews its certificate.
 
 It only dials out, so it works behind NAT. The agent of a fleet runs in a process of its own; this one stays small, and
 outlives it.
@@ -30,7 +30,7 @@ from edgebed.limits.spec import Held
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.module_process import module_command
 from edgebed.timeouts import timeout
-from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment
+from edgebed.wire.boards import WAITING, BoardOrder, BoardState, Renew, decode_order
 
 RETRY_S = (1.0, 30.0)
 """Pause after a failed attempt, first and longest; it doubles."""
@@ -50,17 +50,19 @@ ENDED = "`edgebed-agent run` was ended on the board"
 
 
 class Standby:
-    """Args:
-    keys: of a board that has joined.
-    notify: told what changes, a line each.
-    guard_s: how often the connection is looked at.
+    """A board that waits for orders and carries them out.
+
+    Args:
+        keys: of a board that has joined.
+        notify: told what changes, a line each.
+        guard_s: how often the connection is looked at.
     """
 
     def __init__(self, keys: Keystore, notify: Callable[[str], None], *, guard_s: float = 5.0) -> None:
-        self._keys, self._notify, self._about = keys, notify, keys.membership()
+        self._keys, self._notify, self._about = keys, notify, keys.service()
         self._guard_s = guard_s
         self._service = Service(self._about.host, self._about.port)
-        self._wanted: Assignment | None = None
+        self._wanted: BoardOrder | None = None
         self._changed = asyncio.Event()
         self._error, self._final, self._failures, self._told = "", False, 0, ""
         self._life, self._ended = secrets.token_hex(8), ""  # the latter: why this process ends
@@ -84,7 +86,7 @@ class Standby:
             await self._run()
 
     async def _run(self) -> None:
-        self._link.subscribe(WAITING.control_to(self._about.board), self._assign)
+        self._link.subscribe(WAITING.control_to(self._about.board), self._take_order)
         self._link.on_connect(self._publish)
         tasks: list[asyncio.Task[None]] = []
         ended = ENDED
@@ -176,11 +178,11 @@ class Standby:
 
     # ---- work ----
 
-    def _assign(self, topic: str, payload: bytes) -> None:
+    def _take_order(self, topic: str, payload: bytes) -> None:
         try:
-            wanted = decode_assignment(payload)
+            wanted = decode_order(payload)
         except WireError as error:
-            self._tell(f"an assignment cannot be read: {error}")
+            self._tell(f"an order cannot be read: {error}")
             return
         before = self._wanted
         if wanted and before and wanted != before and _without_limits(wanted) == _without_limits(before):
@@ -207,8 +209,8 @@ class Standby:
             self._life,
         )
 
-    async def _do(self, wanted: Assignment | None) -> None:
-        """Until the assignment changes."""
+    async def _do(self, wanted: BoardOrder | None) -> None:
+        """Until the order changes."""
         self._publish()
         if wanted is None:
             await self._changed.wait()
@@ -217,7 +219,7 @@ class Standby:
         while not self._changed.is_set():
             try:
                 if await self._work(wanted):
-                    await self._changed.wait()  # the fleet has ended; the orchestrator takes the assignment away
+                    await self._changed.wait()  # the fleet has ended; the orchestrator takes the order away
                     return
             except EdgebedError as error:
                 self._error = f"{error}; {error.hint}" if error.hint else str(error)
@@ -232,8 +234,8 @@ class Standby:
                     await self._changed.wait()
             pause = min(2 * pause, RETRY_S[1])
 
-    async def _work(self, wanted: Assignment) -> bool:
-        """Run the agent of a fleet until it ends, or the assignment changes. False where it failed. Raises
+    async def _work(self, wanted: BoardOrder) -> bool:
+        """Run the agent of a fleet until it ends, or the order changes. False where it failed. Raises
         EdgebedError."""
         folder = self._keys.folder / "shards"
         shard = await asyncio.to_thread(self._service.shard, wanted.shard, folder, self._keys.identity)
@@ -277,7 +279,7 @@ class Standby:
                 self._limited = (wanted.limited, None, in_words(error))
             self._publish()
 
-    async def _start(self, wanted: Assignment, shard: Path) -> asyncio.subprocess.Process:
+    async def _start(self, wanted: BoardOrder, shard: Path) -> asyncio.subprocess.Process:
         arguments = ["--fleet", wanted.fleet, "--device", wanted.device or self._about.board, "--shard", str(shard)]
         arguments += ["--board", "--board-id", self._about.board]
         arguments += ["--accelerator", wanted.accelerator] if wanted.accelerator else []
@@ -294,8 +296,8 @@ class Standby:
         )
 
 
-def _without_limits(assignment: Assignment) -> Assignment:
-    return msgspec.structs.replace(assignment, limits=None, limited=0)
+def _without_limits(order: BoardOrder) -> BoardOrder:
+    return msgspec.structs.replace(order, limits=None, limited=0)
 
 
 async def _last_words(process: asyncio.subprocess.Process) -> str:

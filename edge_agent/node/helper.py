@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge_agent.node import facts, pump
-from edge_agent.node.settings import ORCHESTRATOR, Settings, broker_context
+from edge_agent.node.settings import ORCHESTRATOR, HelperSettings, broker_context
 from edgebed.errors import EdgebedError, UsageError
-from edgebed.link import steady
+from edgebed.link import stream_probe
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
@@ -33,7 +33,7 @@ PING_EVERY_S, PING_S, PINGS = 2.0, 5.0, 3
 class Helper:
     """Runs until its engine does not answer, nobody commands it for `alone_s`, or it is cancelled."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: HelperSettings) -> None:
         self._settings = settings
         self._heard = time.monotonic()
         self._engine_answers = True
@@ -88,9 +88,9 @@ class Helper:
                 request = json.loads(await reader.readline())
                 self._heard = time.monotonic()
                 if request.get("call") == "send":
-                    await steady.send(writer, float(request.get("bit_s", 0)))
+                    await stream_probe.send(writer, float(request.get("bit_s", 0)))
                 else:
-                    receive = functools.partial(steady.receive, reader)
+                    receive = functools.partial(stream_probe.receive, reader)
                     writer.write(json.dumps(await self._do(request, receive)).encode() + b"\n")
                     await writer.drain()
                     await reader.read()  # a stream may still come: closing now could lose the answer

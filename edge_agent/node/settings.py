@@ -14,7 +14,7 @@ ORCHESTRATOR = "orchestrator"
 """Common name of the only certificate that may command a helper: a node's own certificate may not command another."""
 
 
-class Settings(Guarded, frozen=True):
+class HelperSettings(Guarded, frozen=True):
     """Of one helper. All certificates and keys are PEM.
 
     Attributes:
@@ -34,11 +34,11 @@ class Settings(Guarded, frozen=True):
     socket: str = "/engine.sock"
 
 
-def read_settings(path: Path) -> Settings:
-    return msgspec.json.decode(path.read_bytes(), type=Settings)
+def read_settings(path: Path) -> HelperSettings:
+    return msgspec.json.decode(path.read_bytes(), type=HelperSettings)
 
 
-def broker_context(settings: Settings) -> ssl.SSLContext:
+def broker_context(settings: HelperSettings) -> ssl.SSLContext:
     """Believes the CA only, and the broker's address must be in its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return with_pem(context, settings.ca, settings.client_certificate, settings.client_key)

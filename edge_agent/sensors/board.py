@@ -12,7 +12,7 @@ from edge_agent.sensors import machine, raspberry
 from edge_agent.sensors.frequency import Frequencies
 from edge_agent.sensors.heat import Temperatures
 from edge_agent.sensors.ina3221 import Ina3221
-from edge_agent.sensors.source import Run, run_command
+from edge_agent.sensors.source import RunCommand, run_command
 from edgebed.wire.reading import MOST_SETTING, BoardReading
 
 SHARE = 0.004
@@ -86,7 +86,7 @@ class Board:
     def __init__(
         self,
         root: Path = Path("/"),
-        run: Run = run_command,
+        run: RunCommand = run_command,
         now: Callable[[], float] = time.monotonic,
         spent_s: Callable[[], float] = cpu_s,
     ) -> None:

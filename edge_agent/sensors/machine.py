@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from edge_agent.sensors.source import Run, text_of, whole
+from edge_agent.sensors.source import RunCommand, text_of, whole
 
 
 def model(root: Path) -> str | None:
-    """Of the device tree; of a PC what its firmware calls it (DMI)."""
+    """The model name: from the device tree, or on a PC from the firmware (DMI)."""
     tree = text_of(root / "proc/device-tree/model")
     if tree is not None:
         return tree
@@ -47,7 +47,7 @@ def memory_mib(root: Path) -> int | None:
     return None
 
 
-def power_mode(run: Run) -> str | None:
+def power_mode(run: RunCommand) -> str | None:
     """Of a Jetson. `nvpmodel -q` prints `NV Power Mode: NAME`, then the mode's number; without root it may print
     errors beside."""
     for line in (run(("nvpmodel", "-q")) or "").splitlines():
@@ -68,7 +68,7 @@ def torch_facts() -> dict[str, str]:
     }
 
 
-def clock(run: Run) -> dict[str, str]:
+def clock(run: RunCommand) -> dict[str, str]:
     """How well chrony keeps the clock; empty where it does not run.
 
     `chronyc -c tracking` prints one line: reference id, its name, stratum, reference time, system time's offset from

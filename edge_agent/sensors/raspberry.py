@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from edge_agent.sensors.source import Run
+from edge_agent.sensors.source import RunCommand
 
 RAIL = re.compile(r"^\s*(\w+)_([AV]) (?:current|volt)\(\d+\)=(\d+(?:\.\d+)?)[AV]\s*$")
 
 
-def throttled(run: Run) -> int | None:
+def throttled(run: RunCommand) -> int | None:
     """The bits of `vcgencmd get_throttled` (`throttled=0x50005`). Now: 0 voltage too low, 1 frequency capped, 2
     throttled, 3 soft limit of the temperature. 16 to 19: the same, at some time since boot."""
     name, _, bits = (run(("vcgencmd", "get_throttled")) or "").strip().partition("=")
@@ -33,13 +33,13 @@ def rails(text: str) -> dict[str, float]:
     }
 
 
-def pmic_watts(run: Run) -> float | None:
+def pmic_watts(run: RunCommand) -> float | None:
     """Power of a Raspberry Pi 5: the sum over the rails of its power management chip. The 5 V branch (USB, what hangs
     on the pins, the fan) is not measured."""
     power = rails(run(("vcgencmd", "pmic_read_adc")) or "")
     return sum(power.values()) if power else None
 
 
-def pmic_facts(run: Run) -> dict[str, str]:
+def pmic_facts(run: RunCommand) -> dict[str, str]:
     power = rails(run(("vcgencmd", "pmic_read_adc")) or "")
     return {"power_rails": f"{len(power)} rails of the PMIC, without the 5 V branch"} if power else {}

@@ -11,7 +11,7 @@ from pathlib import Path
 COMMAND_S = 2.0
 """Seconds after which a command is ended: a sensor that hangs must not stop the others."""
 
-Run = Callable[[Sequence[str]], "str | None"]
+RunCommand = Callable[[Sequence[str]], "str | None"]
 """Runs a command; what it printed, or None where it is missing, failed or took too long."""
 
 

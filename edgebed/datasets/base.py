@@ -58,7 +58,7 @@ class Split(msgspec.Struct, frozen=True):
 
 class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of every data set: a class-balanced choice of this many samples, drawn by the run's seed; 0 = all.
-    `validation`: the share of the training samples that is held out, class-balanced, to judge the rounds by; the test
+    `validation`: the share of the training samples that is held out, class-balanced, to evaluate the rounds; the test
     part is then used once, at the end."""
 
     train_samples: Count = 0

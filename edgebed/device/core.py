@@ -75,7 +75,7 @@ class AwaitReply(msgspec.Struct, frozen=True):
     number: int
 
 
-Step = Decoded | Computed | Encoded | SendUpload | AwaitReply
+CoreStep = Decoded | Computed | Encoded | SendUpload | AwaitReply
 
 
 class Result(msgspec.Struct):
@@ -88,7 +88,7 @@ class Result(msgspec.Struct):
     notes: dict[str, float]
 
 
-Steps = Generator[Step, Body | None, Result]
+CoreSteps = Generator[CoreStep, Body | None, Result]
 
 
 def complete_assignment(assignment: Assignment, cpus: float, shard: Shard) -> Assignment:
@@ -113,7 +113,9 @@ def begin_half(model: StagedModel, assignment: Assignment, body: Body, batches: 
     return find_half(assignment.objective)(model, assignment, batches)
 
 
-def run_task(task: Task, assignment: Assignment, body: Body, begin: Begin, batches: Batches, phases: PhaseLog) -> Steps:
+def run_task(
+    task: Task, assignment: Assignment, body: Body, begin: Begin, batches: Batches, phases: PhaseLog
+) -> CoreSteps:
     """Do a task. Every `AwaitReply` must be resumed with the reply's body, every other step with None.
 
     Errors of the half pass through unchanged.
@@ -148,7 +150,7 @@ def run_task(task: Task, assignment: Assignment, body: Body, begin: Begin, batch
 
 def _exchange(
     out: Outgoing, header: Upload, assignment: Assignment, phases: PhaseLog
-) -> Generator[Step, Body | None, Weights | None]:
+) -> Generator[CoreStep, Body | None, Weights | None]:
     """Encode and send what the half yielded. Returns the reply, if the half waits for one.
 
     A function of its own, so that nothing here refers to the encoded upload while the half computes.

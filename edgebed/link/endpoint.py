@@ -52,22 +52,24 @@ UNKNOWN = "is not a device of this fleet"
 
 
 class TransferEndpoint:
-    """Args:
-    me: the device's name, or ORCHESTRATOR.
-    control, data: two links to the same broker. They may be one in tests.
-    deliver: awaited with each transfer that arrived, per peer one after the other in the order they were sent; only
-        then is the sender told that it is done. Raise TransferRefused to refuse it.
-    admit: called at the first chunk with peer, header and total bytes; raise TransferRefused to refuse early.
-    on_control: called with the peer and each control message that is not the endpoint's own business. The sender's
-        name in the message is checked against its topic; what does not fit is counted in `dropped`.
-    on_progress: called with peer and transfer whenever a chunk or a credit moves a transfer.
-    known: whether a name is a device of the fleet; asked for each message, so the answer may change. Messages of others
-        are dropped, and nothing of them is kept.
-    on_dropped: called with a peer's name and the cause the first time that a message of it is dropped for that cause;
-        for all unknown names together once.
-    chunk_bytes, window: size of a chunk, and how many may be on the way to one peer.
-    transfers: how many transfers to one peer may be begun and not done.
-    max_inbound_bytes: undelivered bodies held per peer before its window closes.
+    """One side of the link: sends and receives transfers and control messages.
+
+    Args:
+        me: the device's name, or ORCHESTRATOR.
+        control, data: two links to the same broker. They may be one in tests.
+        deliver: awaited with each transfer that arrived, per peer one after the other in the order they were sent; only
+            then is the sender told that it is done. Raise TransferRefused to refuse it.
+        admit: called at the first chunk with peer, header and total bytes; raise TransferRefused to refuse early.
+        on_control: called with the peer and each control message that is not the endpoint's own business. The sender's
+            name in the message is checked against its topic; what does not fit is counted in `dropped`.
+        on_progress: called with peer and transfer whenever a chunk or a credit moves a transfer.
+        known: whether a name is a device of the fleet; asked for each message, so the answer may change. Messages of
+            others are dropped, and nothing of them is kept.
+        on_dropped: called with a peer's name and the cause the first time that a message of it is dropped for that
+            cause; for all unknown names together once.
+        chunk_bytes, window: size of a chunk, and how many may be on the way to one peer.
+        transfers: how many transfers to one peer may be begun and not done.
+        max_inbound_bytes: undelivered bodies held per peer before its window closes.
 
     Attributes:
         silent: while true, nothing that comes about transfers is kept or answered.
@@ -137,7 +139,7 @@ class TransferEndpoint:
 
         Raises:
             TransferRefused: the receiver said no.
-            TransferError: the peer was forgotten, the port closed, or a chunk was lost again and again.
+            TransferError: the peer was forgotten, the endpoint was closed, or a chunk was lost again and again.
         """
         if self._closed:
             raise TransferError("the connection was closed", hint="open a new one")

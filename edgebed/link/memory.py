@@ -1,4 +1,4 @@
-"""A broker within one process, for tests and simulation: the same Link, no sockets.
+"""A broker within one process, for tests: the same Link, no sockets.
 
 Messages are handed over in the event loop, later than `publish` returns, as over a socket. A hub can be told to lose,
 repeat or swap messages, and to disconnect a link as a broker's restart would.

@@ -65,15 +65,19 @@ class SocketState(msgspec.Struct, frozen=True):
 
 
 class MqttLink:
-    """Args:
-    address: the broker; a function is asked before every connection, and may raise LinkError.
-    client_id: unique on the broker; a second connection with the same one ends the first.
-    will: topic, payload and retain flag of the message the broker publishes when this connection breaks.
-    keepalive_s: the broker ends the connection when it has received no whole packet from us for 1.5 times as long. 0:
-        never; for data connections, where a single packet may take longer. TCP keepalive still finds a dead peer.
-    paced: read less often on a slow link. Otherwise every arriving segment wakes paho, which costs several times the
-        CPU time per MB at 10 Mbit/s (`benchmarks/download.py`). In the middle of a packet the socket is not read
-        for 2 to 40 ms, but no longer than the rest of the packet needs. Messages that arrive in one piece never wait.
+    """One connection to an MQTT broker, which is made again when it breaks.
+
+    Args:
+        address: the broker; a function is asked before every connection, and may raise LinkError.
+        client_id: unique on the broker; a second connection with the same one ends the first.
+        will: topic, payload and retain flag of the message the broker publishes when this connection breaks.
+        keepalive_s: the broker ends the connection when it has received no whole packet from us for 1.5 times as long.
+            0: never; for data connections, where a single packet may take longer. TCP keepalive still finds a dead
+            peer.
+        paced: read less often on a slow link. Otherwise every arriving segment wakes paho, which costs several times
+            the CPU time per MB at 10 Mbit/s (`benchmarks/download.py`). In the middle of a packet the socket is not
+            read for 2 to 40 ms, but no longer than the rest of the packet needs. Messages that arrive in one piece
+            never wait.
     """
 
     def __init__(

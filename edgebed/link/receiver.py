@@ -67,12 +67,14 @@ class _Partial:
 
 
 class TransferReceiver:
-    """Args:
-    me, peer: names, as they stand in Credit and Refuse.
-    window: chunks granted beyond those received.
-    max_bytes: bodies held before the window closes.
-    max_chunk: the largest chunk that is taken, in bytes.
-    admit: called with peer, header and total bytes at chunk 0; raises TransferRefused to turn a transfer away.
+    """All transfers that come from one peer.
+
+    Args:
+        me, peer: names, as they stand in Credit and Refuse.
+        window: chunks granted beyond those received.
+        max_bytes: bodies held before the window closes.
+        max_chunk: the largest chunk that is taken, in bytes.
+        admit: called with peer, header and total bytes at chunk 0; raises TransferRefused to turn a transfer away.
     """
 
     def __init__(

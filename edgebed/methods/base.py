@@ -324,7 +324,7 @@ class Method(Plugin):
         accelerator: torch.device,
     ) -> Score:
         """How good the last weights are on the test set, x and y as in `evaluate`; asked once, at the end of a run that
-        judged its rounds by a validation part. What is chosen beside the weights is chosen on that."""
+        evaluated its rounds on a validation part. What is chosen beside the weights is chosen on that."""
         return self.evaluate(weights, *test, accelerator)
 
     def state(self) -> dict[str, Any]:

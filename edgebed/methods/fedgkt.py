@@ -239,12 +239,13 @@ def server_logits(weights: Weights, device: str) -> dict[int, Tensor]:
 
 
 class FedGKT(Method):
-    """**[ours]**, so that a run resumes and can be evaluated: a device's extractor and head go up as its update and
-    come down again with its next task; they are kept by device and merged with nobody's. The lower stages and heads of
-    the global weights stay as they were at the start: what a device begins with that has not trained yet. The server's
-    logits come down with the task too, by row of the shard, since a device meets its samples in another order in every
-    round. All this is sent, and counted, like any other byte; the paper's devices keep their extractors and send none
-    of it.
+    """FedGKT. Differs from the paper **[ours]**: extractor and head of a device travel with its update and its next
+    task, so that a run can be resumed and evaluated.
+
+    They are kept by device and merged with nobody's. The lower stages and heads of the global weights stay as they were
+    at the start: a device that has not trained yet begins with them. The server's logits come down with the task too,
+    by row of the shard, since a device meets its samples in another order in every round. All this is sent, and
+    counted, like any other byte; the paper's devices keep their extractors and send none of it.
     """
 
     name = "fedgkt"

@@ -88,7 +88,7 @@ class _Walk:
         self.flat = flat  # the data are vectors; a Linear that reads a map reads its columns, not its channels
 
     def through(self, module: nn.Module, path: str, flow: _Channels) -> _Channels:
-        """The channels that leave `module` when `flow` enters it."""
+        """Output channels of `module`, given its input channels (`flow`)."""
         if isinstance(module, nn.Sequential):
             for name, child in module.named_children():
                 flow = self.through(child, f"{path}.{name}", flow)

@@ -1,5 +1,5 @@
 """What a board and the boards service say to each other: the token, requests and answers over HTTPS, orders over MQTT.
-Pure. docs/boards.md has the order of these messages."""
+Pure. docs/boards.md has the sequence of these messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BODY = 16 << 10
 """Bytes of the largest request that a board sends to the service."""
 
 WAITING = Topics("boards")
-"""Topics of a board without a fleet: its state, and its assignment on `control_to`. The device is the board's id."""
+"""Topics of a board without a fleet: its state, and its order on `control_to`. The device is the board's id."""
 
 FORM = "eb1"
 """First part of a token; another form of token gets another one."""
@@ -104,7 +104,7 @@ class Refusal(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class BoardOrder(msgspec.Struct, frozen=True):
     """Retained on `WAITING.control_to(id)`: the fleet in which the board shall be a device. An empty payload: none.
 
     Attributes:
@@ -130,15 +130,15 @@ class BoardState(msgspec.Struct, frozen=True):
     """Retained on `WAITING.state(id)`; with `online=False` it is the last will.
 
     Attributes:
-        fleet: that of the assignment in hand; "" without one.
-        error: why the assignment cannot be carried out; "" where it can. With `online=False`: why the board has ended
+        fleet: that of the order in hand; "" without one.
+        error: why the order cannot be carried out; "" where it can. With `online=False`: why the board has ended
             its connection; "" where it broke, and may come back.
         final: it is not tried again.
         protocol: that its agent speaks; 0: an older version, which did not say.
-        failures: of this assignment so far.
-        limited: of the assignment whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
+        failures: of this order so far.
+        limited: of the order whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
             not.
-        life: random; another one when `edgebed-agent run` was started again, whereby its agent has ended.
+        life: random; another one when `edgebed-agent run` was started again. Its agent has ended then.
     """
 
     online: bool
@@ -162,11 +162,11 @@ def decode_json(data: bytes, kind: type[T]) -> T:
         raise WireError(f"{short(repr(data[:80]))} is no {kind.__name__}: {error}") from None
 
 
-def decode_assignment(data: bytes) -> Assignment | None:
+def decode_order(data: bytes) -> BoardOrder | None:
     """None for an empty payload. Raises WireError for what is none, or names no fleet or shard."""
     if not data:
         return None
-    wanted = decode_json(data, Assignment)
+    wanted = decode_json(data, BoardOrder)
     try:
         check_name(wanted.fleet, "fleet")
         check_name(wanted.device or "d")

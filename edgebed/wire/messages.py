@@ -180,7 +180,7 @@ class Presence(msgspec.Struct, frozen=True, tag="presence"):
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
-    """Heartbeat. `progress` grows with every batch, chunk or phase; liveness is judged by it, not by a fixed time."""
+    """Heartbeat. `progress` grows with every batch, chunk or phase; liveness depends on it, not on a fixed time."""
 
     device: str
     incarnation: str

@@ -27,7 +27,7 @@ from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
 from orchestrator.records.timeline.board import BoardRound, boards_of_rounds, line_of
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.vocabulary import BOUNDS, board_mark
 
@@ -191,7 +191,7 @@ def _device(info: t.DeviceInfo, device: DeviceFigures, rounds: Sequence[RoundFig
 def assignments_table(run: RunFacts) -> pd.DataFrame:
     """One row per device and round in which it had work."""
     rounds, boards = Rounds(run), boards_of_rounds(run)
-    limits = {id(session): Limits(session) for session in run.sessions}
+    limits = {id(session): LimitsInForce(session) for session in run.sessions}
     rows = (
         (*_assignment(rounds, facts, device, limits[id(session)]), _joules(boards[facts.number], device))
         for session, facts in rounds.finished
@@ -204,7 +204,7 @@ def _joules(boards: Mapping[str, BoardRound], device: str) -> float | None:
     return boards[device].joules if device in boards else None
 
 
-def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: Limits) -> Row:
+def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: LimitsInForce) -> Row:
     sent, predicted = facts.sent.get(device), facts.started.predicted_s.get(device)
     return (
         *(facts.number + 1, facts.lane, device, *_limits(facts, device, limits)),
@@ -217,7 +217,7 @@ def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: Limits) 
     )
 
 
-def _limits(facts: RoundFacts, device: str, limits: Limits) -> Row:
+def _limits(facts: RoundFacts, device: str, limits: LimitsInForce) -> Row:
     """The limits at the start of the round, in the fleet file's units: multiplied by the dilation and rounded, since
     the kernel takes whole bits and microseconds."""
     row = limits.at(device, facts.start_ns)

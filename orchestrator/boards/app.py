@@ -52,9 +52,11 @@ class Misses:
 
 
 class BoardsApp:
-    """Args:
-    shards: the folder with `<SHA-256>.safetensors`.
-    notify: told what a person should know, a line each.
+    """Answers the requests of boards.
+
+    Args:
+        shards: the folder with `<SHA-256>.safetensors`.
+        notify: told what a person should know, a line each.
     """
 
     def __init__(self, enrolment: Enrolment, shards: Path, notify: Callable[[str], None]) -> None:

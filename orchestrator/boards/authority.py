@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgebed.errors import FileError, UsageError
-from orchestrator.boards.place import write_secret
+from orchestrator.boards.service_folder import write_secret
 
 BOARD_LIFE = dt.timedelta(days=90)
 CA_LIFE = dt.timedelta(days=3650)

@@ -22,10 +22,10 @@ from edgebed.datasets.shard import sha256_of
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.throttle import confirm
 from edgebed.link.mqtt import MqttLink
-from edgebed.wire.boards import WAITING, Assignment, BoardState, decode_json
+from edgebed.wire.boards import WAITING, BoardOrder, BoardState, decode_json
 from edgebed.wire.topics import Topics
-from orchestrator.boards.place import Place
-from orchestrator.boards.standing import BoardsBroker
+from orchestrator.boards.boards_broker import BoardsBroker
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
 
@@ -46,9 +46,11 @@ AWAY = BoardState(False)
 
 
 class BoardsFleet:
-    """Args:
-    spec: the fleet; its boards are the devices here.
-    ids: the boards' ids, by device.
+    """The boards of one fleet.
+
+    Args:
+        spec: the fleet; its boards are the devices here.
+        ids: the boards' ids, by device.
     """
 
     backend = "boards"
@@ -58,7 +60,7 @@ class BoardsFleet:
         spec: FleetSpec,
         fleet_id: str,
         ids: Mapping[str, str],
-        place: Place,
+        place: ServiceFolder,
         broker: BoardsBroker,
         notify: Callable[[str], None],
     ) -> None:
@@ -70,7 +72,7 @@ class BoardsFleet:
         self._devices = {board: name for name, board in self._ids.items()}
         self._notify = notify
         self._states = dict.fromkeys(self._ids, AWAY)
-        self._assigned: dict[str, Assignment] = {}
+        self._assigned: dict[str, BoardOrder] = {}
         self._stopped: set[str] = set()
         self._lives: dict[str, str] = {}  # by device: `life` of the board that started its agent
         self._changed = asyncio.Event()
@@ -112,7 +114,7 @@ class BoardsFleet:
         sums = await asyncio.to_thread(self._offer, {name: shards[name] for name in self._ids})
         for name, sha256 in sums.items():
             where = self._accelerators[name]
-            self._assign(name, Assignment(self._fleet_id, sha256, alone_s, name, accelerator=where))
+            self._assign(name, BoardOrder(self._fleet_id, sha256, alone_s, name, accelerator=where))
 
     def _offer(self, shards: Mapping[str, Path]) -> dict[str, str]:
         """Put the shards where boards can fetch them; remove old ones. Returns their SHA-256, by device."""
@@ -230,7 +232,7 @@ class BoardsFleet:
         await self._until(lambda: not left(), RELEASE_S if self._link.connected else 0.0)
         return left()
 
-    def _assign(self, device: str, wanted: Assignment) -> None:
+    def _assign(self, device: str, wanted: BoardOrder) -> None:
         self._assigned[device] = wanted
         self._link.publish(WAITING.control_to(self._ids[device]), msgspec.json.encode(wanted), retain=True)
 

@@ -34,8 +34,10 @@ class Refused(Exception):
 
 
 class Enrolment:
-    """Args:
-    mqtt_port: the broker's, for boards.
+    """Gives boards their certificates, by registry and CA.
+
+    Args:
+        mqtt_port: the broker's, for boards.
     """
 
     def __init__(self, store: Store, authority: Authority, mqtt_port: int) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import CapacityError, FileError, FleetError, UsageError
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.fleet.ownership import is_held
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
 
@@ -26,7 +26,7 @@ def with_facts(spec: FleetSpec) -> FleetSpec:
     """
     if not spec.boards:
         return spec
-    registry = Store(Place.of_user()).read()
+    registry = Store(ServiceFolder.of_user()).read()
     members = board_ids(spec, registry)
     found = {board.id: board for board in registry.active()}
     devices = [_with_facts(each, found[members[each.name]], spec) if each.board else each for each in spec.devices]
@@ -106,7 +106,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def claimed(place: Place, ids: Mapping[str, str], taken: Taken) -> Iterator[None]:
+def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Iterator[None]:
     """Have these boards (ids by name). The kernel gives them back when this process ends, however it ends.
 
     Raises:
@@ -135,7 +135,7 @@ def claimed(place: Place, ids: Mapping[str, str], taken: Taken) -> Iterator[None
         yield
 
 
-def is_claimed(place: Place, board: str) -> bool:
+def is_claimed(place: ServiceFolder, board: str) -> bool:
     """Whether a living process has this board (by id)."""
     try:
         return is_held(_claim_path(place, board))
@@ -143,12 +143,12 @@ def is_claimed(place: Place, board: str) -> bool:
         return False
 
 
-def works_for(place: Place, board: str) -> str:
+def works_for(place: ServiceFolder, board: str) -> str:
     """The fleet that has this board (by id), in words; "" where none has."""
     return _holder(_claim_path(place, board)) if is_claimed(place, board) else ""
 
 
-def _claim_path(place: Place, board: str) -> Path:
+def _claim_path(place: ServiceFolder, board: str) -> Path:
     folder = place.folder / "claims"
     folder.mkdir(exist_ok=True)
     return folder / f"{board}.json"

@@ -12,7 +12,7 @@ import msgspec
 
 from edgebed.errors import FileError, UsageError
 from edgebed.wire.topics import check_name
-from orchestrator.boards.place import Place, write_secret
+from orchestrator.boards.service_folder import ServiceFolder, write_secret
 from orchestrator.files.shared_lock import lock_in_time
 
 LOCK_S = 20.0
@@ -160,7 +160,7 @@ class Registry(msgspec.Struct):
 class Store:
     """The registry's file. A change is made under a lock, and written atomically."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServiceFolder) -> None:
         self._path = place.registry
         self._seen: tuple[tuple[int, int], Registry] | None = None
 

@@ -10,15 +10,17 @@ from edgebed.errors import WireError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import WAITING, BoardState, decode_json
 from orchestrator.boards.members import is_claimed
-from orchestrator.boards.place import Place
+from orchestrator.boards.service_folder import ServiceFolder
 
 
 class Releasing:
-    """Args:
-    broker: on loopback, with the orchestrator's user.
+    """Withdraws orders of boards that no living orchestrator has claimed.
+
+    Args:
+        broker: on loopback, with the orchestrator's user.
     """
 
-    def __init__(self, place: Place, broker: Address, client: str) -> None:
+    def __init__(self, place: ServiceFolder, broker: Address, client: str) -> None:
         self._place, self._working = place, set[str]()
         self._link = MqttLink(broker, client)
         self._link.subscribe(WAITING.state("+"), self._heard)
@@ -31,7 +33,7 @@ class Releasing:
         await self._link.close()
 
     def look(self) -> None:
-        """To be called now and then. A living orchestrator has claimed its boards; the others get no assignment."""
+        """To be called now and then. A living orchestrator has claimed its boards; the others get no order."""
         for board in [each for each in self._working if not is_claimed(self._place, each)]:
             self._link.publish(WAITING.control_to(board), b"", retain=True)
             self._working.discard(board)

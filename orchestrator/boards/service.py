@@ -22,9 +22,9 @@ from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_add
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Live, Place, Where, write_secret
 from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
+from orchestrator.boards.service_folder import Live, ServiceFolder, Where, write_secret
 from orchestrator.boards.tls_broker import Files, TlsBroker
 from orchestrator.fleet.ownership import OwnedFolder, this_process
 
@@ -38,10 +38,12 @@ Notify = Callable[[str], None]
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
-    """Args:
-    hosts: names and addresses under which boards reach this host, besides its own addresses; the first one is printed
-        by `edgebed boards invite`.
-    listen: the address to listen on.
+    """The options of `edgebed boards serve`.
+
+    Attributes:
+        hosts: names and addresses under which boards reach this host, besides its own addresses; the first one is
+            printed by `edgebed boards invite`.
+        listen: the address to listen on.
     """
 
     hosts: tuple[str, ...] = ()
@@ -50,7 +52,9 @@ class ServeRequest(msgspec.Struct, frozen=True):
     mqtt_port: int = MQTT_PORT
 
 
-async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Callable[[], None] = lambda: None) -> None:
+async def serve(
+    request: ServeRequest, place: ServiceFolder, notify: Notify, ready: Callable[[], None] = lambda: None
+) -> None:
     """Run until cancelled.
 
     Raises:
@@ -67,12 +71,14 @@ async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Call
 
 
 class _Service:
-    """Args:
-    brokers: the folder for the broker's files.
-    ours: the folder for the files of HTTPS.
+    """The parts of the running service: HTTPS, the broker, the registry.
+
+    Args:
+        brokers: the folder for the broker's files.
+        ours: the folder for the files of HTTPS.
     """
 
-    def __init__(self, request: ServeRequest, place: Place, brokers: Path, ours: Path, notify: Notify) -> None:
+    def __init__(self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Notify) -> None:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)

@@ -10,10 +10,12 @@ from edgebed.link.base import Handler, Link
 
 
 class SplitLink:
-    """Args:
-    here: to the broker of this host's devices; None where there are none.
-    boards: to the broker of the boards service.
-    ids: the boards' ids, by device.
+    """A link that sends each message over the broker of its device.
+
+    Args:
+        here: to the broker of this host's devices; None where there are none.
+        boards: to the broker of the boards service.
+        ids: the boards' ids, by device.
     """
 
     def __init__(self, here: Link | None, boards: Link, ids: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.boards.place import Session
+from orchestrator.boards.service_folder import BoardConnection
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import NOT_TOLD, begin, end
 from orchestrator.broker.mosquitto import (
@@ -73,9 +73,11 @@ def settings(folder: Path, listen: str, port: int) -> list[str]:
 
 
 class TlsBroker:
-    """Args:
-    folder: a new folder, for the broker's files; they become the user's as whom it runs.
-    listen: the address for boards.
+    """The Mosquitto process that boards connect to.
+
+    Args:
+        folder: a new folder, for the broker's files; they become the user's as whom it runs.
+        listen: the address for boards.
 
     Attributes:
         local: for the orchestrator.
@@ -89,12 +91,12 @@ class TlsBroker:
         self._reader: asyncio.Task[None] | None = None
         self._tail: list[str] = []
         self._reloaded = asyncio.Event()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, BoardConnection] = {}
         self._untold = False  # a session whose user or client id the log cuts off
         self.on_session: Callable[[], None] = lambda: None
 
     @property
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> tuple[BoardConnection, ...]:
         return tuple(self._sessions.values())
 
     async def start(self, files: Files, revoked: Iterable[str]) -> None:
@@ -158,7 +160,7 @@ class TlsBroker:
         wanted = set(boards)
         await asyncio.gather(*[self._take_over(each) for each in self.sessions if each.board in wanted])
 
-    async def _take_over(self, session: Session) -> None:
+    async def _take_over(self, session: BoardConnection) -> None:
         """Connect with its client id, whereupon the broker closes the other connection."""
         link = MqttLink(self.local, session.client)
         async with asyncio.timeout(KICK_S):
@@ -217,7 +219,7 @@ class TlsBroker:
             return
         address, client, user = found.groups()
         if user != ORCHESTRATOR:
-            self._sessions[client] = Session(user, client, address, time.time())
+            self._sessions[client] = BoardConnection(user, client, address, time.time())
             self.on_session()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:

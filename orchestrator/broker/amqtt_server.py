@@ -20,7 +20,7 @@ from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from orchestrator.broker.amqtt_broker import Broker
-from orchestrator.broker.seams import BACKLOG
+from orchestrator.broker.runner import BACKLOG
 
 LISTENER = "default"  # the name that amqtt insists on
 

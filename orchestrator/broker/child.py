@@ -12,7 +12,7 @@ from typing import Any
 
 from edgebed.errors import LinkError
 from edgebed.timeouts import end_in_time
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.runner import Listen
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """By default glibc maps and unmaps memory for each packet of 1 MB. That takes two thirds of Mosquitto's CPU time (1.4

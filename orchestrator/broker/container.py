@@ -10,7 +10,7 @@ from typing import Any
 
 from edgebed.errors import LinkError
 from orchestrator.broker.mosquitto import socket_path, write_files
-from orchestrator.broker.seams import Listen, Runner
+from orchestrator.broker.runner import Listen, Runner
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 
 IMAGES = ("eclipse-mosquitto:2", "eclipse-mosquitto:latest")

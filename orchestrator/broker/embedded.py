@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgebed.module_process import module_command
 from orchestrator.broker.child import Child
-from orchestrator.broker.seams import Listen, Runner
+from orchestrator.broker.runner import Listen, Runner
 
 
 def find() -> Runner | None:

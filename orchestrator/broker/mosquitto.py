@@ -14,7 +14,7 @@ from edgebed.errors import FileError, LinkError
 from edgebed.limits.shell import which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
-from orchestrator.broker.seams import Listen, Runner
+from orchestrator.broker.runner import Listen, Runner
 from orchestrator.fleet.base import TlsListener
 
 TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}

@@ -30,7 +30,7 @@ from orchestrator.broker import relay
 from orchestrator.broker.child import Child
 from orchestrator.broker.mosquitto import socket_path
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
-from orchestrator.broker.seams import BACKLOG, Listen, Runner
+from orchestrator.broker.runner import BACKLOG, Listen, Runner
 from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
 

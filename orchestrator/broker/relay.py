@@ -23,7 +23,7 @@ from edgebed.link.sockets import tune
 from edgebed.link.tls import client_context, reason_of, server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.module_process import module_command
-from orchestrator.broker.seams import BACKLOG, Listen
+from orchestrator.broker.runner import BACKLOG, Listen
 from orchestrator.fleet.base import TlsListener
 
 PIECE = 1 << 16

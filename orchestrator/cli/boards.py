@@ -22,8 +22,8 @@ from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.members import works_for
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli import boards_measure
 from orchestrator.cli.console import log, print_json, print_whole
 from orchestrator.fleet.spec.profile import lasting_name
@@ -73,7 +73,7 @@ def serve_(
         given = [text for pair in [*options.items(), *[("--host", each) for each in host or ()]] for text in pair]
         _say(unit(given).install())
         return
-    run_to_end(serve(request, Place.of_user(), _say), lambda line: None)
+    run_to_end(serve(request, ServiceFolder.of_user(), _say), lambda line: None)
 
 
 def invite(
@@ -89,7 +89,7 @@ def invite(
     """Print the command that makes a board join. It works once."""
     from orchestrator.boards.authority import Authority  # not earlier: it loads `cryptography`
 
-    place = Place.of_user()
+    place = ServiceFolder.of_user()
     where = place.where()
     if where is None:
         raise UsageError(
@@ -109,7 +109,7 @@ def invite(
 
 def ls(as_json: Json = False) -> None:
     """List the boards that have joined, and the invitations that are open."""
-    place = Place.of_user()
+    place = ServiceFolder.of_user()
     registry = Store(place).read()
     working = {board.id: fleet for board in registry.active() if (fleet := works_for(place, board.id))}
     rows = board_rows(registry, _connected(place), time.time(), working)
@@ -129,7 +129,7 @@ def ls(as_json: Json = False) -> None:
 
 def show(name: Name, as_json: Json = False) -> None:
     """Show all that is known of a board."""
-    place = Place.of_user()
+    place = ServiceFolder.of_user()
     board = Store(place).read().find(name)
     live = place.live()
     sessions = [each for each in (live.sessions if live else ()) if each.board == board.id]
@@ -152,14 +152,14 @@ def show(name: Name, as_json: Json = False) -> None:
 
 def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
     """Give a board another name. Its identity is its key, so it need not join again."""
-    with Store(Place.of_user()).change() as registry:
+    with Store(ServiceFolder.of_user()).change() as registry:
         registry.rename(registry.find(name), new, time.time())
     _say(f"{name} is called {new} now")
 
 
 def revoke(name: Name) -> None:
     """Make a board's certificates and open invitations useless, and close its connections at once."""
-    place = Place.of_user()
+    place = ServiceFolder.of_user()
     store = Store(place)
     with store.change() as registry:
         withdrawn = registry.withdraw(name)
@@ -227,12 +227,12 @@ def _row(board: Board, connected: bool, now: float, fleet: str) -> dict[str, str
     }
 
 
-def _connected(place: Place) -> set[str]:
+def _connected(place: ServiceFolder) -> set[str]:
     live = place.live()
     return {each.board for each in live.sessions} if live else set()
 
 
-def _until_in_force(place: Place, store: Store) -> str:
+def _until_in_force(place: ServiceFolder, store: Store) -> str:
     """Waits until the running service has closed the sessions; says so. Raises FleetError."""
     version, begin = store.read().version, time.monotonic()
     while (live := place.live()) is None or live.applied < version:

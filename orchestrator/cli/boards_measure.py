@@ -12,8 +12,8 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, seeded
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli.arguments import numbers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.output import keep, try_file
@@ -44,7 +44,7 @@ def command(
 
     Step times, rates, latency and memory are measured. The defaults are the demo's model and batch."""
     check_backend(backend)
-    board = Store(Place.of_user()).read().find(name).name
+    board = Store(ServiceFolder.of_user()).read().find(name).name
     path = output or Path(f"{board}.yaml")
     if path.exists() and not force:
         raise UsageError(f"{path} exists already", hint="--force overwrites it, --output names another file")

@@ -14,7 +14,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.backends import BACKENDS
-from orchestrator.fleet.host.checkup import Check, Facts, FleetFit, check, fit, fit_fleet
+from orchestrator.fleet.host.checkup import Check, FleetFit, HostFacts, check, fit, fit_fleet
 from orchestrator.fleet.host.facts import gather
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
@@ -66,7 +66,7 @@ def _swarm() -> Swarm:
 
 
 def _builtins(
-    backend: str, healthy: bool, facts: Facts, rows: list[Check], fitting: FleetFit | None
+    backend: str, healthy: bool, facts: HostFacts, rows: list[Check], fitting: FleetFit | None
 ) -> dict[str, object]:
     return {
         "backend": backend,

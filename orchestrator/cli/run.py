@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -27,6 +27,7 @@ from orchestrator.records.shown.loglines import LogLines
 from orchestrator.records.types import Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
+from orchestrator.runs.request import Listener
 from orchestrator.runs.signals import run_to_end
 
 
@@ -138,8 +139,7 @@ def watching(quiet: bool, log_file: Path | None = None, *, live: bool = True) ->
         if live and not quiet and log.is_terminal:
             watch = stack.enter_context(LiveWatch(log))
         if log_file is not None:
-            tell = _both(watch.record, stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1)))
-            setattr(watch, "record", tell)  # noqa: B010
+            watch.listeners.append(_logging(stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))))
         yield watch
 
 
@@ -147,13 +147,12 @@ def _line(line: str) -> None:
     log.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def _both(record: Callable[[Path, Record], None], file: TextIO) -> Callable[[Path, Record], None]:
-    """Calls `record`, and writes a line with the time into the file."""
+def _logging(file: TextIO) -> Listener:
+    """Writes a line with the time into the file, for the records that have one."""
     lines = defaultdict[Path, LogLines](LogLines)
 
-    def tell(folder: Path, one: Record) -> None:
-        record(folder, one)
-        text = lines[folder].line(one)
+    def tell(folder: Path, record: Record) -> None:
+        text = lines[folder].line(record)
         if text is not None:
             file.write(f"time={datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n")
 

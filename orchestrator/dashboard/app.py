@@ -66,8 +66,8 @@ _encode = msgspec.json.Encoder().encode
 class FollowedRun:
     """One run that pages look at. Used by one thread at a time."""
 
-    def __init__(self, follower: RecordTail) -> None:
-        self.follower = follower
+    def __init__(self, tail: RecordTail) -> None:
+        self.tail = tail
         self._lock = asyncio.Lock()
         self._live: tuple[tuple[int, int], dict[str, Any] | None] = ((-1, -1), None)
         self._next_live = 0.0
@@ -78,18 +78,18 @@ class FollowedRun:
 
     async def update(self) -> None:
         """Take in what was written since, block by block, so that other requests are answered in between."""
-        if self._lock.locked() or self.follower.pending() > 0:
-            while await self.within(self.follower.step):
+        if self._lock.locked() or self.tail.pending() > 0:
+            while await self.within(self.tail.step):
                 pass
-            await self.within(self.follower.catch_up)
+            await self.within(self.tail.catch_up)
 
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
         """(version, Gantt of the round in progress), made again as often as `SHARE` allows. Of a run that is over: of
         its last finished round."""
-        row = self.follower.state.shown_first
+        row = self.tail.state.shown_first
         if row is None:
             return -1, None
-        key = (row.number, self.follower.offset)
+        key = (row.number, self.tail.offset)
         now = time.monotonic()
         if key != self._live[0] and (now >= self._next_live or key[0] != self._live[0][0]):
             made = await self.within(lambda: self.gantt(row.number))
@@ -99,12 +99,12 @@ class FollowedRun:
 
     def gantt(self, number: int) -> dict[str, Any] | None:
         """The Gantt of a round, from the records around it."""
-        state = self.follower.state
+        state = self.tail.state
         index = next((i for i, row in enumerate(state.rows) if row.number == number), None)
         if index is None:
             return None
         row, before = state.rows[index], state.rows[max(0, index - 1)]
-        records = self.follower.slice(before.offset, self._end(state, index), GANTT_LIMIT)
+        records = self.tail.slice(before.offset, self._end(state, index), GANTT_LIMIT)
         return gantt(records, state.sessions[row.session], row)
 
     def _end(self, state: RunState, index: int) -> int | None:
@@ -119,8 +119,8 @@ class FollowedRun:
 class DashboardAPI:
     """Answers the requests of all pages."""
 
-    def __init__(self, shelf: RunList) -> None:
-        self._shelf = shelf
+    def __init__(self, run_list: RunList) -> None:
+        self._run_list = run_list
         self._runs: dict[str, FollowedRun] = {}
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
         self._closing = asyncio.Event()
@@ -133,16 +133,16 @@ class DashboardAPI:
     async def cards(self) -> list[dict[str, Any]]:
         if time.monotonic() - self._cards[0] >= LIST_S:
             self._cards = (time.monotonic(), self._cards[1])
-            self._cards = (time.monotonic(), await asyncio.to_thread(self._shelf.cards))
+            self._cards = (time.monotonic(), await asyncio.to_thread(self._run_list.cards))
         return self._cards[1]
 
     async def run(self, name: str) -> FollowedRun | None:
         if name not in self._runs:
             await self.cards()
-            follower = await asyncio.to_thread(self._shelf.follower, name)
-            if follower is None:
+            tail = await asyncio.to_thread(self._run_list.tail, name)
+            if tail is None:
                 return None
-            self._runs.setdefault(name, FollowedRun(follower))
+            self._runs.setdefault(name, FollowedRun(tail))
         return self._runs[name]
 
     async def fresh(self, name: str) -> FollowedRun | None:
@@ -174,7 +174,7 @@ class DashboardAPI:
                 missed = True
                 out.append(_event("missing", b"{}"))
             if run is not None:
-                changed = await run.within(functools.partial(_changes, run.follower, cursor))
+                changed = await run.within(functools.partial(_changes, run.tail, cursor))
                 if changed is not None:
                     out.append(_event("state", changed))
                 version, made = await run.live_gantt()
@@ -203,7 +203,7 @@ class DashboardAPI:
         """All rounds of one device."""
         run = await self.fresh(request.path_params["run"])
         name = request.path_params["device"]
-        made = None if run is None else await run.within(lambda: history(run.follower.state, name))
+        made = None if run is None else await run.within(lambda: history(run.tail.state, name))
         return _json(made)
 
     async def file(self, request: Request) -> Response:
@@ -215,19 +215,19 @@ class DashboardAPI:
         """Figures for papers, of a run that is over; one after the other."""
         folder = await self._folder(request)
         run = None if folder is None else await self.fresh(request.path_params["run"])
-        if folder is None or run is None or not run.follower.state.sessions or not run.follower.state.ended:
+        if folder is None or run is None or not run.tail.state.sessions or not run.tail.state.ended:
             return _json(None)
         async with self._drawing:
             return await files.figures(folder)
 
     async def _folder(self, request: Request) -> Path | None:
         await self.cards()
-        return self._shelf.path(request.path_params["run"])
+        return self._run_list.path(request.path_params["run"])
 
     async def over_time(self, request: Request) -> Response:
         """The whole run: what every device did when, and how much of its limits it used."""
         run = await self.fresh(request.path_params["run"])
-        made = None if run is None else await run.within(lambda: of_state(run.follower.state))
+        made = None if run is None else await run.within(lambda: of_state(run.tail.state))
         return _json(made)
 
     async def compare(self, request: Request) -> Response:
@@ -235,8 +235,8 @@ class DashboardAPI:
         found = []
         for name in request.query_params.get("runs", "").split(",")[:MOST_COMPARED]:
             run = await self.fresh(name)
-            if run is not None and run.follower.state.sessions:
-                found.append(await run.within(functools.partial(_summary, run.follower)))
+            if run is not None and run.tail.state.sessions:
+                found.append(await run.within(functools.partial(_summary, run.tail)))
         return _json(await asyncio.to_thread(compared, found))
 
     async def metrics(self, request: Request) -> Response:
@@ -245,20 +245,20 @@ class DashboardAPI:
         found: dict[str, Summary] = {}
         for name in asked or [card["id"] for card in (await self.cards())[:SCRAPED]]:
             run = await self.fresh(name)
-            if run is not None and run.follower.state.sessions:
-                known = await run.within(functools.partial(_summary, run.follower))
+            if run is not None and run.tail.state.sessions:
+                known = await run.within(functools.partial(_summary, run.tail))
                 found.setdefault(known.run, known)  # two folders may hold copies of one run
         text = await asyncio.to_thread(exposition, list(found.values()))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _summary(follower: RecordTail) -> Summary:
+def _summary(tail: RecordTail) -> Summary:
     """What is known of a run for a scrape or a comparison."""
-    return stored_summary(follower.path.parent) or summary_of(follower.state)
+    return stored_summary(tail.path.parent) or summary_of(tail.state)
 
 
-def _changes(follower: RecordTail, cursor: Cursor) -> bytes | None:
-    found = changes(follower.state, cursor)
+def _changes(tail: RecordTail, cursor: Cursor) -> bytes | None:
+    found = changes(tail.state, cursor)
     return None if found is None else _encode(found)
 
 

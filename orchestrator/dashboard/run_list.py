@@ -47,8 +47,8 @@ class RunList:
     def path(self, run: str) -> Path | None:
         return self._paths.get(run)
 
-    def follower(self, run: str) -> RecordTail | None:
-        """The run's follower, made at the first call (which reads its index)."""
+    def tail(self, run: str) -> RecordTail | None:
+        """The run's tail, made at the first call (which reads its index)."""
         path = self._paths.get(run)
         if path is None:
             return None
@@ -125,10 +125,10 @@ def make_card(records: Path) -> dict[str, Any] | None:
     rounds, ended = 0, ""
     accuracies: list[float] = []
     try:
-        tail = _tail(records)
+        last = _last_records(records)
     except OSError:
         return None
-    for record in tail:
+    for record in last:
         match record:
             case t.RoundFinished() | t.RoundStarted():
                 rounds = record.round + isinstance(record, t.RoundFinished)
@@ -199,7 +199,7 @@ def about(folder: Path) -> dict[str, str]:
         return {"model": "", "data": ""}
 
 
-def _tail(records: Path) -> Sequence[t.Record]:
+def _last_records(records: Path) -> Sequence[t.Record]:
     """Records at the end of the file; more of them where a round is longer than that."""
     with records.open("rb") as file:
         size = file.seek(0, 2)

@@ -142,7 +142,7 @@ class RecordTail:
 def refresh(folder: Path) -> None:
     """Bring the index of a run up to date. It only saves time: an error here must not harm a run."""
     with contextlib.suppress(Exception):
-        follower = RecordTail(folder)
-        if follower.step():
-            follower.catch_up()
-            follower.save()
+        tail = RecordTail(folder)
+        if tail.step():
+            tail.catch_up()
+            tail.save()

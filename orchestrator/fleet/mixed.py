@@ -11,9 +11,11 @@ from orchestrator.fleet.spec.profile import Limits
 
 
 class MixedFleet:
-    """Args:
-    here: has all other devices; backend and enforcement are its.
-    there: has the devices `names`.
+    """Passes each call to the backend that has the device.
+
+    Args:
+        here: has all other devices; backend and enforcement are its.
+        there: has the devices `names`.
     """
 
     def __init__(self, here: Fleet, there: Fleet, names: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.frames import WIRE_SHARE
 from orchestrator.calibration.probing import move
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.look_alike.figures import Link, Step
+from orchestrator.look_alike.figures import LinkFigures, Step
 from orchestrator.runs.one_task import OneTask, half, weights_of
 
 FIRST_STEPS, MOST_STEPS = 3, 10_000
@@ -77,10 +77,10 @@ class Bench:
         report = await self._runner.run(self._device, order, weights_of(job.model, cut))
         return Step(report.compute_s / report.batches, report.compute_cpu_s / report.batches, report.memory_mib)
 
-    async def link(self) -> Link:
+    async def link(self) -> LinkFigures:
         """Raises CalibrationError."""
         latency_ms = await self.latency_ms()
-        return Link(await self._rate("upload"), await self._rate("download"), latency_ms)
+        return LinkFigures(await self._rate("upload"), await self._rate("download"), latency_ms)
 
     async def latency_ms(self) -> float:
         clock = await self._controller.membership.measure_clock(self._device, PINGS)

@@ -26,7 +26,7 @@ class Step(msgspec.Struct, frozen=True):
     memory_mib: float
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkFigures(msgspec.Struct, frozen=True):
     """Rates in bit/s on the wire, and half of the shortest round trip of a control message in ms."""
 
     uplink_bit_s: float
@@ -38,7 +38,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Of one device. `steps`: by cut."""
 
     steps: dict[int, Step]
-    link: Link
+    link: LinkFigures
 
     @property
     def memory_mib(self) -> float:

@@ -317,7 +317,7 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
 
 
 class FinalTest(msgspec.Struct, frozen=True, tag="final_test"):
-    """The last weights on the test part, once, in a run whose rounds were judged by a validation part."""
+    """The last weights on the test part, once, in a run whose rounds were evaluated on a validation part."""
 
     at_ns: int
     round: int  # the last one that was merged

@@ -38,11 +38,11 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
+from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
+from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
-from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
-from orchestrator.rounds.seams import Trainer
+from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.settings import RoundSettings
-from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
@@ -93,8 +93,8 @@ class RoundDriver:
     ) -> None:
         self._endpoint, self._trainer, self._record, self._give_up = endpoint, trainer, record, give_up
         self._settings = settings
-        self._work: dict[str, Work] = {}
-        self._events: asyncio.Queue[m.Event] = asyncio.Queue()
+        self._work: dict[str, DeviceWork] = {}
+        self._events: asyncio.Queue[m.RoundEvent] = asyncio.Queue()
         self._round = -1
 
     async def run(self, job: RoundJob) -> RoundResult:
@@ -131,9 +131,9 @@ class RoundDriver:
             self._record(HalfWork(start_ns, now_ns(), self._round, "make", devices))
         self._halves_ready.set()
 
-    def _new_work(self, round: int, device: str, plan: Plan) -> Work:
+    def _new_work(self, round: int, device: str, plan: Plan) -> DeviceWork:
         bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
-        return Work(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
+        return DeviceWork(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
 
     def _task(self, round: int, device: str, plan: Plan) -> Task:
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
@@ -152,7 +152,7 @@ class RoundDriver:
             self._spawn(device, self._dispatch(device, work, bodies[key]))
 
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
-        event: m.Event = m.Tick()
+        event: m.RoundEvent = m.Tick()
         while True:
             for effect in machine.handle(event, now_s()):
                 if isinstance(effect, m.Finish):
@@ -160,7 +160,7 @@ class RoundDriver:
                 self._leave(effect)
             event = await self._next(machine.wakeup(now_s()))
 
-    async def _next(self, wakeup: float | None) -> m.Event:
+    async def _next(self, wakeup: float | None) -> m.RoundEvent:
         timeout = None if wakeup is None else max(0.0, wakeup - now_s())
         try:
             async with asyncio.timeout(timeout):
@@ -216,13 +216,13 @@ class RoundDriver:
                 work.trace = short(trace, MOST_TRACE)
                 self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why, MOST_TEXT)))
 
-    async def _take_slot(self, work: Work) -> None:
+    async def _take_slot(self, work: DeviceWork) -> None:
         """Wait until fewer uploads wait for the server half. This time is not counted as the link's."""
         start = now_s()
         await work.slots.acquire()
         work.held_s += now_s() - start
 
-    def _wait_more(self, device: str, work: Work, more: int) -> None:
+    def _wait_more(self, device: str, work: DeviceWork, more: int) -> None:
         """Add `more` to the uploads that wait for the device's server half."""
         before = work.pending
         work.pending += more
@@ -247,7 +247,7 @@ class RoundDriver:
 
     # ---- one device ----
 
-    async def _dispatch(self, device: str, work: Work, body: bytes | bytearray) -> None:
+    async def _dispatch(self, device: str, work: DeviceWork, body: bytes | bytearray) -> None:
         work.started_ns = now_ns()
         self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
         try:
@@ -260,7 +260,7 @@ class RoundDriver:
         self._record(TaskDelivered(sent.done_ns, self._round, device, work.task.id, sent.bytes))
         self._put(m.Delivered(device))
 
-    async def _serve(self, device: str, work: Work, header: Upload, inbound: ReceivedTransfer) -> None:
+    async def _serve(self, device: str, work: DeviceWork, header: Upload, inbound: ReceivedTransfer) -> None:
         """Pass one upload to its server half, and send the reply if there is one."""
         try:
             # Only one upload per device is decoded at a time, because decoded uploads are several times as large. The
@@ -294,13 +294,13 @@ class RoundDriver:
             sent = await self._endpoint.send(device, reply, body)
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
-    async def _complete(self, device: str, work: Work, header: Update, inbound: ReceivedTransfer) -> None:
+    async def _complete(self, device: str, work: DeviceWork, header: Update, inbound: ReceivedTransfer) -> None:
         """Check the update, wait for the server half, and make the contribution."""
         try:
             most = most_bytes(self._method, self._weights, work, header.report)
             weights = await self._decode(inbound, most)
-            judged = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
-            if (bad := await in_thread("check", update_fault, *judged)) is not None:
+            checked = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
+            if (bad := await in_thread("check", update_fault, *checked)) is not None:
                 self._put(m.Dropped(device, *bad))
                 return
             self._put(m.Updated(device))
@@ -358,7 +358,7 @@ class RoundDriver:
 
     # ---- small ----
 
-    def _put(self, event: m.Event) -> None:
+    def _put(self, event: m.RoundEvent) -> None:
         self._events.put_nowait(event)
 
     def _spawn(self, device: str, doing: object) -> None:
@@ -367,7 +367,7 @@ class RoundDriver:
         work.jobs.add(job)
         job.add_done_callback(lambda done: self._ended(device, work, done))
 
-    def _ended(self, device: str, work: Work, job: asyncio.Task[None]) -> None:
+    def _ended(self, device: str, work: DeviceWork, job: asyncio.Task[None]) -> None:
         """Record an unexpected error of a job; its device is out of the round."""
         work.jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:

@@ -72,7 +72,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Delivered | Progressed | Held | Updated | Completed | Dropped | Tick
+RoundEvent = Delivered | Progressed | Held | Updated | Completed | Dropped | Tick
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ class RoundMachine:
         self._enough = len(self.states) if enough is None else max(quorum, enough)
         self.finished = self._cut = False
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: RoundEvent, now: float) -> list[Effect]:
         if self.finished:
             return []
         effects: list[Effect] = []

@@ -13,8 +13,8 @@ from orchestrator.fleet.control.run_fleet import Applied
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
 from orchestrator.rounds.event_loop import now_ns
-from orchestrator.scenario.schedule import Agenda, Condition, Scenario, Step, schedule
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Scenario, planned_events
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 
 CHANGES_RATES = ("limits", "trace", "rate")
 
@@ -82,12 +82,12 @@ class ScenarioPlayer:
     ) -> None:
         elapsed_s /= devices.dilation
         self._scenario, self._devices, self._record = scenario, devices, record
-        self._agenda = Agenda(scenario, schedule(scenario, seed, profiles), now_s=elapsed_s, rounds=rounds)
+        self._agenda = Agenda(scenario, planned_events(scenario, seed, profiles), now_s=elapsed_s, rounds=rounds)
         self._clock = Clock(devices.dilation, elapsed_s)
         self._caught_up = list(self._agenda.caught_up)
         self._lanes = 0
         self._changed = asyncio.Event()
-        self._waiting: dict[str, list[Step]] = {}
+        self._waiting: dict[str, list[DueStep]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._touched: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class ScenarioPlayer:
                 async with asyncio.timeout(None if due_s is None else self._clock.until_s(due_s)):
                     await self._changed.wait()
 
-    def _take(self, steps: list[Step]) -> None:
+    def _take(self, steps: list[DueStep]) -> None:
         """Hand steps to the workers of their devices: one device may take long without delaying the others."""
         for step in steps:
             self._touched.add(step.device)
@@ -160,7 +160,7 @@ class ScenarioPlayer:
         except EdgebedError as error:
             return Applied(), in_words(error)
 
-    def _told(self, step: Step, at_ns: int, applied: Applied, error: str) -> ScenarioStep:
+    def _told(self, step: DueStep, at_ns: int, applied: Applied, error: str) -> ScenarioStep:
         limits = self._devices.limits[step.device] if step.kind in CHANGES_RATES else None
         return ScenarioStep(
             at_ns=at_ns,
@@ -219,7 +219,7 @@ class ScenarioPlayer:
 TOO_LATE = "a later step was due before this one could be done"
 
 
-def in_short(event: Event, step: Step) -> str:
+def in_short(event: ScenarioEvent, step: DueStep) -> str:
     """A step in words, with what is asked before dilation."""
     if not step.begins:
         return f"{WORDS[event.kind]} is over"

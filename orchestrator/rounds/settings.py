@@ -15,7 +15,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     Attributes:
         samples: of each device's shard, as the orchestrator cut it; reports must agree with it.
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
-        max_update_norm: how far an update may be from what its device began with (`merging.moved`); None: any way.
+        max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
 
     run: str

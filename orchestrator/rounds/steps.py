@@ -25,9 +25,9 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
-from orchestrator.rounds.seams import Judge
 
 
 class Devices(Protocol):
@@ -66,7 +66,7 @@ class RoundSteps:
     """The steps of a round, and what all rounds of a run share.
 
     Args:
-        judge: tests weights.
+        evaluator: tests weights.
         test: x (N, C, H, W) and y (N,) of the test set.
         validation: x and y of samples held out of the training part. Where given, rounds are evaluated with them, and
             only the last weights with the test set.
@@ -84,7 +84,7 @@ class RoundSteps:
         devices: Devices,
         training: Training,
         environment: Environment | None,
-        judge: Judge,
+        evaluator: Evaluator,
         test: tuple[Tensor, Tensor],
         save: Callable[[Weights, Progress, Weights], None],
         record: Callable[[Record], None],
@@ -94,7 +94,7 @@ class RoundSteps:
         script: Script | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
-        self.training, self._environment, self._judge = training, environment, judge
+        self.training, self._environment, self._evaluator = training, environment, evaluator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
         self._replay, self._script = replay, script
@@ -186,8 +186,8 @@ class RoundSteps:
     async def test(self, number: int, weights: Weights, progress: Progress) -> None:
         start = now_s()
         with _phase(self._record, number, "evaluation"):
-            judged = self._validation or self._test_set
-            score = await self._judge.evaluate(self.method, weights, judged)
+            samples = self._validation or self._test_set
+            score = await self._evaluator.evaluate(self.method, weights, samples)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
         progress.accuracy = score.accuracy
         if self._tested is None or not same(weights, self._tested):
@@ -199,7 +199,7 @@ class RoundSteps:
         if self._validation is None:
             return
         start = now_s()
-        score = await self._judge.final(self.method, weights, self._validation, self._test_set)
+        score = await self._evaluator.final(self.method, weights, self._validation, self._test_set)
         self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
 
 

@@ -15,7 +15,7 @@ from edgebed.typed import nearest, within
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
 from orchestrator.scenario.files import listed, load_scenario
-from orchestrator.scenario.spec import Event, misfit
+from orchestrator.scenario.spec import ScenarioEvent, misfit
 
 
 def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
@@ -88,7 +88,7 @@ def _check_scenario(experiment: Experiment, spec: FleetSpec, path: Path) -> None
     load_scenario(experiment.scenario, path)
 
 
-def _check_boards(event: Event, boards: Mapping[str, str], place: str) -> None:
+def _check_boards(event: ScenarioEvent, boards: Mapping[str, str], place: str) -> None:
     """What a real board (profile by name) cannot do is refused for the boards that an event names or may draw."""
     if event.kind in ("leave", "return") or not boards:
         return

@@ -6,11 +6,8 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgebed.methods.base import Method
-from orchestrator.runs.run import Run
+from orchestrator.runs.run import MethodRun
 from orchestrator.runs.turns import order, turns
-
-Step = tuple[int, Coroutine[Any, Any, None]]
-"""The place of a run, and what it has to do next."""
 
 
 def has_barrier(method: Method) -> bool:
@@ -31,9 +28,11 @@ def groups(methods: Sequence[Method], interleave: bool, seed: int) -> list[list[
     return [parts[i] for i in order(len(parts), block=seed, seed=0)]
 
 
-def steps(runs: Mapping[int, Run], count: int, seed: int, fleet: str) -> Iterator[Step]:
-    """What the runs have to do, in order. The caller awaits each step before it takes the next one. After an error it
-    calls `interrupt` of every run.
+def actions(
+    runs: Mapping[int, MethodRun], count: int, seed: int, fleet: str
+) -> Iterator[tuple[int, Coroutine[Any, Any, None]]]:
+    """What the runs have to do, in order: the place of a run, and its next action. The caller awaits each before it
+    takes the next one. After an error it calls `interrupt` of every run.
 
     Args:
         runs: by place; without those that an earlier session has finished.
@@ -56,15 +55,15 @@ def steps(runs: Mapping[int, Run], count: int, seed: int, fleet: str) -> Iterato
             del next_round[turn.place]
 
 
-async def play(runs: Mapping[int, Run], count: int, seed: int, fleet: str) -> None:
+async def play(runs: Mapping[int, MethodRun], count: int, seed: int, fleet: str) -> None:
     """Play all runs of a group to their ends on a standing fleet. If one fails or the work is cancelled, all end."""
     if count == 1:
         for run in runs.values():
             await run.execute()
         return
     try:
-        for _, step in steps(runs, count, seed, fleet):
-            await step
+        for _, action in actions(runs, count, seed, fleet):
+            await action
     except BaseException:
         for run in runs.values():
             await run.interrupt()

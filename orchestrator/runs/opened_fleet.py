@@ -14,11 +14,11 @@ from edgebed.link.base import Link
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.backend import BoardsFleet
+from orchestrator.boards.boards_broker import BoardsBroker, boards_broker
 from orchestrator.boards.members import Taken, board_ids, claimed
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.boards.split_link import SplitLink
-from orchestrator.boards.standing import BoardsBroker, boards_broker
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.fleet.base import Fleet
@@ -30,7 +30,7 @@ from orchestrator.runs.request import Notify
 def claim_boards(stack: AsyncExitStack, spec: FleetSpec, fleet_id: str) -> None:
     """`stack` gives them back. Raises FleetError where another fleet has them."""
     if spec.boards:
-        place = Place.of_user()
+        place = ServiceFolder.of_user()
         ids = board_ids(spec, Store(place).read())
         taken = Taken(spec.name, fleet_id, os.getpid())
         stack.enter_context(claimed(place, {each.board: ids[each.name] for each in spec.boards}, taken))
@@ -64,7 +64,7 @@ class OpenedFleet:
         Raises FleetError."""
         if not spec.boards:
             return cls(spec, fleet_id, open_here(spec), None)
-        place = Place.of_user()
+        place = ServiceFolder.of_user()
         ids = board_ids(spec, Store(place).read())
         boards = await stack.enter_async_context(boards_broker(place, notify))
         fleet: Fleet = BoardsFleet(spec, fleet_id, ids, place, boards, notify)

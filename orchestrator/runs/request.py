@@ -20,6 +20,10 @@ Notify = Callable[[str], None]
 """Tells the user one line: what is prepared, calibrated, run or removed."""
 
 
+Listener = Callable[[Path, Record], None]
+"""Called with the folder of a run and every record as it is written, as `Watch.record`."""
+
+
 def quiet(line: str) -> None:
     """A Notify that drops the line."""
 
@@ -53,10 +57,15 @@ class Request(msgspec.Struct, frozen=True):
 
 class Watch:
     """Is told about runs. This one writes a line per round, per device that fails, per step of the scenario, and per
-    round that the host disturbed."""
+    round that the host disturbed.
+
+    Attributes:
+        listeners: are told every record too, after `record`.
+    """
 
     def __init__(self, notify: Notify) -> None:
         self.notify = notify
+        self.listeners: list[Listener] = []
         self.folders: list[Path] = []  # of the runs that have begun, in order
 
     def run(self, method: str, folder: Path, rounds: int) -> None:

@@ -24,12 +24,12 @@ from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStar
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
-from orchestrator.rounds.seams import Judge
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
@@ -117,7 +117,7 @@ class Platform(msgspec.Struct, frozen=True):
 
     Attributes:
         make_trainer: makes a server trainer for one round at a time.
-        judge: tests the merged weights.
+        evaluator: tests the merged weights.
         profile: measures the costs of the model's cuts, where `known_costs` gives none.
         held_server_cpus: quota of the server as read back; None: nothing is in force.
         guard: awaits every step of the run.
@@ -131,7 +131,7 @@ class Platform(msgspec.Struct, frozen=True):
 
     fleet: RunFleet
     make_trainer: Callable[[], HalfTrainer]
-    judge: Judge
+    evaluator: Evaluator
     profile: Profile
     server_slots: int
     calibrated: bool
@@ -143,7 +143,7 @@ class Platform(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
-class Run:
+class MethodRun:
     """One method on one platform.
 
     Attributes:
@@ -155,7 +155,8 @@ class Run:
         self._experiment, self._method, self._fleet = request.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._recorder = Recorder(self.folder.records)
-        self._recorder.subscribe(partial(watch.record, self.folder.path))
+        for listener in (watch.record, *watch.listeners):
+            self._recorder.subscribe(partial(listener, self.folder.path))
         self._record = platform.recording(self._recorder.record)
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
@@ -339,7 +340,7 @@ class Run:
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,
-            judge=self._platform.judge,
+            evaluator=self._platform.evaluator,
             test=prepared.test,
             validation=prepared.validation,
             save=self._save,

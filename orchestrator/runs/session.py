@@ -47,7 +47,7 @@ from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
-from orchestrator.runs.run import Platform, Run, RunRequest, start_model
+from orchestrator.runs.run import MethodRun, Platform, RunRequest, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -251,7 +251,9 @@ async def _run_methods(
     folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
         runs = {
-            number: Run(_run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch)
+            number: MethodRun(
+                _run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch
+            )
             for number, place in enumerate(group)
             if place not in request.finished
         }
@@ -312,7 +314,7 @@ def _platform(
     return Platform(
         fleet=controller,
         make_trainer=trainer.trainer,
-        judge=trainer,
+        evaluator=trainer,
         profile=trainer.profile,
         guard=trainer.guard,
         server_slots=trainer.slots,

@@ -13,8 +13,8 @@ from edgebed.errors import UsageError
 from edgebed.typed import nearest
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import load_yaml
-from orchestrator.scenario.schedule import Scenario
-from orchestrator.scenario.spec import Event, ScenarioFile
+from orchestrator.scenario.agenda import Scenario
+from orchestrator.scenario.spec import ScenarioEvent, ScenarioFile
 from orchestrator.scenario.traces import Trace, parse_csv, parse_mahimahi
 
 MOST_BYTES = 64 * 2**20
@@ -24,11 +24,11 @@ MOST_BYTES = 64 * 2**20
 class Listed(msgspec.Struct, frozen=True):
     """Events whose traces have absolute paths, and what messages say of a place such as `[0].device`."""
 
-    events: tuple[Event, ...]
+    events: tuple[ScenarioEvent, ...]
     where: Callable[[str], str]
 
 
-def listed(named: str | Sequence[Event], near: Path) -> Listed:
+def listed(named: str | Sequence[ScenarioEvent], near: Path) -> Listed:
     """The events that an experiment lists, or those of the file that it names.
 
     Args:
@@ -45,7 +45,7 @@ def listed(named: str | Sequence[Event], near: Path) -> Listed:
     return Listed(_located(events, path), lambda place: document.where(f"events{place}"))
 
 
-def load_scenario(named: str | Sequence[Event], near: Path) -> Scenario:
+def load_scenario(named: str | Sequence[ScenarioEvent], near: Path) -> Scenario:
     """The events with their traces. Raises UsageError like `listed`, and for a trace that cannot be read."""
     found = listed(named, near)
     traces = {
@@ -56,11 +56,11 @@ def load_scenario(named: str | Sequence[Event], near: Path) -> Scenario:
     return Scenario(found.events, traces)
 
 
-def _located(events: Sequence[Event], near: Path) -> tuple[Event, ...]:
+def _located(events: Sequence[ScenarioEvent], near: Path) -> tuple[ScenarioEvent, ...]:
     return tuple(_with_paths(event, near, number) for number, event in enumerate(events))
 
 
-def _with_paths(event: Event, near: Path, number: int) -> Event:
+def _with_paths(event: ScenarioEvent, near: Path, number: int) -> ScenarioEvent:
     if event.trace is None:
         return event
     place = f"{near}: event {number + 1}: trace"
@@ -84,7 +84,7 @@ def _found(name: str, near: Path, kind: str, place: str) -> Path:
     )
 
 
-def _trace(event: Event, key: str, name: str) -> Trace:
+def _trace(event: ScenarioEvent, key: str, name: str) -> Trace:
     assert event.trace is not None
     text = _text(Path(name))
     return parse_csv(text, name) if key == "file" else parse_mahimahi(text, name, key, event.trace.interval_s)

@@ -63,7 +63,7 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return {key: name for key, name in pairs if name is not None}
 
 
-class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class ScenarioEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Something that happens to devices. Seconds are reported seconds: they are multiplied by the dilation.
 
     When: `at_s`, seconds since the first round began; or `round` (from 1), before that round is planned, or `after_s`
@@ -117,10 +117,10 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """A scenario in a file of its own."""
 
     name: str = ""
-    events: Annotated[list[Event], msgspec.Meta(min_length=1)]
+    events: Annotated[list[ScenarioEvent], msgspec.Meta(min_length=1)]
 
 
-def misfit(event: Event, profiles: dict[str, str], rounds: int) -> tuple[str, str, str] | None:
+def misfit(event: ScenarioEvent, profiles: dict[str, str], rounds: int) -> tuple[str, str, str] | None:
     """What of an event cannot come to pass on a fleet: key, message, hint. None where all can.
 
     Args:

@@ -45,7 +45,7 @@ SLOTS = 64
 CPU = torch.device("cpu")
 
 
-class Trained(msgspec.Struct):
+class TrainedRun(msgspec.Struct):
     """A run with trained exits, from its last checkpoint."""
 
     run: str
@@ -75,7 +75,7 @@ class Service(msgspec.Struct):
     expected: Expected
 
 
-def load_trained(folder: Path) -> Trained:
+def load_trained(folder: Path) -> TrainedRun:
     """Read a run's last checkpoint and choose the thresholds.
 
     Raises:
@@ -105,7 +105,7 @@ def load_trained(folder: Path) -> Trained:
     x = normalised_x(data, chosen) if held is None else held[0]
     sure = confidence(exit_logits(model, saved.weights, deployment.cuts, x, CPU))
     found = thresholds(sure, deployment.shares)
-    return Trained(folder.name, experiment, model, saved.weights, deployment, data, found, pool)
+    return TrainedRun(folder.name, experiment, model, saved.weights, deployment, data, found, pool)
 
 
 def normalised_x(data: Split, rows: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def normalised_x(data: Split, rows: Tensor) -> Tensor:
     return normalise(data.test_x[rows], data.mean, data.std)
 
 
-def write_requests(trained: Trained, folder: Path) -> dict[str, Path]:
+def write_requests(trained: TrainedRun, folder: Path) -> dict[str, Path]:
     """Write one shard per node. A leaf's shard holds the samples of its requests, which are dealt out in turn."""
     deployment, data = trained.deployment, trained.data
     paths = {node: folder / f"{node}.safetensors" for node in deployment.tree.parents}
@@ -127,7 +127,7 @@ def write_requests(trained: Trained, folder: Path) -> dict[str, Path]:
     return paths
 
 
-def rows_by_leaf(trained: Trained) -> dict[str, Tensor]:
+def rows_by_leaf(trained: TrainedRun) -> dict[str, Tensor]:
     leaves = list(trained.deployment.arrivals)
     if len(trained.pool) < len(leaves):
         raise UsageError(
@@ -136,7 +136,7 @@ def rows_by_leaf(trained: Trained) -> dict[str, Tensor]:
     return {leaf: trained.pool[number :: len(leaves)] for number, leaf in enumerate(leaves)}
 
 
-def prepare(trained: Trained, requests: int, rate: float | None, dilation: float) -> Service:
+def prepare(trained: TrainedRun, requests: int, rate: float | None, dilation: float) -> Service:
     """The nodes' assignments and weights, and their requests.
 
     Args:
@@ -158,7 +158,7 @@ def prepare(trained: Trained, requests: int, rate: float | None, dilation: float
     return Service(assignments, bodies, own, labels, _expected(trained, rows))
 
 
-def _requests(trained: Trained, counts: Mapping[str, int], seed: int) -> tuple[dict[str, range], list[int], Tensor]:
+def _requests(trained: TrainedRun, counts: Mapping[str, int], seed: int) -> tuple[dict[str, range], list[int], Tensor]:
     """Numbers of every node's own requests, the labels by number, and the rows of the test set."""
     own, rows, first = {}, [torch.zeros(0, dtype=torch.int64)], 0
     shards = rows_by_leaf(trained)
@@ -173,7 +173,7 @@ def _requests(trained: Trained, counts: Mapping[str, int], seed: int) -> tuple[d
     return own, trained.data.test_y[every].tolist(), every
 
 
-def _assignment(trained: Trained, node: str, arrivals: Arrivals, own: range) -> Assignment:
+def _assignment(trained: TrainedRun, node: str, arrivals: Arrivals, own: range) -> Assignment:
     deployment, experiment = trained.deployment, trained.experiment
     is_root = deployment.tree.parents[node] is None
     return Assignment(
@@ -200,7 +200,7 @@ def _cut(deployment: Deployment, node: str) -> int:
     return deployment.cuts[deployment.tree.exits[node] - 1]
 
 
-def _expected(trained: Trained, rows: Tensor) -> Expected:
+def _expected(trained: TrainedRun, rows: Tensor) -> Expected:
     """Run every request through the exits in this process."""
     logits = exit_logits(trained.model, trained.weights, trained.deployment.cuts, normalised_x(trained.data, rows), CPU)
     enough = confidence(logits) >= torch.tensor(trained.thresholds)[:, None]
@@ -218,7 +218,7 @@ def most_bytes(model: StagedModel, stages: int) -> int:
     return upload_bytes(features, 1) + upload_bytes(answers, LOT)
 
 
-def posts(service: Service, trained: Trained, run: str, offsets_ns: Mapping[str, int]) -> dict[str, Post]:
+def posts(service: Service, trained: TrainedRun, run: str, offsets_ns: Mapping[str, int]) -> dict[str, Post]:
     """What each node must do, with the offset of its clock."""
     tree = trained.deployment.tree
     return {

@@ -84,7 +84,7 @@ async def serve(
             return await serve_on(request, trained, controller, calibration.passed, watch)
 
 
-def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
+def _check_names(trained: deploy.TrainedRun, spec: FleetSpec) -> None:
     nodes, devices = set(trained.deployment.tree.parents), {device.name for device in spec.devices}
     if nodes != devices:
         raise UsageError(
@@ -95,7 +95,7 @@ def _check_names(trained: deploy.Trained, spec: FleetSpec) -> None:
 
 
 async def serve_on(
-    request: ServeRequest, trained: deploy.Trained, controller: FleetController, calibrated: bool, watch: Watching
+    request: ServeRequest, trained: deploy.TrainedRun, controller: FleetController, calibrated: bool, watch: Watching
 ) -> tuple[Path, dict[str, Any]]:
     """The same on a running fleet whose shards are the requests of `deploy.write_requests`."""
     service = deploy.prepare(trained, request.requests, request.rate, controller.dilation)
@@ -161,7 +161,7 @@ def _offsets(controller: FleetController) -> dict[str, int]:
     return {name: found.get(name, 0) for name in controller.names}
 
 
-def _run_started(run: str, trained: deploy.Trained, controller: FleetController, calibrated: bool) -> RunStarted:
+def _run_started(run: str, trained: deploy.TrainedRun, controller: FleetController, calibrated: bool) -> RunStarted:
     return RunStarted(
         at_ns=time.monotonic_ns(),
         wall=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -181,7 +181,7 @@ def _run_started(run: str, trained: deploy.Trained, controller: FleetController,
     )
 
 
-def _round_started(trained: deploy.Trained, service: deploy.Service, controller: FleetController) -> RoundStarted:
+def _round_started(trained: deploy.TrainedRun, service: deploy.Service, controller: FleetController) -> RoundStarted:
     tree, deployment = trained.deployment.tree, trained.deployment
     arrivals = {
         node: each.arrivals.rate * controller.dilation

@@ -19,10 +19,10 @@ from orchestrator.runs.data import Prepared
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
+from orchestrator.simulation.choose_costs import cost_model
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.layer_profile import measure
-from orchestrator.simulation.models import cost_model
 from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import surrogate_costs

@@ -20,7 +20,7 @@ from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
 from orchestrator.rounds.event_loop import now_ns
-from orchestrator.scenario.schedule import Condition
+from orchestrator.scenario.agenda import Condition
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool

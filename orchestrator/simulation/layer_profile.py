@@ -14,8 +14,15 @@ import torch
 from torch import Tensor, autograd, nn
 
 from orchestrator.simulation.laws import relative_law
-from orchestrator.simulation.layer_costs import LayerCosts, WidthLaw, Work
-from orchestrator.simulation.layer_work import ELEMENTWISE, KERNELS, UPDATE, LayerWork
+from orchestrator.simulation.layer_costs import (
+    ELEMENTWISE,
+    KERNELS,
+    UPDATE,
+    LayerCall,
+    LayerCalls,
+    LayerCosts,
+    WidthLaw,
+)
 from orchestrator.simulation.timing import best_s
 from orchestrator.training.threads import one_thread
 
@@ -31,7 +38,7 @@ FEATURES = (32, 512)
 TENSORS = ((50, 64), (50, 4096))
 """Number and size of the weights with which an optimizer's step is measured."""
 
-Timed = tuple[Work, float]
+Timed = tuple[LayerCall, float]
 """A call of a layer, and the CPU seconds that it took."""
 
 
@@ -41,11 +48,11 @@ def measure() -> LayerCosts:
         timed = [point for width in WIDTHS for make in _LAYERS for point in _layer(make(width), width)]
         timed += [point for samples in WIDTHS[:5] for point in _linear(samples)] + _updates()
     points: dict[tuple[str, float], list[Timed]] = {}
-    for work, took in timed:
-        points.setdefault((work.kind, work.width), []).append((work, took))
+    for call, took in timed:
+        points.setdefault((call.kind, call.width), []).append((call, took))
     costs: dict[str, list[WidthLaw]] = {}
     for (kind, width), each in sorted(points.items()):
-        law = relative_law([(1.0, work.units, took) for work, took in each])
+        law = relative_law([(1.0, call.units, took) for call, took in each])
         costs.setdefault(kind, []).append(msgspec.structs.replace(law, width=width))
     return costs
 
@@ -83,12 +90,12 @@ def _passes(layer: nn.Module, x: Tensor) -> Iterable[Timed]:
 
 def _timed(call: Callable[[], object]) -> Iterable[Timed]:
     """The calls of the layer itself in `call`, with equal shares of its seconds."""
-    seen: list[Work] = []
-    with LayerWork(seen.append):
+    seen: list[LayerCall] = []
+    with LayerCalls(seen.append):
         call()
-    own = [work for work in seen if work.kind not in (ELEMENTWISE, UPDATE)] or seen
+    own = [each for each in seen if each.kind not in (ELEMENTWISE, UPDATE)] or seen
     took = best_s(call)
-    return [(work, took / len(own)) for work in own]
+    return [(each, took / len(own)) for each in own]
 
 
 def _updates() -> list[Timed]:
@@ -100,8 +107,8 @@ def _updates() -> list[Timed]:
             weight.grad = torch.ones(size)
         optimizer = torch.optim.Adam(weights)
         optimizer.step()
-        seen: list[Work] = []
-        with LayerWork(seen.append):
+        seen: list[LayerCall] = []
+        with LayerCalls(seen.append):
             optimizer.step()
-        points.append((Work(UPDATE, 1.0, size), best_s(optimizer.step) / sum(w.kind == UPDATE for w in seen)))
+        points.append((LayerCall(UPDATE, 1.0, size), best_s(optimizer.step) / sum(w.kind == UPDATE for w in seen)))
     return points

@@ -1,4 +1,4 @@
-"""Composes simulated runs: the `Run` of a real experiment with a simulated fleet, simulated trainers and a virtual
+"""Composes simulated runs: the `MethodRun` of a real experiment, with simulated fleet and trainers, and a virtual
 clock, in one process. The run folder has the same files as that of a real run."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgebed.methods.base import METHODS, Method
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
-from orchestrator.runs.interleave import groups, steps
+from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.request import Watch
-from orchestrator.runs.run import Platform, Run, RunRequest, profile_here
+from orchestrator.runs.run import MethodRun, Platform, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.fleet import SimulatedFleet
@@ -79,14 +79,14 @@ def _simulate_group(context: SimulationContext, methods: Mapping[int, Method]) -
     return {place: run.folder.path for place, (run, _) in zip(methods, made, strict=True)}
 
 
-def _play(runners: Sequence[asyncio.Runner], runs: Sequence[Run], seed: int) -> None:
+def _play(runners: Sequence[asyncio.Runner], runs: Sequence[MethodRun], seed: int) -> None:
     """As `interleave.play`, with a clock for each run."""
     if len(runs) == 1:
         runners[0].run(runs[0].execute())
         return
     try:
-        for number, step in steps(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
-            runners[number].run(step)
+        for number, action in actions(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
+            runners[number].run(action)
     except BaseException:
         for runner, run in zip(runners, runs, strict=True):
             runner.run(run.interrupt())
@@ -95,7 +95,7 @@ def _play(runners: Sequence[asyncio.Runner], runs: Sequence[Run], seed: int) -> 
 
 async def _make_run(
     context: SimulationContext, place: int, method: Method, series: Series | None
-) -> tuple[Run, HalfPool]:
+) -> tuple[MethodRun, HalfPool]:
     """One method on a simulated fleet of its own, on the running loop's clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
@@ -116,7 +116,7 @@ async def _make_run(
         series=series and msgspec.structs.replace(series, place=place),
         interleaved=series is not None,
     )
-    return Run(wanted, _platform(context, fleet, Charging(loop, context.costs, fleet)), context.watch), halves
+    return MethodRun(wanted, _platform(context, fleet, Charging(loop, context.costs, fleet)), context.watch), halves
 
 
 def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
@@ -145,7 +145,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
             charging.assignments,
             server_cpu(costs, context.server_cpus),
         ),
-        judge=LocalJudge(accelerator),
+        evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.kind.startswith("calibrated"),

@@ -26,7 +26,7 @@ from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
-from orchestrator.simulation.paper import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
 from orchestrator.simulation.reference import Reference
 
 MEASURED_BATCH = 20

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from edgebed.device.core import AwaitReply, Body, Computed, Decoded, Encoded, Result, SendUpload, Step, Steps
+from edgebed.device.core import AwaitReply, Body, Computed, CoreStep, CoreSteps, Decoded, Encoded, Result, SendUpload
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.uploads import SLOTS, UploadAccount
@@ -89,7 +89,7 @@ class TaskExecutor:
         device: Working,
         task: Task,
         assignment: Assignment,
-        steps: Steps,
+        steps: CoreSteps,
         uploads: SimulatedUploadQueue,
         metrics: TaskMetrics,
         *,
@@ -113,7 +113,7 @@ class TaskExecutor:
         finally:
             self._steps.close()
 
-    async def _carry_out(self, step: Step) -> Body | None:
+    async def _carry_out(self, step: CoreStep) -> Body | None:
         """Let the time of the step pass. Returns the body of the reply that the core waits for."""
         device, costs = self._device, self._device.costs
         match step:

@@ -61,7 +61,7 @@ class HalfTrainer(ABC):
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _HalfQueue] = {}
 
     @abstractmethod
     async def make_halves(
@@ -85,10 +85,10 @@ class HalfTrainer(ABC):
 
     def begin(self, halves: Iterable[ServerHalf]) -> None:
         """Start a round. Uploads that still wait from the last round end without a result."""
-        for lane in self._lanes.values():
-            lane.end()
-        lanes = [_Lane(half, self.run_step, self.read_weights) for half in halves]
-        self._lanes = {device: lane for lane in lanes for device in lane.half.devices}
+        for queue in self._queues.values():
+            queue.end()
+        queues = [_HalfQueue(half, self.run_step, self.read_weights) for half in halves]
+        self._queues = {device: queue for queue in queues for device in queue.half.devices}
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
         """Submit upload `batch` (0, 1, …) of `device`. Returns when the step that used it is done.
@@ -100,32 +100,32 @@ class HalfTrainer(ABC):
             DivergedError: the half of this device has a loss or weight that is not finite.
             RunError: the upload does not fit the half.
         """
-        lane = self._lanes.get(device)
-        return await lane.submit(device, batch, tensors) if lane is not None else None
+        queue = self._queues.get(device)
+        return await queue.submit(device, batch, tensors) if queue is not None else None
 
     def drop(self, device: str) -> None:
         """Remove a lost device: its waiting uploads are discarded, and its group continues without it."""
-        lane = self._lanes.pop(device, None)
-        if lane is not None:
-            lane.drop(device)
+        queue = self._queues.pop(device, None)
+        if queue is not None:
+            queue.drop(device)
 
     async def finish(self, device: str, batches: int) -> Weights:
         """Weights of the device's half after all `batches` of its uploads (and its group's) are used; {} without half.
 
         Raises like `submit`.
         """
-        lane = self._lanes.get(device)
-        return await lane.finish(device, batches) if lane is not None else {}
+        queue = self._queues.get(device)
+        return await queue.finish(device, batches) if queue is not None else {}
 
     def busy_s(self, device: str) -> float:
         """Seconds that its half has trained in this round."""
-        lane = self._lanes.get(device)
-        return lane.busy_ns / 1e9 if lane is not None else 0.0
+        queue = self._queues.get(device)
+        return queue.busy_ns / 1e9 if queue is not None else 0.0
 
     def reading(self, device: str) -> Reading | None:
         """When the weights of the device's half were read, once they have been: for the first device that asks."""
-        lane = self._lanes.get(device)
-        return lane.take_reading() if lane is not None else None
+        queue = self._queues.get(device)
+        return queue.take_reading() if queue is not None else None
 
     async def close(self) -> None:
         """End the round."""
@@ -229,7 +229,7 @@ class _Seat(msgspec.Struct):
         self.uploads.clear()
 
 
-class _Lane:
+class _HalfQueue:
     """One server half: its devices' uploads in order, and at most one running step."""
 
     def __init__(self, half: ServerHalf, run_step: RunStep, read_weights: ReadHalf) -> None:

@@ -19,9 +19,9 @@ from edge_agent.board.keystore import Keystore
 from edgebed.link.mqtt import Address, MqttLink
 from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
-from orchestrator.boards.place import Live, Place
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service import ServeRequest, serve
+from orchestrator.boards.service_folder import Live, ServiceFolder
 from tests.broker_address import free_port
 
 HOST = "127.0.0.1"
@@ -36,7 +36,7 @@ class Lab:
     """
 
     def __init__(self, folder: Path, place: Path | None = None) -> None:
-        self.folder, self.place = folder, Place(place or folder / "service")
+        self.folder, self.place = folder, ServiceFolder(place or folder / "service")
         self.place.shards.mkdir(parents=True, exist_ok=True)
         self.port, self.mqtt_port = free_port(), free_port()
         self.store, self.said = Store(self.place), list[str]()

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.training import Trainer, warm_up
+from edge_agent.training import DeviceTrainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import PhaseLog
@@ -35,7 +35,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
@@ -136,7 +136,7 @@ class NoBackend:
     async def close(self) -> None: ...
 
 
-class Hooked(Trainer):
+class Hooked(DeviceTrainer):
     """A device's trainer with a test's hand in it.
 
     Attributes:
@@ -228,7 +228,7 @@ class Fleet:
             devices=self.controller,
             training=wanted,
             environment=environment,
-            judge=LocalJudge(CPU),
+            evaluator=LocalEvaluator(CPU),
             test=(x, torch.tensor([0, 1])),
             save=self._save,
             record=self.record,
@@ -278,7 +278,7 @@ async def fleet(
     for name, samples in devices.items():
         path = folder / f"{name}.safetensors"
         made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
-        settings = Settings("", 0, "", "", FLEET, name, path)
+        settings = AgentSettings("", 0, "", "", FLEET, name, path)
         agent = _hostile(made, settings) if name == hostile else make_agent(made, settings)
         agents.append(asyncio.create_task(agent.run()))
     try:
@@ -296,7 +296,7 @@ async def fleet(
         await control.close()
 
 
-def make_agent(made: Fleet, settings: Settings) -> Agent:
+def make_agent(made: Fleet, settings: AgentSettings) -> Agent:
     """A real agent, its trainer within the test's reach."""
     incarnation = new_incarnation()
     will = (Topics(FLEET).state(settings.device), presence(settings, incarnation, False), True)
@@ -327,6 +327,6 @@ def buggy(device: str, inner: DeviceHalf) -> DeviceHalf:
     return half
 
 
-def _hostile(made: Fleet, settings: Settings) -> Hostile:
+def _hostile(made: Fleet, settings: AgentSettings) -> Hostile:
     data = made.data[settings.device] = made.connect(f"{settings.device}-data", None)
     return Hostile(settings, new_incarnation(), made.connect(f"{settings.device}-control", None), data, names=2000)

@@ -14,7 +14,7 @@ from orchestrator.boards.authority import Authority
 from orchestrator.broker import mosquitto
 from orchestrator.broker.child import Child
 from orchestrator.broker.own import OwnBroker
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.runner import Listen
 from orchestrator.cli import build
 from tests.broker_address import free_port
 

@@ -17,18 +17,18 @@ from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork, now_ns
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.link import LinkCost
-from orchestrator.simulation.paper import PaperCosts
+from orchestrator.simulation.paper_costs import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import VirtualLoop, run_virtual
@@ -177,7 +177,7 @@ async def _play(
         devices=fleet,
         training=wanted,
         environment=environment,
-        judge=LocalJudge(CPU),
+        evaluator=LocalEvaluator(CPU),
         test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
         save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
         record=noted,

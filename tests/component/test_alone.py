@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import Agent, Settings
+from edge_agent.agent import Agent, AgentSettings
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.errors import LinkError
@@ -23,7 +23,7 @@ BEAT_S = 0.02
 def agent_over(hub: MemoryHub, folder: Path, alone_s: float) -> Agent:
     warm_up_once()
     write_noise_shard(folder / "d0.safetensors", 4)
-    settings = Settings("", 0, "", "", "f", "d0", folder / "d0.safetensors", alone_s)
+    settings = AgentSettings("", 0, "", "", "f", "d0", folder / "d0.safetensors", alone_s)
     throttle = SoftwareThrottle()
     return Agent(settings, "i", MemoryLink(hub), throttle.link(MemoryLink(hub)), throttle)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.agent import Agent, Settings
+from edge_agent.agent import Agent, AgentSettings
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure, Presence, Shutdown, Status, decode_control, encode
@@ -39,7 +39,7 @@ async def heard(folder: Path, board: bool) -> tuple[Presence, Status]:
     orchestrator.subscribe(topics.state("d0"), on_state)
     orchestrator.subscribe(topics.control_from("d0"), on_control)
     await orchestrator.open()
-    settings = Settings("", 0, "", "", "f", "d0", folder / "d0.safetensors", 30.0, board=board)
+    settings = AgentSettings("", 0, "", "", "f", "d0", folder / "d0.safetensors", 30.0, board=board)
     agent = Agent(settings, "i", MemoryLink(hub), throttle.link(MemoryLink(hub)), throttle)
     async with asyncio.timeout(30):
         work = asyncio.create_task(agent.run())

@@ -13,8 +13,8 @@ from edgebed.errors import CapacityError, LimitError
 from edgebed.limits.spec import Limits
 from edgebed.limits.throttle import shape_commands
 from orchestrator.boards.members import with_facts
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Board, Store
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.calibration.calibrate import calibrate
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.types import LimitsSet
@@ -94,7 +94,7 @@ async def test_a_profile_that_is_larger_than_the_board_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = Place(tmp_path / "edgebed" / "boards")
+    place = ServiceFolder(tmp_path / "edgebed" / "boards")
     place.folder.mkdir(parents=True)
     with Store(place).change() as registry:
         registry.boards.append(Board("b" + "0" * 31, "pi", "", "", 0.0, [], 9e9, 0.0, facts={"cores": "2"}))

@@ -18,21 +18,21 @@ import pytest
 from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import ClockError, Service
 from edge_agent.board.join import join, leave
-from edge_agent.board.keystore import Membership
+from edge_agent.board.keystore import JoinedService
 from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import FleetError, LinkError, UsageError, WireError
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import client_context
-from edgebed.wire.boards import WAITING, Assignment, BoardState, Join
+from edgebed.wire.boards import WAITING, BoardOrder, BoardState, Join
 from edgebed.wire.messages import Presence, Upload, decode_control
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
-from orchestrator.boards.place import Place
 from orchestrator.boards.service import ServeRequest, serve
+from orchestrator.boards.service_folder import ServiceFolder
 from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status, until
 
 pytestmark = pytest.mark.mosquitto
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.mosquitto
 
 async def test_a_board_joins_connects_and_leaves(lab: Lab) -> None:
     keys = await lab.board("pi")
-    about = keys.membership()
+    about = keys.service()
     assert (about.name, about.host, about.port, about.mqtt_port) == ("pi", HOST, lab.port, lab.mqtt_port)
     link = lab.link(keys, "a")
     await link.open()
@@ -67,7 +67,7 @@ async def test_a_wrong_clock_is_named_before_the_secret_is_sent(lab: Lab) -> Non
 
 async def test_a_second_service_for_the_same_boards_is_refused(lab: Lab) -> None:
     with pytest.raises(FleetError, match="already running"):
-        await asyncio.to_thread(Place(lab.place.folder).hold)
+        await asyncio.to_thread(ServiceFolder(lab.place.folder).hold)
 
 
 # ---- shards ----
@@ -99,7 +99,7 @@ async def test_shards_are_handed_to_boards_only_and_continued(lab: Lab, tmp_path
 
 async def test_transfers_over_tls_arrive_both_ways(lab: Lab) -> None:
     keys = await lab.board("pi")
-    device, topics, body = keys.membership().board, Topics("f1"), os.urandom(5_000_000)
+    device, topics, body = keys.service().board, Topics("f1"), os.urandom(5_000_000)
     arrived: list[bytes] = []
 
     async def deliver(inbound: ReceivedTransfer) -> None:
@@ -147,9 +147,9 @@ async def test_a_board_without_aes_instructions_gets_chacha20(lab: Lab) -> None:
 # ---- waiting for work ----
 
 
-async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> None:
+async def test_a_board_carries_out_its_order_and_waits_for_the_next(lab: Lab) -> None:
     keys, shard = await lab.board("pi"), lab.folder / "idle.safetensors"
-    board = keys.membership().board
+    board = keys.service().board
     write_idle_shard(shard)
     sha256 = hashlib.sha256(shard.read_bytes()).hexdigest()
     shard.rename(lab.place.shards / f"{sha256}.safetensors")
@@ -169,7 +169,7 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
             return said if isinstance(said, Presence) else None
 
         await until(lambda: state().online and not state().fleet)
-        wrong, right = Assignment("f1", "0" * 64), Assignment("f1", sha256)
+        wrong, right = BoardOrder("f1", "0" * 64), BoardOrder("f1", sha256)
         for order, done in (
             (wrong, lambda: "no such shard" in state().error),
             (right, lambda: (said := presence()) is not None and said.online and said.shard == sha256),
@@ -177,7 +177,7 @@ async def test_a_board_does_its_assignment_and_waits_for_the_next(lab: Lab) -> N
             orchestrator.link.publish(WAITING.control_to(board), msgspec.json.encode(order), retain=True)
             await until(done, 60)
         assert state() == msgspec.structs.replace(state(), fleet="f1", error="")
-        taken.close()  # as if the orchestrator had been killed: the service takes the assignment away
+        taken.close()  # as if the orchestrator had been killed: the service takes the order away
         await until(lambda: (said := presence()) is not None and not said.online)
         await until(lambda: state().online and not state().fleet)
         assert state().error == ""
@@ -217,7 +217,7 @@ async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:
     with lab.store.change() as registry:
         secret = registry.invite("pi", "", 3600.0, False, long_ago)
     old = enrolment.join(Join(secret, keys.request()), long_ago)
-    keys.keep(Membership(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
+    keys.keep(JoinedService(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
     with pytest.raises(LinkError):
         await lab.link(keys, "old").open()
     standby = asyncio.create_task(Standby(keys, lab.said.append).run())
@@ -228,7 +228,7 @@ async def test_a_certificate_that_has_run_out_is_renewed(lab: Lab) -> None:
 
 
 async def test_a_service_whose_address_is_not_there_yet_may_be_started_again(lab: Lab, tmp_path: Path) -> None:
-    place = Place(tmp_path / "another")
+    place = ServiceFolder(tmp_path / "another")
     place.shards.mkdir(parents=True)
     with pytest.raises(LinkError, match=r"cannot listen on 203\.0\.113\.9") as error:
         await serve(ServeRequest((HOST,), "203.0.113.9", lab.port, lab.mqtt_port), place, lab.said.append)

@@ -61,7 +61,7 @@ async def test_attack_a_token_is_used_twice_or_has_run_out(lab: Lab) -> None:
 
 
 async def test_attack_a_csr_with_the_name_of_another_board(lab: Lab) -> None:
-    victim = (await lab.board("victim")).membership().board
+    victim = (await lab.board("victim")).service().board
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, victim)])
     key = ec.generate_private_key(ec.SECP256R1())
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
@@ -195,26 +195,26 @@ async def test_attack_bodies_that_are_too_large_or_nonsense(lab: Lab) -> None:
 
 async def test_attack_a_board_on_the_topics_of_another(lab: Lab) -> None:
     a, b = await lab.board("a"), await lab.board("b")
-    other, fleet = b.membership().board, Topics("f1")
+    other, fleet = b.service().board, Topics("f1")
     stolen: list[str] = []
     will = (fleet.state(other), b"dead", True)
     thief = lab.link(a, "thief", will=will)
     for wanted in ("#", "$SYS/#", "edgebed/+/to/#", fleet.control_to(other), fleet.data_from(other), fleet.state("+")):
         thief.subscribe(wanted, lambda topic, payload: stolen.append(topic))
     own: list[str] = []
-    thief.subscribe(fleet.control_to(a.membership().board), lambda topic, payload: own.append(topic))
+    thief.subscribe(fleet.control_to(a.service().board), lambda topic, payload: own.append(topic))
     async with Orchestrator(lab) as orchestrator:
         await thief.open()
         for topic in (fleet.control_from(other), fleet.state(other), fleet.control_to(other), "edgebed/x", "other"):
             thief.publish(topic, b"forged")
-        thief.publish(fleet.control_from(a.membership().board), b"mine")
+        thief.publish(fleet.control_from(a.service().board), b"mine")
         for topic in (fleet.control_to(other), fleet.data_from(other), fleet.state(other)):
             orchestrator.link.publish(topic, b"secret")
-        orchestrator.link.publish(fleet.control_to(a.membership().board), b"yours")
+        orchestrator.link.publish(fleet.control_to(a.service().board), b"yours")
         await until(lambda: b"mine" in orchestrator.heard.values() and bool(own))
         twin = lab.link(a, "thief")  # takes the connection over, so the broker deals with the last will
         await twin.open()
-        twin.publish(fleet.control_from(a.membership().board), b"after the will")
+        twin.publish(fleet.control_from(a.service().board), b"after the will")
         await until(lambda: b"after the will" in orchestrator.heard.values())
         assert set(orchestrator.heard.values()) == {b"after the will", b"secret", b"yours"}
         await thief.close()
@@ -231,9 +231,9 @@ async def test_attack_connections_without_tls_or_a_certificate_of_this_ca(lab: L
     request = x509.load_pem_x509_csr(forged.request().encode())
     key = request.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
-    certificate = other.board_certificate(key, keys.membership().board, dt.datetime.now(dt.UTC))
+    certificate = other.board_certificate(key, keys.service().board, dt.datetime.now(dt.UTC))
     pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    forged.keep(keys.membership(), keys.identity.ca.read_text(), pem)
+    forged.keep(keys.service(), keys.identity.ca.read_text(), pem)
     with pytest.raises(LinkError):
         await lab.link(forged, "forged").open()
     with pytest.raises(LinkError):

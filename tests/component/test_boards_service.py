@@ -23,16 +23,16 @@ pytest.importorskip("cryptography")
 from edge_agent.board import standby
 from edge_agent.board.client import Service
 from edge_agent.board.join import join
-from edge_agent.board.keystore import Keystore, Membership
+from edge_agent.board.keystore import JoinedService, Keystore
 from edge_agent.board.standby import Standby
 from edgebed.errors import FileError, LinkError
 from edgebed.wire.boards import Join
 from orchestrator.boards import addresses, service
 from orchestrator.boards.authority import Authority
+from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.enrolment import Enrolment
-from orchestrator.boards.place import Place, Where
 from orchestrator.boards.service import ServeRequest
-from orchestrator.boards.standing import boards_broker
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from tests.component._boards import HOST, Lab, running, until
 
 pytestmark = pytest.mark.mosquitto
@@ -145,7 +145,7 @@ async def test_the_service_of_another_run_that_is_killed_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    lab = Lab(tmp_path, Place.of_user().folder)
+    lab = Lab(tmp_path, ServiceFolder.of_user().folder)
     lab.place.tell_where(Where((HOST,), lab.port, lab.mqtt_port, HOST))
     async with contextlib.AsyncExitStack() as second:
         async with boards_broker(lab.place, lab.said.append, 60.0):
@@ -202,7 +202,7 @@ async def test_a_board_with_a_full_disk_stays_connected_and_renews_later(
     with lab.store.change() as registry:
         secret = registry.invite("pi", "", 3600.0, False, long_ago)
     old = Enrolment(lab.store, authority, lab.mqtt_port).join(Join(secret, keys.request()), long_ago)
-    keys.keep(Membership(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
+    keys.keep(JoinedService(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
     with small_disk(keys.folder):
         filler = fill(keys.folder)
         waiting = asyncio.create_task(Standby(Keystore(keys.folder), lab.said.append).run())

@@ -23,7 +23,7 @@ from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
 from orchestrator.broker.mosquitto import password_hash, settings, write_files
 from orchestrator.broker.open_broker import open_broker
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.runner import Listen
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 from tests.broker_address import tcp_address

@@ -21,9 +21,9 @@ from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.wire.boards import WAITING, Assignment, BoardState
 from edgebed.wire.topics import ORCHESTRATOR, Topics
+from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.members import Taken, claimed
-from orchestrator.boards.place import Place, Where
-from orchestrator.boards.standing import boards_broker
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from orchestrator.broker.open_broker import open_broker
 from orchestrator.cli.boards import unit
 from orchestrator.dashboard.files import figures
@@ -148,7 +148,7 @@ async def daemon(folder: Path) -> None:
 
 
 async def boards_service(folder: Path) -> None:
-    lab = Lab(folder, Place.of_user().folder)
+    lab = Lab(folder, ServiceFolder.of_user().folder)
     lab.place.tell_where(Where((HOST,), lab.port, lab.mqtt_port, HOST))
     async with boards_broker(lab.place, lab.said.append, 60.0) as broker:
         assert broker.started
@@ -158,7 +158,7 @@ async def agent_of_a_board(folder: Path) -> None:
     write_idle_shard(folder / "shard")
     async with running(folder) as lab, Orchestrator(lab) as orchestrator:
         keys = await lab.board("pi")
-        board = keys.membership().board
+        board = keys.service().board
         order = Assignment("f1", lab.offer((folder / "shard").read_bytes()))
         standby = asyncio.create_task(Standby(keys, lab.said.append).run())
         with claimed(lab.place, {"pi": board}, Taken("test", "f1", os.getpid())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,12 @@ def test_an_error_in_one_method_ends_the_others_as_interrupted(tmp_path: Path, m
         assert (records.parent / "report.html").is_file()
     last.pop("fedat", None)
     assert last == {"fedavg": ["interrupted"], "s2fl": ["error: it went wrong"], "drop-slowest": ["interrupted"]}
+
+
+def test_a_listener_hears_every_record_of_every_run(tmp_path: Path) -> None:
+    heard = defaultdict[Path, list[type]](list)
+    watch = session.Watch(session.quiet)
+    watch.listeners.append(lambda folder, record: heard[folder].append(type(record)))
+    experiment = msgspec.convert({**TWO, "interleave": True, "training": {**TWO["training"], "rounds": 1}}, Experiment)
+    folders = simulate(SimulationRequest(experiment, EXPERIMENTS / "turns.yaml", tmp_path), watch)
+    assert heard == {folder: [type(record) for record in read(folder / "records.jsonl")] for folder in folders}

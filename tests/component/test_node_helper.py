@@ -16,7 +16,7 @@ import pytest
 from edge_agent.node import facts as node_facts
 from edge_agent.node import helper as node_helper
 from edge_agent.node.helper import Helper
-from edge_agent.node.settings import Settings, read_settings
+from edge_agent.node.settings import HelperSettings, read_settings
 from edgebed.errors import FleetError
 from orchestrator.boards.authority import Authority
 from orchestrator.fleet.swarm.helpers import settings, write_credentials
@@ -198,5 +198,5 @@ async def test_a_helper_whose_engine_is_gone_ends(up: Up, monkeypatch: pytest.Mo
 async def test_a_helper_that_nobody_commands_ends(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_helper, "PING_EVERY_S", 0.05)
     port = free_port()
-    alone: Settings = msgspec.structs.replace(up.settings, port=port, alone_s=0.1)
+    alone: HelperSettings = msgspec.structs.replace(up.settings, port=port, alone_s=0.1)
     assert "no orchestrator" in await asyncio.wait_for(Helper(alone).run(), 20)

@@ -15,8 +15,8 @@ import pytest
 
 from edgebed.errors import LinkError
 from edgebed.link.mqtt import Address, MqttLink
-from orchestrator.boards.place import Where
-from orchestrator.boards.standing import BoardsBroker
+from orchestrator.boards.boards_broker import BoardsBroker
+from orchestrator.boards.service_folder import Where
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import open_broker as module
 from orchestrator.broker.open_broker import Broker, open_broker

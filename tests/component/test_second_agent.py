@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from edge_agent.agent import Settings
+from edge_agent.agent import AgentSettings
 from orchestrator.records.types import DeviceOut, Fault, RoundFinished
 from tests.component._fleet import FLEET, Fleet, fleet, make_agent, training
 
@@ -19,7 +19,7 @@ async def played(folder: Path, second: bool) -> Fleet:
     async with fleet(folder, {"dev-1": 24, "dev-2": 16}, heartbeat_s=30.0) as made:
         run = asyncio.create_task(made.play(DTFL, training(rounds=4)))
         if second:
-            rival = make_agent(made, Settings("", 0, "", "", FLEET, "dev-1", folder / "dev-1.safetensors"))
+            rival = make_agent(made, AgentSettings("", 0, "", "", FLEET, "dev-1", folder / "dev-1.safetensors"))
             async with asyncio.timeout(60):
                 await rival.run()  # until it is told to end
         await run

@@ -29,7 +29,7 @@ from orchestrator.fleet.host.speed import HostSpeed, watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.spec.capacity import dilation_of
 from orchestrator.fleet.spec.profile import Limits
-from orchestrator.records.timeline.disturbance import Work, not_got_s
+from orchestrator.records.timeline.disturbance import TaskWork, not_got_s
 from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import small_fleet
@@ -151,7 +151,7 @@ def lost_share(cgroup: Cgroup, pid: int, cpus: float) -> float:
     wait_for(lambda: time.monotonic() - begun > WALL_S)
     after, delayed_s, wall_s = cgroup.read(), delay.seconds(), time.monotonic() - begun
     assert delayed_s is not None
-    work = Work(wall_s, after.cpu_s - before.cpu_s)
+    work = TaskWork(wall_s, after.cpu_s - before.cpu_s)
     return not_got_s(cpus, work, delayed_s, after.throttled_s - before.throttled_s) / (cpus * wall_s)
 
 

@@ -16,7 +16,7 @@ from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.failures import scenario_line
-from orchestrator.records.timeline.limits_in_force import Limits as LimitsInForce
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,
@@ -27,8 +27,8 @@ from orchestrator.records.types import (
     ScenarioStep,
     UpdateReceived,
 )
-from orchestrator.scenario.schedule import Scenario
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.agenda import Scenario
+from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 from orchestrator.simulation.cpu import PlainCpu
 from orchestrator.simulation.link import LinkCost, Pipe
@@ -44,7 +44,7 @@ BATCHES = {"batch_size": 8, "epochs": 4, "liveness_s": 5.0}
 
 
 def scenario(*events: dict[str, Any], traces: Any = None) -> Scenario:
-    return Scenario(tuple(msgspec.convert(list(events), list[Event])), traces or {})
+    return Scenario(tuple(msgspec.convert(list(events), list[ScenarioEvent])), traces or {})
 
 
 def played(folder: Path, wanted: Scenario | None, rounds: int = 2) -> Played:

@@ -52,16 +52,16 @@ SHARED = [{"name": "fedgkt", "cut": 2}, {"name": "s2fl", "cuts": [2], "sliding":
 (FedAT's rounds side by side merge in the order in which they end, so in another one on another clock.)"""
 
 
-Steps = dict[tuple[str, int], list[object]]
+Recorded = dict[tuple[str, int], list[object]]
 """By device and round: the steps of the device core, and its result."""
 
 
-def recorded(module: str, monkeypatch: pytest.MonkeyPatch) -> Steps:
+def recorded(module: str, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """What the device core does from now on, driven by this module."""
-    seen: Steps = {}
+    seen: Recorded = {}
     warm_up_once()  # its tasks are no part of the run
 
-    def recording(task: Task, *rest: Any) -> core.Steps:
+    def recording(task: Task, *rest: Any) -> core.CoreSteps:
         steps, answer = core.run_task(task, *rest), None
         taken = seen.setdefault((task.assignment.device, task.round), [])
         while True:
@@ -77,7 +77,7 @@ def recorded(module: str, monkeypatch: pytest.MonkeyPatch) -> Steps:
     return seen
 
 
-def without_task(step: core.Step) -> object:
+def without_task(step: core.CoreStep) -> object:
     """The step without the id of its task, which is unique over all runs."""
     if not isinstance(step, core.SendUpload):
         return step

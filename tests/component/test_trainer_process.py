@@ -24,7 +24,7 @@ from edgebed.errors import RunError
 from edgebed.methods.base import METHODS, Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Codec, Optimizer
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training import process as process_module
@@ -91,7 +91,7 @@ async def test_a_test_in_the_process_gives_the_same_score(process: TrainerProces
     x = torch.randn(30, *small_model().input_shape, generator=torch.Generator().manual_seed(1))
     samples = x, torch.arange(30) % small_model().classes
     for _ in range(2):  # the second time the process has the samples
-        assert await process.evaluate(method, weights, samples) == await LocalJudge(CPU).evaluate(
+        assert await process.evaluate(method, weights, samples) == await LocalEvaluator(CPU).evaluate(
             method, weights, samples
         )
     assert (await process.final(method, weights, samples, samples)).accuracy >= 0

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.records.types import DeviceJoined, DeviceLeft, DeviceOut, LimitsSet, RoundFinished, ScenarioStep
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.spec import ScenarioEvent
 from tests.e2e.rig import Rig, experiment, fleet_up
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
 TRACE = "time_s,uplink_mbit_s,downlink_mbit_s\n0,5,15\n0.5,10,15\n1,2.5,15\n"
 
 
-def events(*listed: dict[str, Any]) -> list[Event]:
-    return msgspec.convert(list(listed), list[Event])
+def events(*listed: dict[str, Any]) -> list[ScenarioEvent]:
+    return msgspec.convert(list(listed), list[ScenarioEvent])
 
 
 async def step(run: Rig, device: str, kind: str, begins: bool = True) -> ScenarioStep:

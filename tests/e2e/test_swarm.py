@@ -41,7 +41,7 @@ from orchestrator.records.types import (
 )
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.spec import ScenarioEvent
 from tests.artificial_board import ArtificialBoard, artificial_board
 from tests.component._faults import causes, short_calibration
 from tests.e2e.rig import FleetUp, experiment
@@ -227,7 +227,7 @@ async def test_what_a_scenario_asks_is_in_force_on_a_node_and_is_undone(
         {"at_s": 3, "device": first, "compete_cpus": 0.02, "for_s": 1},
     ]
     wanted = msgspec.structs.replace(
-        experiment(rounds=1000, max_batches=8, liveness_s=20.0), scenario=msgspec.convert(events, list[Event])
+        experiment(rounds=1000, max_batches=8, liveness_s=20.0), scenario=msgspec.convert(events, list[ScenarioEvent])
     )
     async with fleet.run(wanted, tmp_path) as run:
         await run.expect(DeviceJoined, lambda record: record.device == fourth and record.again)

@@ -15,7 +15,7 @@ import pytest
 from edge_agent.board import join
 from edge_agent.board.keystore import Keystore
 from edgebed.service_unit import ServiceUnit
-from orchestrator.boards.place import Place
+from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli import boards
 from orchestrator.experiment import load
 from orchestrator.records.reader import read
@@ -42,7 +42,7 @@ class Machine:
     """A service and a board of it, each a unit of this machine. `folder` is XDG_STATE_HOME."""
 
     def __init__(self, folder: Path) -> None:
-        self.place, self.keys = Place.of_user(), Keystore(folder / "board")
+        self.place, self.keys = ServiceFolder.of_user(), Keystore(folder / "board")
         self.environment = {**os.environ, "EDGEBED_BOARD": str(self.keys.folder)}
         self.served, self.joined = boards.unit([]), join.unit(self.keys.folder)
 

@@ -23,7 +23,7 @@ import torch
 import zstandard
 
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import Settings, new_incarnation, presence
+from edge_agent.agent import AgentSettings, new_incarnation, presence
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import TransferError
 from edgebed.link.base import Link
@@ -80,7 +80,7 @@ class Hostile:
     names: how many names of devices it invents.
     """
 
-    def __init__(self, settings: Settings, incarnation: str, control: Link, data: Link, names: int) -> None:
+    def __init__(self, settings: AgentSettings, incarnation: str, control: Link, data: Link, names: int) -> None:
         self._settings, self._incarnation, self.names = settings, incarnation, names
         self._control, self.data = control, data
         self.device, self.topics = settings.device, Topics(settings.fleet)

@@ -10,8 +10,8 @@ from edge_agent.board.keystore import Keystore
 from edgebed.wire.boards import Enrolled, Join
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment, Refused
-from orchestrator.boards.place import Place
 from orchestrator.boards.registry import Store
+from orchestrator.boards.service_folder import ServiceFolder
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        place = Place(folder)
+        place = ServiceFolder(folder)
         self.store, self.authority = Store(place), Authority(folder)
         self.enrolment = Enrolment(self.store, self.authority, 8883)
 

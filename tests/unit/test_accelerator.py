@@ -11,7 +11,7 @@ from edge_agent import __main__ as agent_main
 from edge_agent import accelerator as ac
 from edge_agent import torch_check
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import Settings, presence
+from edge_agent.agent import AgentSettings, presence
 from edge_agent.sensors.watch import board_facts
 from edge_agent.torch_check import check_torch, torch_note
 from edgebed.datasets.shard import VERSION, About, Shard
@@ -91,9 +91,9 @@ def test_cuda_that_works_is_taken(broken_cuda: None, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[AgentSettings]:
     """With what settings agents began to serve."""
-    settings: list[Settings] = []
+    settings: list[AgentSettings] = []
     monkeypatch.setattr(agent_main, "serve", settings.append)
     monkeypatch.setattr(agent_main, "warm_up", lambda accelerator: None)
     monkeypatch.delenv("EDGEBED_ACCELERATOR", raising=False)
@@ -106,7 +106,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
     agent_main.main()
 
 
-def recorded(settings: Settings) -> str:
+def recorded(settings: AgentSettings) -> str:
     """The fact `accelerator` in the record of a device that joins with these settings."""
     x, y = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2
     shard = Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", torch.device(settings.accelerator))
@@ -119,7 +119,7 @@ def recorded(settings: Settings) -> str:
 
 @pytest.mark.parametrize("wanted", [(), ("--accelerator", "auto"), ("--accelerator", "cuda")])
 def test_the_name_of_a_cuda_device_that_works_is_recorded(
-    wanted: tuple[str, ...], started: list[Settings], broken_cuda: None, monkeypatch: pytest.MonkeyPatch
+    wanted: tuple[str, ...], started: list[AgentSettings], broken_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this stand-in, any convolution works there."""
     for module in (ac, torch_check):
@@ -131,7 +131,7 @@ def test_the_name_of_a_cuda_device_that_works_is_recorded(
 
 @pytest.mark.parametrize("cuda", ["without_cuda", "broken_cuda"])
 def test_a_board_without_a_cuda_device_that_works_trains_and_is_recorded_on_the_cpu(
-    cuda: str, started: list[Settings], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    cuda: str, started: list[AgentSettings], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_check, "try_convolution", lambda accelerator: None)
     request.getfixturevalue(cuda)

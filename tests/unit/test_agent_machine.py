@@ -16,7 +16,7 @@ from edge_agent.machine import (
     StartTraining,
     StopTraining,
     TaskArrived,
-    Trained,
+    TrainingEnded,
 )
 from edgebed.wire.messages import Assignment, Task
 
@@ -30,7 +30,7 @@ def test_a_task_is_trained_and_sent_once() -> None:
     m = AgentMachine()
     assert m.handle(TaskArrived(task("t"))) == [StartTraining(task("t"))]
     assert m.handle(TaskArrived(task("t"))) == []
-    assert m.handle(Trained("t")) == [SendUpdate("t")]
+    assert m.handle(TrainingEnded("t")) == [SendUpdate("t")]
     assert m.handle(Sent("t")) == [Rest()]
     assert m.handle(TaskArrived(task("t"))) == []
 
@@ -38,14 +38,14 @@ def test_a_task_is_trained_and_sent_once() -> None:
 def test_a_failed_task_is_reported_with_its_cause() -> None:
     m = AgentMachine()
     m.handle(TaskArrived(task("t")))
-    assert m.handle(Trained("t", "out of memory")) == [SendFailure("t", "out of memory")]
+    assert m.handle(TrainingEnded("t", "out of memory")) == [SendFailure("t", "out of memory")]
 
 
 def test_a_newer_task_replaces_the_one_in_hand() -> None:
     m = AgentMachine()
     m.handle(TaskArrived(task("old")))
     assert m.handle(TaskArrived(task("new"))) == [StopTraining("old")]
-    assert m.handle(Trained("old")) == [StartTraining(task("new"))]
+    assert m.handle(TrainingEnded("old")) == [StartTraining(task("new"))]
 
 
 def test_a_cancelled_task_sends_nothing() -> None:
@@ -53,7 +53,7 @@ def test_a_cancelled_task_sends_nothing() -> None:
     m.handle(TaskArrived(task("t")))
     assert m.handle(CancelArrived("t")) == [StopTraining("t")]
     assert m.handle(CancelArrived("t")) == []
-    assert m.handle(Trained("t")) == [Rest()]
+    assert m.handle(TrainingEnded("t")) == [Rest()]
 
 
 def test_cancelling_a_task_that_waits_forgets_it() -> None:
@@ -61,18 +61,20 @@ def test_cancelling_a_task_that_waits_forgets_it() -> None:
     m.handle(TaskArrived(task("old")))
     m.handle(TaskArrived(task("new")))
     assert m.handle(CancelArrived("new")) == []
-    assert m.handle(Trained("old")) == [Rest()]
+    assert m.handle(TrainingEnded("old")) == [Rest()]
 
 
 names = st.sampled_from(["a", "b", "c"])
-events = st.one_of(names.map(task).map(TaskArrived), names.map(CancelArrived), names.map(Trained), names.map(Sent))
+events = st.one_of(
+    names.map(task).map(TaskArrived), names.map(CancelArrived), names.map(TrainingEnded), names.map(Sent)
+)
 
 
 @given(st.lists(events, max_size=40))
 def test_never_two_trainings_at_once_and_no_task_twice(steps: list[Event]) -> None:
     m, running, started = AgentMachine(), None, []
     for event in steps:
-        if isinstance(event, Trained):
+        if isinstance(event, TrainingEnded):
             if event.task != running:
                 continue  # the training thread speaks only of what it ran
             running = None

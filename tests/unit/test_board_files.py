@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from edge_agent.board import join as joining
 from edge_agent.board.cipher import cipher_environment, has_aes
 from edge_agent.board.client import ClockError, check_clock
-from edge_agent.board.keystore import Keystore, Membership
+from edge_agent.board.keystore import JoinedService, Keystore
 from edgebed.errors import FileError, UsageError
 from edgebed.service_unit import ServiceUnit, quoted
 from orchestrator.boards.app import FREE_MISSES, MOST_ADDRESSES, Misses
@@ -81,11 +81,11 @@ def test_the_files_of_a_board_are_its_owners(world: World) -> None:
     board = world.board("a")
     assert not board.joined
     with pytest.raises(UsageError, match="has not joined"):
-        board.membership()
+        board.service()
     enrolled = world.join(world.invite("pi"), board)
-    membership = Membership(enrolled.board, "pi", "10.0.0.1", 7443, 8883)
-    board.keep(membership, world.authority.pem.decode(), enrolled.certificate)
-    assert Keystore(board.folder).membership() == membership
+    joined = JoinedService(enrolled.board, "pi", "10.0.0.1", 7443, 8883)
+    board.keep(joined, world.authority.pem.decode(), enrolled.certificate)
+    assert Keystore(board.folder).service() == joined
     assert stat.S_IMODE(board.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in board.folder.iterdir()} == {0o600}
     board.remove()

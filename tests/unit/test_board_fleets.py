@@ -13,11 +13,11 @@ from edgebed.errors import CapacityError, FleetError, UsageError
 from edgebed.link.base import Handler
 from edgebed.link.mqtt import Address
 from edgebed.wire.topics import Topics
+from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.members import Taken, board_ids, claimed, is_claimed, with_facts
-from orchestrator.boards.place import Live, Place, Where
 from orchestrator.boards.registry import Board, Registry, Store
+from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.boards.split_link import SplitLink
-from orchestrator.boards.standing import BoardsBroker
 from orchestrator.experiment import load
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.ownership import this_process
@@ -48,12 +48,12 @@ def board(name: str, number: int, profile: str = "", **facts: str) -> Board:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServiceFolder:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Place.of_user()
+    return ServiceFolder.of_user()
 
 
-def keep(place: Place, *boards: Board) -> Registry:
+def keep(place: ServiceFolder, *boards: Board) -> Registry:
     with Store(place).change() as registry:
         registry.boards = list(boards)
     return Store(place).read()
@@ -141,7 +141,7 @@ def test_boards_alone_need_no_cpu_of_this_host_but_a_server_does(tmp_path: Path,
 # ---- who they are ----
 
 
-def test_a_board_has_its_cores_and_the_profile_of_its_invitation(tmp_path: Path, place: Place) -> None:
+def test_a_board_has_its_cores_and_the_profile_of_its_invitation(tmp_path: Path, place: ServiceFolder) -> None:
     keep(place, board("b1", 1, "pi.yaml", cores="4", memory_mib="3792"), board("b2", 2, cores="nonsense"))
     spec = with_facts(fleet(tmp_path, "  - {board: b1}\n  - {board: b2}\n  - {profile: here.yaml}\n"))
     first, second = spec.devices[0].profile, spec.devices[1].profile
@@ -160,7 +160,7 @@ def test_a_board_has_its_cores_and_the_profile_of_its_invitation(tmp_path: Path,
         with_facts(fleet(tmp_path, "  - {board: b1}\n"))
 
 
-def test_boards_that_cannot_take_part_are_all_named(tmp_path: Path, place: Place) -> None:
+def test_boards_that_cannot_take_part_are_all_named(tmp_path: Path, place: ServiceFolder) -> None:
     gone = board("gone", 1)
     gone.revoked_s, gone.revoked_why = 1.0, "by hand"
     keep(place, gone, board("b1", 2))
@@ -172,7 +172,7 @@ def test_boards_that_cannot_take_part_are_all_named(tmp_path: Path, place: Place
         board_ids(fleet(tmp_path, devices), Store(place).read())
 
 
-def test_one_fleet_at_a_time_has_a_board(place: Place) -> None:
+def test_one_fleet_at_a_time_has_a_board(place: ServiceFolder) -> None:
     ids, taken = {"b1": f"{ID[:-1]}1", "b2": f"{ID[:-1]}2"}, Taken("lab", "f1", 7)
     with claimed(place, ids, taken):
         assert is_claimed(place, ids["b1"])
@@ -186,7 +186,7 @@ def test_one_fleet_at_a_time_has_a_board(place: Place) -> None:
         pass
 
 
-async def test_a_board_never_becomes_larger_than_it_is(tmp_path: Path, place: Place) -> None:
+async def test_a_board_never_becomes_larger_than_it_is(tmp_path: Path, place: ServiceFolder) -> None:
     keep(place, board("b1", 1, cores="1", memory_mib="4096"))
     small = fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n")
     (tmp_path / "pi.yaml").write_text(PI.replace("0.2", "2"))
@@ -308,7 +308,7 @@ def test_a_board_is_simulated_by_its_profile(tmp_path: Path) -> None:
 async def test_a_broker_of_ones_own_is_of_no_use_to_boards_only(tmp_path: Path) -> None:
     spec = fleet(tmp_path, "  - {board: b1}\n")
     address = BoardsBroker(
-        Place(tmp_path), Live(this_process(), Address("/socket", 0), 0), Where(("h",), 1, 2), started=False
+        ServiceFolder(tmp_path), Live(this_process(), Address("/socket", 0), 0), Where(("h",), 1, 2), started=False
     )
     opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address)
     async with contextlib.AsyncExitStack() as stack:

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from edgebed.errors import FleetError, UsageError, WireError
 from edgebed.link.mqtt import Address
-from edgebed.wire.boards import Join, Renew, Token, decode_assignment, parse_token, plain_facts
+from edgebed.wire.boards import Join, Renew, Token, decode_order, parse_token, plain_facts
 from orchestrator.boards import registry
 from orchestrator.boards.authority import requested_key
 from orchestrator.boards.enrolment import LATE_S, Refused
-from orchestrator.boards.place import Live, Place, Where
 from orchestrator.boards.registry import Board, Store
+from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.cli import build
 from orchestrator.cli.boards import board_rows, duration_s
 from orchestrator.fleet.ownership import this_process
@@ -42,7 +42,7 @@ def test_a_registry_that_another_process_holds_is_waited_for_in_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "LOCK_S", 0.05)
-    first, second = Store(Place(tmp_path)), Store(Place(tmp_path))
+    first, second = Store(ServiceFolder(tmp_path)), Store(ServiceFolder(tmp_path))
     with first.change(), pytest.raises(FleetError, match=r"another process has held .*lock"), second.change():
         pass
     with second.change():
@@ -71,21 +71,21 @@ def test_any_text_is_a_token_or_refused(text: str) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_assignment_or_refused(data: bytes) -> None:
+def test_any_bytes_are_an_order_or_refused(data: bytes) -> None:
     try:
-        decode_assignment(data)
+        decode_order(data)
     except WireError:
         return
 
 
-def test_an_assignment_names_a_fleet_and_a_shard() -> None:
-    assert decode_assignment(b"") is None
-    right = decode_assignment(b'{"fleet":"f1","shard":"%s"}' % (b"a" * 64))
+def test_an_order_names_a_fleet_and_a_shard() -> None:
+    assert decode_order(b"") is None
+    right = decode_order(b'{"fleet":"f1","shard":"%s"}' % (b"a" * 64))
     assert right is not None
     assert right.fleet == "f1"
     for wrong in (b'{"fleet":"../x","shard":"%s"}' % (b"a" * 64), b'{"fleet":"f1","shard":"../../etc/passwd"}'):
         with pytest.raises(WireError):
-            decode_assignment(wrong)
+            decode_order(wrong)
 
 
 def test_facts_are_short_printable_and_few() -> None:
@@ -145,7 +145,7 @@ def test_a_stranger_learns_nothing(world: World) -> None:
 
 def test_what_a_killed_service_told_is_not_believed(tmp_path: Path) -> None:
     """Another user could have made a socket where the old one was."""
-    place, me = Place(tmp_path), this_process()
+    place, me = ServiceFolder(tmp_path), this_process()
     live = Live(msgspec.structs.replace(me, started=me.started + 1), Address("/old", 0), 3)
     place.tell_live(live)
     lock = place.hold()
@@ -336,7 +336,7 @@ def test_a_profile_of_an_invitation_exists_and_is_found_from_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = Place.of_user()
+    place = ServiceFolder.of_user()
     place.tell_where(Where(("h",), 1, 2))
     (work := tmp_path / "work").mkdir()
     monkeypatch.chdir(work)

@@ -14,7 +14,7 @@ from orchestrator.cli import build, doctor
 from orchestrator.cli.console import console
 from orchestrator.fleet.host import checkup
 from orchestrator.fleet.host import facts as host_facts
-from orchestrator.fleet.host.checkup import Engine, Facts, check, fit, fit_fleet
+from orchestrator.fleet.host.checkup import Engine, HostFacts, check, fit, fit_fleet
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 
@@ -27,7 +27,7 @@ CGROUPFS = host_facts.describe(VERSION, {"CgroupDriver": "cgroupfs", "CgroupVers
 SYSTEMD = host_facts.describe(VERSION, {"CgroupDriver": "systemd", "CgroupVersion": "2"}, True)
 NO_NETEM = "`tc qdisc replace dev ebd1 parent 1:1 handle 10: netem delay 10000us` failed: Error: Specified qdisc kind"
 
-V1 = Facts(
+V1 = HostFacts(
     kernel="Linux 6.18.44",
     hz=250,
     root=True,
@@ -64,11 +64,11 @@ V2 = msgspec.structs.replace(
 """Debian 12 with systemd, in a machine of 4 GiB."""
 
 
-def changed(host: Facts, **changes: object) -> Facts:
+def changed(host: HostFacts, **changes: object) -> HostFacts:
     return msgspec.structs.replace(host, **changes)
 
 
-def lacks(host: Facts, backend: str, devices: int = 0) -> dict[str, bool]:
+def lacks(host: HostFacts, backend: str, devices: int = 0) -> dict[str, bool]:
     """Names of what is missing, and whether it is needed. Each has a hint, and only they have."""
     rows = check(host, backend, devices)
     assert all(bool(row.lack) == bool(row.hint) for row in rows)

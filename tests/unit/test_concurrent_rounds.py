@@ -18,7 +18,7 @@ from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
 from orchestrator.records.types import Evaluated, Fault, Record, RoundFinished, RoundStarted
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 
@@ -82,7 +82,7 @@ class Harness:
             devices=Present(),  # type: ignore[arg-type]
             training=Training(**{"rounds": rounds, "quorum": 2} | training),
             environment=None,
-            judge=LocalJudge(torch.device("cpu")),
+            evaluator=LocalEvaluator(torch.device("cpu")),
             test=(torch.zeros(1), torch.zeros(1)),
             save=lambda weights, progress, tensors: self.saved.append((float(weights["w"]), progress.round)),
             record=self.records.append,

@@ -18,12 +18,12 @@ from edgebed.device.core import (
     Body,
     Cancelled,
     Computed,
+    CoreStep,
+    CoreSteps,
     Decoded,
     Encoded,
     Result,
     SendUpload,
-    Step,
-    Steps,
     begin_half,
     complete_assignment,
     raw_bytes,
@@ -57,7 +57,7 @@ class Device:
         self.assignment = complete_assignment(given, 0.5, self.shard)
         self.batches = ShardBatches(self.shard, self.assignment)
 
-    def start(self, begin: Callable[[Assignment, Body, Batches], Half] | None = None, body: Body = b"") -> Steps:
+    def start(self, begin: Callable[[Assignment, Body, Batches], Half] | None = None, body: Body = b"") -> CoreSteps:
         return run_task(self.task, self.assignment, body, begin or self._begin, self.batches, self.log)
 
     def body(self) -> bytes | bytearray:
@@ -73,8 +73,8 @@ class Device:
         return [phase.name for phase in self.log.take()]
 
 
-def drive(steps: Steps, reply: Callable[[int], bytes | bytearray] | None = None) -> tuple[list[Step], Result]:
-    taken: list[Step] = []
+def drive(steps: CoreSteps, reply: Callable[[int], bytes | bytearray] | None = None) -> tuple[list[CoreStep], Result]:
+    taken: list[CoreStep] = []
     answer: bytes | bytearray | None = None
     while True:
         try:

@@ -13,7 +13,7 @@ from orchestrator.records.compare.comparison import compare
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.timeline.disturbance import HostOfRound, Work, disturbed_line, hosts_of_rounds, not_got_s
+from orchestrator.records.timeline.disturbance import HostOfRound, TaskWork, disturbed_line, hosts_of_rounds, not_got_s
 from orchestrator.report.tables import round_rows
 from tests.summaries import changed, summarised
 from tests.synthetic import Synthetic
@@ -59,7 +59,7 @@ def causes(rounds: dict[int, dict[str, Any]]) -> list[tuple[str, ...] | None]:
 
 # ---- CPU not got -----------------------------------------------------------------------------------------------------
 
-WORK = Work(wall_s=10.0, cpu_s=1.5)
+WORK = TaskWork(wall_s=10.0, cpu_s=1.5)
 
 
 def test_cpu_is_not_got_where_the_quota_allowed_it_and_threads_waited() -> None:
@@ -81,7 +81,7 @@ def test_nothing_is_lost(cpus: float, delayed_s: float, throttled_s: float) -> N
 
 def test_threads_of_one_device_that_wait_for_each_other_lose_nothing() -> None:
     """Measured: two threads, quota 0.2, 5 s, nobody else: delay less stops is 1.5 s."""
-    assert not_got_s(0.2, Work(5.0, 0.996), delayed_s=8.96, throttled_s=7.49) < 0.005
+    assert not_got_s(0.2, TaskWork(5.0, 0.996), delayed_s=8.96, throttled_s=7.49) < 0.005
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------

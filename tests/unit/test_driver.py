@@ -22,7 +22,7 @@ from orchestrator.training.server import ServerTrainer
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 
 
-class FakePort:
+class FakeEndpoint:
     """Takes a task and delivers it at once."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
 
     method.server_halves = when_released  # type: ignore[method-assign]
     records: list[Record] = []
-    port, trainer = FakePort(), ServerTrainer(CPU, slots=1)
+    endpoint, trainer = FakeEndpoint(), ServerTrainer(CPU, slots=1)
     settings = RoundSettings("run", {"a": 2 * BATCH})
-    driver = RoundDriver(port, trainer, records.append, lambda device, why: None, settings)  # type: ignore[arg-type]
+    driver = RoundDriver(endpoint, trainer, records.append, lambda device, why: None, settings)  # type: ignore[arg-type]
     begin = trainer.begin
 
     def begin_as_the_next_arrives(halves: list[ServerHalf]) -> None:
@@ -76,7 +76,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     weights = small_model().weights()
     plan = method.plan(0, [view("a", 2 * BATCH)], SCHEDULE)
     round_ = asyncio.create_task(driver.run(RoundJob(0, plan, weights, method)))
-    task = await port.task
+    task = await endpoint.task
 
     def upload(batch: int) -> ReceivedTransfer:
         z = {"features": torch.ones(BATCH, *small_model().feature_shape(1)), "labels": torch.zeros(BATCH).long()}
@@ -103,12 +103,12 @@ def inbound(header: Header, tensors: Weights) -> ReceivedTransfer:
 async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:
     """Else a device that has come back meanwhile would count as away once more."""
     method, given_up = make_method("fedavg"), list[str]()
-    port, trainer = FakePort(), ServerTrainer(CPU, slots=1)
+    endpoint, trainer = FakeEndpoint(), ServerTrainer(CPU, slots=1)
     settings = RoundSettings("run", {"a": BATCH})
-    driver = RoundDriver(port, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
+    driver = RoundDriver(endpoint, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
     round_ = asyncio.create_task(driver.run(RoundJob(0, plan, small_model().weights(), method)))
-    await port.task
+    await endpoint.task
     driver.lost("a", "its agent was killed")
     async with asyncio.timeout(10):
         assert (await round_).why == "void"

@@ -1,4 +1,4 @@
-"""Two Ports over a MemoryHub: delivery, refusal, backpressure, bad weather, foreign and hostile messages."""
+"""Two endpoints over a MemoryHub: delivery, refusal, backpressure, bad weather, foreign and hostile messages."""
 
 from __future__ import annotations
 

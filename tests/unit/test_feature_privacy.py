@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from edge_agent.training import Trainer
+from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import read_shard, write_shard
 from edgebed.device.core import Result
 from edgebed.device.metrics import TaskMetrics
@@ -323,7 +323,7 @@ def train(folder: Path, chosen: Privacy, told: Privacy) -> tuple[Result, list[We
     model = {"name": "resnet-tiny"}
     half = Assignment("a", model, 2, (1, 8, 8), 2, "head", uploads=("features", "weights"), batch_size=4, privacy=told)
     clock = iter(range(10_000))
-    trainer, io = Trainer(read_shard(path), PhaseLog(lambda: next(clock))), NoIO()
+    trainer, io = DeviceTrainer(read_shard(path), PhaseLog(lambda: next(clock))), NoIO()
     built = seeded(lambda: MODELS.create(model).build((1, 8, 8), 2), 0)
     body = encode_tensors({n: built.weights()[n] for n in built.names_below(2, head=True)}, Codec())
     return trainer.run(Task("t", "r", 0, half), body, io, threads=1), io.sent

@@ -13,9 +13,9 @@ from edge_agent.node import settings as node
 from edgebed.guarded import Guarded
 from edgebed.link.mqtt import Address
 from edgebed.wire.boards import Join, Token
-from orchestrator.boards.place import Live
+from orchestrator.boards.service_folder import Live
 from orchestrator.broker.own import OwnBroker
-from orchestrator.broker.seams import Listen
+from orchestrator.broker.runner import Listen
 from orchestrator.fleet.base import Access, TlsListener
 from orchestrator.fleet.ownership import this_process
 from orchestrator.runs.daemon import state_of
@@ -33,8 +33,8 @@ WORD = "hunter2"
         Live(this_process(), Address("/socket", 0, "u", WORD), 0),
         Token(bytes(32), WORD, "pi"),
         Join(WORD, "csr"),
-        agent.Settings("h", 1883, "u", WORD, "f", "d", Path("shard")),
-        node.Settings("ca", "c", WORD, "c", WORD, 1, 1.0),
+        agent.AgentSettings("h", 1883, "u", WORD, "f", "d", Path("shard")),
+        node.HelperSettings("ca", "c", WORD, "c", WORD, 1, 1.0),
         OwnBroker(f"mqtts://u:{WORD}@h"),
     ],
     ids=lambda each: f"{type(each).__module__}.{type(each).__name__}",

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.simulation.layer_costs import WidthLaw, Work, law_at, seconds
-from orchestrator.simulation.layer_meter import LayerMeter
-from orchestrator.simulation.layer_work import LayerWork
+from orchestrator.simulation.layer_costs import LayerCall, LayerCalls, LayerMeter, WidthLaw, law_at, seconds
 from orchestrator.simulation.reference import Reference
 from tests.component._fleet import model
 from tests.unit._assignments import assignment
@@ -26,29 +24,29 @@ COSTS = {CONVOLUTION: [WidthLaw(4, 4.0, 0.4), WidthLaw(16, 2.0, 0.1)], "update":
 def test_between_two_widths_costs_are_interpolated(width: float, call_s: float, unit_s: float) -> None:
     law = law_at(COSTS[CONVOLUTION], width)
     assert (law.call_s, law.unit_s) == (pytest.approx(call_s), pytest.approx(unit_s))
-    assert seconds(COSTS, Work(CONVOLUTION, width, 10)) == pytest.approx(call_s + 10 * unit_s)
+    assert seconds(COSTS, LayerCall(CONVOLUTION, width, 10)) == pytest.approx(call_s + 10 * unit_s)
 
 
 def test_what_was_not_measured_is_free() -> None:
-    assert seconds(COSTS, Work("norm", 8, 100)) == 0.0
+    assert seconds(COSTS, LayerCall("norm", 8, 100)) == 0.0
 
 
-def calls(run: Callable[[], object]) -> dict[str, list[Work]]:
-    seen: list[Work] = []
-    with LayerWork(seen.append):
+def calls(run: Callable[[], object]) -> dict[str, list[LayerCall]]:
+    seen: list[LayerCall] = []
+    with LayerCalls(seen.append):
         run()
-    return {kind: [work for work in seen if work.kind == kind] for kind in {work.kind for work in seen}}
+    return {kind: [call for call in seen if call.kind == kind] for kind in {call.kind for call in seen}}
 
 
-def pass_through(layer: nn.Module, x: Tensor) -> dict[str, list[Work]]:
+def pass_through(layer: nn.Module, x: Tensor) -> dict[str, list[LayerCall]]:
     return calls(lambda: layer(x).sum().backward())
 
 
 def test_a_convolution_counts_its_multiply_adds() -> None:
     found = pass_through(nn.Conv2d(4, 9, 3, padding=1), torch.zeros(2, 4, 5, 5, requires_grad=True))
     units = 2 * 9 * 25 * 4 * 9
-    assert found[CONVOLUTION] == [Work(CONVOLUTION, 6.0, units)]
-    assert found[CONVOLUTION + " backward"] == [Work(CONVOLUTION + " backward", 6.0, units)]
+    assert found[CONVOLUTION] == [LayerCall(CONVOLUTION, 6.0, units)]
+    assert found[CONVOLUTION + " backward"] == [LayerCall(CONVOLUTION + " backward", 6.0, units)]
 
 
 def test_the_first_layer_needs_no_gradient_of_its_input() -> None:
@@ -59,17 +57,17 @@ def test_the_first_layer_needs_no_gradient_of_its_input() -> None:
 
 def test_norms_products_and_pools_are_told_apart() -> None:
     x = torch.zeros(2, 4, 6, 6, requires_grad=True)
-    assert pass_through(nn.BatchNorm2d(4), x)["norm backward"] == [Work("norm backward", 4, 288)]
+    assert pass_through(nn.BatchNorm2d(4), x)["norm backward"] == [LayerCall("norm backward", 4, 288)]
     assert {"pool", "pool backward"} <= set(pass_through(nn.MaxPool2d(2), x))
     product = pass_through(nn.Linear(6, 8), torch.zeros(3, 6))["linear"]
-    assert product == [Work("linear", 3, 3 * 6 * 8)] * 2, "forward, and the gradient of the weights"
+    assert product == [LayerCall("linear", 3, 3 * 6 * 8)] * 2, "forward, and the gradient of the weights"
 
 
 def test_an_optimizers_step_is_counted_by_operation() -> None:
     weight = nn.Parameter(torch.zeros(5))
     weight.grad = torch.ones(5)
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    assert calls(optimizer.step)["update"] == [Work("update", 1.0, 5)]
+    assert calls(optimizer.step)["update"] == [LayerCall("update", 1.0, 5)]
 
 
 def test_a_meter_counts_only_while_it_is_open() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from edgebed.errors import UsageError
 from orchestrator.cli.live import MOST_DEVICES, share, view
+from orchestrator.cli.run import watching
 from orchestrator.records import types as t
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
@@ -123,3 +124,13 @@ def test_a_run_says_that_line() -> None:
     said: list[str] = []
     Watch(said.append).record(Path("run"), t.DeviceOut(1, 0, "dev-1", "lost", "its process ended: signal 9"))
     assert said == ["round 1: dev-1 lost: its process ended: signal 9"]
+
+
+def test_a_log_file_gets_the_lines_of_every_run(tmp_path: Path) -> None:
+    with watching(quiet=True, log_file=tmp_path / "log") as watch:
+        for listener in watch.listeners:
+            listener(Path("run"), Synthetic().records[0])
+            listener(Path("run"), t.DeviceOut(1, 0, "dev-1", "lost", "its process ended"))
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[-1].startswith("time=")
+    assert "device=dev-1" in lines[-1]

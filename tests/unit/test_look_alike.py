@@ -12,7 +12,7 @@ from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec, load_profile
 from orchestrator.look_alike.figures import (
     Figures,
-    Link,
+    LinkFigures,
     Step,
     corrected,
     fitted_limits,
@@ -30,7 +30,7 @@ from orchestrator.records.summary import Summary
 from tests.summaries import changed
 from tests.synthetic import Synthetic
 
-LINK = Link(20e6, 40e6, 5.2)
+LINK = LinkFigures(20e6, 40e6, 5.2)
 
 
 def steps(*seconds: float, cpu_s: float = 0.01) -> dict[int, Step]:
@@ -44,7 +44,7 @@ def test_the_cpus_are_those_with_which_a_step_takes_as_long() -> None:
 
 
 def test_a_latency_that_is_not_known_is_not_added() -> None:
-    board = Figures(steps(0.05), Link(1e6, 1e6, 0.6))
+    board = Figures(steps(0.05), LinkFigures(1e6, 1e6, 0.6))
     assert fitted_limits(board, steps(0.01), 0.2, 4096).latency_ms == 0.0
 
 
@@ -55,13 +55,13 @@ def test_a_look_alike_that_is_too_slow_gets_more_cpu() -> None:
 
 
 def test_rows_have_the_error_of_every_figure() -> None:
-    board, like = Figures(steps(0.1, 0.2), LINK), Figures(steps(0.11, 0.2), Link(19e6, 40e6, 5.2))
+    board, like = Figures(steps(0.1, 0.2), LINK), Figures(steps(0.11, 0.2), LinkFigures(19e6, 40e6, 5.2))
     found = {row.name: row for row in rows(board, like)}
     assert found["step, 1 stage"].error == pytest.approx(0.1)
     assert found["step, 2 stages"].error == pytest.approx(0.0)
     assert found["uplink"].error == pytest.approx(-0.05)
     assert found["memory of the agent"].board == 300.0
-    nothing = {row.name: row for row in rows(Figures(steps(0.1), Link(1, 1, 0.0)), like)}
+    nothing = {row.name: row for row in rows(Figures(steps(0.1), LinkFigures(1, 1, 0.0)), like)}
     assert nothing["half a round trip"].error is None
 
 

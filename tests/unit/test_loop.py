@@ -20,7 +20,7 @@ from edgebed.wire.messages import Assignment, Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
 from orchestrator.rounds.event_loop import uninterrupted
-from orchestrator.rounds.local_judge import LocalJudge
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
@@ -28,8 +28,8 @@ from orchestrator.rounds.replay import Replay
 
 def made(**parts: Any) -> Loop:
     """A loop of these parts, and of nothing for the others."""
-    judge = LocalJudge(torch.device("cpu"))
-    nothing = {"method": None, "driver": None, "devices": None, "environment": None, "judge": judge}
+    evaluator = LocalEvaluator(torch.device("cpu"))
+    nothing = {"method": None, "driver": None, "devices": None, "environment": None, "evaluator": evaluator}
     calls = {name: lambda *_: None for name in ("save", "record", "watch")}
     return Loop(**{**nothing, **calls, "test": (torch.zeros(1), torch.zeros(1)), **parts})
 

@@ -28,7 +28,7 @@ from orchestrator.fleet.control.membership import RIVAL_BEATS, Membership
 from orchestrator.records.types import DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 
-class DashboardAPI:
+class RecordedMembership:
     """A membership with everything it says and records in lists, and devices that answer when told to."""
 
     def __init__(self, pinned: bool = False) -> None:
@@ -61,155 +61,155 @@ def status(incarnation: str = "1", configured: int = 0, progress: int = 0, first
 
 
 def test_a_device_joins_leaves_and_returns() -> None:
-    desk = DashboardAPI()
+    recorded = RecordedMembership()
     for message in (presence(), presence(), presence(online=False), presence(incarnation="2")):
-        desk.membership.on_control("a", message)
-    assert [e for e in desk.events if not hasattr(e, "moved")] == [
+        recorded.membership.on_control("a", message)
+    assert [e for e in recorded.events if not hasattr(e, "moved")] == [
         Joined("a", False, False),
         Left("a", "its connection ended (last will)"),
         Joined("a", True, True),
     ]
-    assert desk.membership.present() == ["a"]
+    assert recorded.membership.present() == ["a"]
 
 
 def test_the_will_of_an_earlier_agent_changes_nothing() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence(incarnation="2"))
-    desk.membership.on_control("a", presence(incarnation="1", online=False))
-    assert desk.membership.present() == ["a"]
-    assert not desk.of(DeviceLeft)
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence(incarnation="2"))
+    recorded.membership.on_control("a", presence(incarnation="1", online=False))
+    assert recorded.membership.present() == ["a"]
+    assert not recorded.of(DeviceLeft)
 
 
 def test_a_device_that_speaks_after_its_will_is_back() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
-    desk.membership.on_control("a", presence(online=False))
-    desk.membership.on_control("a", status())
-    assert desk.membership.present() == ["a"]
-    assert Joined("a", True, False) in desk.events
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
+    recorded.membership.on_control("a", presence(online=False))
+    recorded.membership.on_control("a", status())
+    assert recorded.membership.present() == ["a"]
+    assert Joined("a", True, False) in recorded.events
 
 
 def test_a_second_agent_with_a_device_s_name_is_sent_away_and_named() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence(incarnation="first"))
-    desk.membership.on_control("a", presence(incarnation="second"))
-    desk.membership.on_control("a", status("second", progress=9))
-    desk.membership.on_control("a", status("first"))
-    (fault,) = desk.of(Fault)
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence(incarnation="first"))
+    recorded.membership.on_control("a", presence(incarnation="second"))
+    recorded.membership.on_control("a", status("second", progress=9))
+    recorded.membership.on_control("a", status("first"))
+    (fault,) = recorded.of(Fault)
     assert "two agents call themselves a" in fault.what
-    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["second"]
-    assert desk.membership.devices["a"].incarnation == "first"
-    assert [e for e in desk.events if isinstance(e, Joined | Left)] == [Joined("a", False, False)]
+    assert [m.incarnation for _, m in recorded.said if isinstance(m, Shutdown)] == ["second"]
+    assert recorded.membership.devices["a"].incarnation == "first"
+    assert [e for e in recorded.events if isinstance(e, Joined | Left)] == [Joined("a", False, False)]
 
 
 def test_a_second_agent_that_did_not_hear_is_told_again_but_named_once() -> None:
-    desk = DashboardAPI()
+    recorded = RecordedMembership()
     for message in (presence(incarnation="1"), presence(incarnation="2"), status("1")):
-        desk.membership.on_control("a", message)
+        recorded.membership.on_control("a", message)
     for message in (presence(incarnation="2"), *[status("2")] * 5, status("1"), status("1")):
-        desk.membership.on_control("a", message)
-    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * 7
-    assert len(desk.of(Fault)) == 1
-    assert desk.membership.devices["a"].incarnation == "1"
+        recorded.membership.on_control("a", message)
+    assert [m.incarnation for _, m in recorded.said if isinstance(m, Shutdown)] == ["2"] * 7
+    assert len(recorded.of(Fault)) == 1
+    assert recorded.membership.devices["a"].incarnation == "1"
 
 
 def test_a_second_agent_takes_the_place_of_a_silent_one() -> None:
-    desk = DashboardAPI()
+    recorded = RecordedMembership()
     for message in (presence(incarnation="1"), status("1"), presence(incarnation="2"), *[status("2")] * RIVAL_BEATS):
-        desk.membership.on_control("a", message)
-    assert desk.membership.devices["a"].incarnation == "2"
-    assert [e for e in desk.events if isinstance(e, Joined | Left)][1:] == [
+        recorded.membership.on_control("a", message)
+    assert recorded.membership.devices["a"].incarnation == "2"
+    assert [e for e in recorded.events if isinstance(e, Joined | Left)][1:] == [
         Left("a", f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name"),
         Joined("a", True, True),
     ]
-    assert not desk.of(Fault)
+    assert not recorded.of(Fault)
 
 
 def test_an_old_presence_that_is_sent_again_changes_nothing_and_is_named_once() -> None:
-    desk = DashboardAPI()
+    recorded = RecordedMembership()
     for message in (presence(incarnation="1"), presence(online=False), presence(incarnation="2")):
-        desk.membership.on_control("a", message)
+        recorded.membership.on_control("a", message)
     for message in (*[presence(incarnation="1")] * 2, presence(incarnation="2", online=False), presence("a", "1")):
-        desk.membership.on_control("a", message)
-    assert desk.membership.devices["a"].incarnation == "2"
-    assert not desk.membership.present()
-    (fault,) = desk.of(Fault)
+        recorded.membership.on_control("a", message)
+    assert recorded.membership.devices["a"].incarnation == "2"
+    assert not recorded.membership.present()
+    (fault,) = recorded.of(Fault)
     assert "announced itself as a again" in fault.what
-    desk.membership.on_control("a", status("1"))
-    assert not desk.membership.present()
-    desk.membership.on_control("a", status("2"))
-    assert desk.membership.present() == ["a"]
+    recorded.membership.on_control("a", status("1"))
+    assert not recorded.membership.present()
+    recorded.membership.on_control("a", status("2"))
+    assert recorded.membership.present() == ["a"]
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_a_pinned_device_has_no_other_agent_until_the_fleet_starts_one(away: bool) -> None:
-    desk = DashboardAPI(pinned=True)
-    desk.membership.on_control("a", presence(incarnation="1"))
+    recorded = RecordedMembership(pinned=True)
+    recorded.membership.on_control("a", presence(incarnation="1"))
     if away:
-        desk.membership.on_control("a", presence(incarnation="1", online=False))
+        recorded.membership.on_control("a", presence(incarnation="1", online=False))
     for message in (presence(incarnation="2"), *[status("2")] * (RIVAL_BEATS + 1)):
-        desk.membership.on_control("a", message)
-    assert desk.membership.devices["a"].incarnation == "1"
-    assert desk.membership.present() == ([] if away else ["a"])
-    assert [m.incarnation for _, m in desk.said if isinstance(m, Shutdown)] == ["2"] * (RIVAL_BEATS + 2)
-    (fault,) = desk.of(Fault)
+        recorded.membership.on_control("a", message)
+    assert recorded.membership.devices["a"].incarnation == "1"
+    assert recorded.membership.present() == ([] if away else ["a"])
+    assert [m.incarnation for _, m in recorded.said if isinstance(m, Shutdown)] == ["2"] * (RIVAL_BEATS + 2)
+    (fault,) = recorded.of(Fault)
     assert "two agents call themselves a" in fault.what
-    desk.membership.expect("a")
-    desk.membership.on_control("a", status("1"))  # sent before its end
-    desk.membership.on_control("a", presence(incarnation="3"))
-    assert (desk.membership.devices["a"].incarnation, desk.membership.present()) == ("3", ["a"])
+    recorded.membership.expect("a")
+    recorded.membership.on_control("a", status("1"))  # sent before its end
+    recorded.membership.on_control("a", presence(incarnation="3"))
+    assert (recorded.membership.devices["a"].incarnation, recorded.membership.present()) == ("3", ["a"])
 
 
 def test_the_same_agent_connects_again() -> None:
-    desk = DashboardAPI(pinned=True)
+    recorded = RecordedMembership(pinned=True)
     for message in (presence(), presence(online=False), presence(), presence()):
-        desk.membership.on_control("a", message)
-    assert desk.membership.present() == ["a"]
-    assert not desk.of(Fault)
+        recorded.membership.on_control("a", message)
+    assert recorded.membership.present() == ["a"]
+    assert not recorded.of(Fault)
 
 
 async def test_settings_are_meant_for_the_agent_that_joined() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence(incarnation="1"))
-    desk.answer = lambda device, message: status("1", configured=message.seq)
-    await desk.membership.configure("a", Configure(0, 1, 1.0))
-    assert [m.incarnation for _, m in desk.said if isinstance(m, Configure)] == ["1"]
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence(incarnation="1"))
+    recorded.answer = lambda device, message: status("1", configured=message.seq)
+    await recorded.membership.configure("a", Configure(0, 1, 1.0))
+    assert [m.incarnation for _, m in recorded.said if isinstance(m, Configure)] == ["1"]
 
 
 def test_another_protocol_is_refused_with_a_fault() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence(protocol=99))
-    assert not desk.membership.present()
-    (fault,) = desk.of(Fault)
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence(protocol=99))
+    assert not recorded.membership.present()
+    (fault,) = recorded.of(Fault)
     assert isinstance(fault, Fault)
     assert "update" in fault.what
 
 
 def test_foreign_devices_and_false_names_change_nothing() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("stranger", presence("stranger"))
-    desk.membership.on_control("b", presence("a"))
-    assert not desk.membership.present()
-    assert not desk.records
+    recorded = RecordedMembership()
+    recorded.membership.on_control("stranger", presence("stranger"))
+    recorded.membership.on_control("b", presence("a"))
+    assert not recorded.membership.present()
+    assert not recorded.records
 
 
 def test_phases_are_recorded_once_and_acknowledged() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
-    desk.membership.on_control("a", status(first=0, phases=3))
-    desk.membership.on_control("a", status(first=0, phases=5))  # the acknowledgement was lost: repeated and more
-    desk.membership.on_control("a", status(first=2, phases=2))  # late
-    desk.membership.on_control(
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
+    recorded.membership.on_control("a", status(first=0, phases=3))
+    recorded.membership.on_control("a", status(first=0, phases=5))  # the acknowledgement was lost: repeated and more
+    recorded.membership.on_control("a", status(first=2, phases=2))  # late
+    recorded.membership.on_control(
         "a", status(first=9, phases=2)
     )  # a gap cannot be: the device repeats from what is missing
-    recorded = [phase.start_ns for record in desk.of(DevicePhases) for phase in record.phases]  # type: ignore[attr-defined]
-    assert recorded == [0, 1, 2, 3, 4]
-    assert desk.said[-1] == ("a", PhasesSeen("1", 5))
+    starts = [phase.start_ns for record in recorded.of(DevicePhases) for phase in record.phases]  # type: ignore[attr-defined]
+    assert starts == [0, 1, 2, 3, 4]
+    assert recorded.said[-1] == ("a", PhasesSeen("1", 5))
 
 
 async def test_configure_repeats_until_the_device_has_it() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
     tries = 0
 
     def answer(device: str, message: Control) -> Control | None:
@@ -217,14 +217,14 @@ async def test_configure_repeats_until_the_device_has_it() -> None:
         tries += isinstance(message, Configure)
         return status(configured=message.seq) if isinstance(message, Configure) and tries > 1 else None
 
-    desk.answer = answer
-    await desk.membership.configure("a", Configure(0, threads=1, heartbeat_s=1.0))
+    recorded.answer = answer
+    await recorded.membership.configure("a", Configure(0, threads=1, heartbeat_s=1.0))
     assert tries == 2
 
 
 async def test_probe_and_clock() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
 
     def answer(device: str, message: Control) -> Control | None:
         match message:
@@ -234,9 +234,9 @@ async def test_probe_and_clock() -> None:
                 return Pong("a", seq, sent, sent + 5_000_000_000)
         return None
 
-    desk.answer = answer
-    assert (await desk.membership.probe("a", Probe("", "busy"))).wall_s == 2.0
-    offset = await desk.membership.measure_clock("a", rounds=2)
+    recorded.answer = answer
+    assert (await recorded.membership.probe("a", Probe("", "busy"))).wall_s == 2.0
+    offset = await recorded.membership.measure_clock("a", rounds=2)
     assert offset.offset_ns == pytest.approx(5_000_000_000, abs=offset.uncertainty_ns)
 
 
@@ -244,23 +244,23 @@ async def test_probe_and_clock() -> None:
 async def test_a_probe_of_a_device_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch, hopeless: bool) -> None:
     monkeypatch.setattr(membership, "REPEAT_S", 0.01)
     monkeypatch.setattr(membership, "ABSENT_S", 0.05)
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
-    probing = asyncio.create_task(desk.membership.probe("a", Probe("", "busy")))
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
+    probing = asyncio.create_task(recorded.membership.probe("a", Probe("", "busy")))
     await asyncio.sleep(0)
-    desk.membership.left("a", "the board is revoked")
+    recorded.membership.left("a", "the board is revoked")
     if hopeless:
-        desk.membership.give_up("a", "the board is revoked")
+        recorded.membership.give_up("a", "the board is revoked")
     with pytest.raises(FleetError, match="a is gone: the board is revoked" if hopeless else "a is gone: it was away"):
         await asyncio.wait_for(probing, 10)
 
 
 async def test_waiting_names_the_devices_that_do_not_come() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
     with pytest.raises(FleetError, match=r"1 of 2 devices did not join .*: b"):
-        await desk.membership.wait_joined(0.05)
-    assert msgspec.structs.asdict(desk.of(DeviceJoined)[0])["device"] == "a"  # type: ignore[call-overload]
+        await recorded.membership.wait_joined(0.05)
+    assert msgspec.structs.asdict(recorded.of(DeviceJoined)[0])["device"] == "a"  # type: ignore[call-overload]
 
 
 def resting(task: str = "", progress: int = 0) -> Status:
@@ -268,22 +268,22 @@ def resting(task: str = "", progress: int = 0) -> Status:
 
 
 async def test_a_fleet_rests_once_every_device_that_is_present_says_that_it_has_no_task() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
-    desk.membership.on_control("a", msgspec.structs.replace(resting(), sent_ns=0))
-    wait = asyncio.create_task(desk.membership.rest(60.0))
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
+    recorded.membership.on_control("a", msgspec.structs.replace(resting(), sent_ns=0))
+    wait = asyncio.create_task(recorded.membership.rest(60.0))
     for message in (status(), resting("a task that was cancelled")):
-        desk.membership.on_control("a", message)
+        recorded.membership.on_control("a", message)
         await asyncio.sleep(0)
         assert not wait.done()
-    desk.membership.on_control("a", resting())
+    recorded.membership.on_control("a", resting())
     assert await asyncio.wait_for(wait, 10) == []
 
 
 async def test_a_device_that_stays_at_work_without_progress_is_named() -> None:
-    desk = DashboardAPI()
-    desk.membership.on_control("a", presence())
-    desk.membership.on_control("a", resting("t"))
-    assert await desk.membership.rest(0.0) == ["a"]
-    desk.membership.left("a", "gone")
-    assert await desk.membership.rest(0.0) == []
+    recorded = RecordedMembership()
+    recorded.membership.on_control("a", presence())
+    recorded.membership.on_control("a", resting("t"))
+    assert await recorded.membership.rest(0.0) == ["a"]
+    recorded.membership.left("a", "gone")
+    assert await recorded.membership.rest(0.0) == []

@@ -1,4 +1,4 @@
-"""The whole run over time: lanes and loads, from a state and from timelines."""
+"""The whole run over time: rows and loads, from a state and from timelines."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from orchestrator.rounds.machine import (
     Delivered,
     Dropped,
     Effect,
-    Event,
     Finish,
     Held,
     Leave,
     Progressed,
+    RoundEvent,
     RoundMachine,
     TaskState,
     Tick,
@@ -33,11 +33,11 @@ def machine(
     return RoundMachine(devices, 0.0, deadline_s=deadline_s, quorum=quorum, liveness_s=liveness_s, ceiling_s=ceiling_s)
 
 
-def play(m: RoundMachine, *events: tuple[float, Event]) -> list[Effect]:
+def play(m: RoundMachine, *events: tuple[float, RoundEvent]) -> list[Effect]:
     return [effect for now, event in events for effect in m.handle(event, now)]
 
 
-def work(device: str, at: float) -> list[tuple[float, Event]]:
+def work(device: str, at: float) -> list[tuple[float, RoundEvent]]:
     return [(at, Delivered(device)), (at, Updated(device)), (at, Completed(device))]
 
 
@@ -53,7 +53,7 @@ def test_a_lost_device_costs_its_own_work_and_nothing_else() -> None:
 
 def test_a_slow_device_that_progresses_is_never_lost() -> None:
     m = machine("a", liveness_s=10)
-    events: list[tuple[float, Event]] = []
+    events: list[tuple[float, RoundEvent]] = []
     for now in range(0, 500, 9):
         events += [(now, Progressed("a")), (now + 8.9, Tick())]
     assert play(m, (0, Delivered("a")), *events) == []
@@ -111,11 +111,11 @@ events = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 5), events), max_size=60))
 def test_any_order_of_events_ends_the_round_once_and_only_with_completed_devices(
-    steps: list[tuple[float, Event]],
+    steps: list[tuple[float, RoundEvent]],
 ) -> None:
     m = machine("a", "b", deadline_s=40, liveness_s=15)
     now, effects, completed = 0.0, [], set()
-    endings: list[tuple[float, Event]] = [(1000.0, Tick()), (0.0, Completed("a")), (0.0, Completed("b"))]
+    endings: list[tuple[float, RoundEvent]] = [(1000.0, Tick()), (0.0, Completed("a")), (0.0, Completed("b"))]
     for delta, event in [*steps, *endings]:
         now += delta
         updated = {d for d, s in m.states.items() if s is TaskState.UPDATED}
@@ -159,7 +159,7 @@ def test_past_the_deadline_a_half_shared_by_a_group_does_not_wait_for_those_who_
 # ---- ceiling ----
 
 
-def trickle(device: str, until: int) -> list[tuple[float, Event]]:
+def trickle(device: str, until: int) -> list[tuple[float, RoundEvent]]:
     """Progress for ever."""
     return [(now, Progressed(device)) for now in range(until)]
 

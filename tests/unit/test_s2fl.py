@@ -22,7 +22,7 @@ from orchestrator.experiment import Simulation
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.simulation.counts import Flops
-from orchestrator.simulation.paper import FlopCosts
+from orchestrator.simulation.paper_costs import FlopCosts
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 OPTIMIZERS = {

@@ -15,9 +15,9 @@ from orchestrator.experiment import Experiment, from_dict
 from orchestrator.fleet.spec.condition import extremes, profile_under
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet
+from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Planned, Scenario, planned_events
 from orchestrator.scenario.files import load_scenario
-from orchestrator.scenario.schedule import Agenda, Condition, Planned, Scenario, Step, schedule
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 
 PROFILES = {"a": "slow", "b": "slow", "c": "fast", "d": "fast"}
@@ -28,14 +28,14 @@ def experiment(*events: dict[str, Any]) -> Experiment:
 
 
 def scenario(*events: dict[str, Any], traces: Any = None) -> Scenario:
-    return Scenario(tuple(msgspec.convert(list(events), list[Event])), traces or {})
+    return Scenario(tuple(msgspec.convert(list(events), list[ScenarioEvent])), traces or {})
 
 
 def agenda(wanted: Scenario, **more: Any) -> Agenda:
-    return Agenda(wanted, schedule(wanted, 1, PROFILES), **more)
+    return Agenda(wanted, planned_events(wanted, 1, PROFILES), **more)
 
 
-def told(steps: list[Step]) -> list[tuple[float, str, str, bool]]:
+def told(steps: list[DueStep]) -> list[tuple[float, str, str, bool]]:
     return [(step.at_s, step.device, step.kind, step.begins) for step in steps]
 
 
@@ -69,7 +69,7 @@ def test_an_event_that_says_nothing_clear_is_refused(event: dict[str, Any], mess
 
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 100) | st.floats(-1, 100) | st.sampled_from(["a", "cut", "loop"])
-KEYS = st.sampled_from(Event.__struct_fields__)
+KEYS = st.sampled_from(ScenarioEvent.__struct_fields__)
 
 
 @given(st.dictionaries(KEYS, VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=9), VALUES)))
@@ -78,7 +78,7 @@ def test_any_event_is_read_or_refused(event: dict[str, Any]) -> None:
         (read,) = experiment(event).scenario or ()
     except UsageError:
         return
-    assert isinstance(read, Event)
+    assert isinstance(read, ScenarioEvent)
     assert read.kind in ("cut", "freeze", "leave", "return", "limits", "compete", "trace")
 
 
@@ -153,7 +153,7 @@ def test_a_name_several_names_and_a_profile_choose_devices() -> None:
         {"at_s": 2, "device": ["d", "a"], "do": "cut"},
         {"round": 3, "after_s": 0.5, "profile": "fast", "do": "cut"},
     )
-    assert schedule(wanted, 0, PROFILES) == (
+    assert planned_events(wanted, 0, PROFILES) == (
         Planned("b", 0, 1),
         Planned("d", 1, 2),
         Planned("a", 1, 2),
@@ -165,8 +165,9 @@ def test_a_name_several_names_and_a_profile_choose_devices() -> None:
 @given(st.integers(0, 2**32), st.floats(0.01, 1))
 def test_a_share_is_drawn_from_the_seed(seed: int, share: float) -> None:
     wanted = scenario({"at_s": 1, "share": share, "do": "leave"}, {"at_s": 1, "share": share, "trace": {"file": "t"}})
-    drawn = schedule(wanted, seed, PROFILES)
-    assert drawn == schedule(wanted, seed, dict(reversed(PROFILES.items()))), "the order of the devices says nothing"
+    drawn = planned_events(wanted, seed, PROFILES)
+    again = planned_events(wanted, seed, dict(reversed(PROFILES.items())))
+    assert drawn == again, "the order of the devices says nothing"
     left = [one for one in drawn if one.event == 0]
     assert len({one.device for one in left}) == len(left) == max(1, int(share * 4 + 0.5))
     offsets = [one.offset for one in drawn if one.event == 1]
@@ -175,7 +176,7 @@ def test_a_share_is_drawn_from_the_seed(seed: int, share: float) -> None:
 
 def test_seeds_differ() -> None:
     wanted = scenario({"at_s": 1, "share": 0.5, "do": "leave"})
-    assert len({schedule(wanted, seed, PROFILES) for seed in range(20)}) > 1
+    assert len({planned_events(wanted, seed, PROFILES) for seed in range(20)}) > 1
 
 
 # ---- what ----
@@ -264,7 +265,7 @@ def played(**choice: Any) -> Agenda:
     return agenda(scenario(event, traces={0: (RAMP,)}))
 
 
-def rates(steps: list[Step]) -> list[tuple[float, float | None]]:
+def rates(steps: list[DueStep]) -> list[tuple[float, float | None]]:
     return [(step.at_s, step.condition.limits and step.condition.limits.uplink_mbit_s) for step in steps]
 
 

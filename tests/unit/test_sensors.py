@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_agent.sensors import machine, raspberry
 from edge_agent.sensors.board import SHARE, Seldom
-from edge_agent.sensors.source import Run, run_command
+from edge_agent.sensors.source import RunCommand, run_command
 from edge_agent.sensors.watch import BoardWatch, sendable
 from edgebed.wire.messages import Status, decode_control, encode
 from edgebed.wire.reading import BoardReading
@@ -159,7 +159,7 @@ def test_a_command_that_is_missing_or_fails_tells_nothing() -> None:
 
 @given(st.text())
 def test_parsers_take_any_text(text: str) -> None:
-    run: Run = lambda command: text  # noqa: E731
+    run: RunCommand = lambda command: text  # noqa: E731
     bits = raspberry.throttled(run)
     assert bits is None or isinstance(bits, int)
     assert all(watts >= 0 for watts in raspberry.rails(text).values())

@@ -28,12 +28,12 @@ from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
+from orchestrator.simulation.choose_costs import cost_model
 from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, Pipe
-from orchestrator.simulation.models import cost_model
-from orchestrator.simulation.paper import OperationCosts
+from orchestrator.simulation.paper_costs import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs

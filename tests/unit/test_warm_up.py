@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge_agent.training import Trainer, warm_up
+from edge_agent.training import DeviceTrainer, warm_up
 from edgebed.device.core import Result
 from edgebed.wire.messages import Task
 
@@ -26,14 +26,14 @@ def test_warm_up_leaves_the_random_state_and_starts_no_thread() -> None:
 
 def test_warm_up_trains_a_whole_model_and_a_device_half(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, int]] = []
-    run = Trainer.run
+    run = DeviceTrainer.run
 
-    def noted(self: Trainer, task: Task, *args: Any, **more: Any) -> Result:
+    def noted(self: DeviceTrainer, task: Task, *args: Any, **more: Any) -> Result:
         result = run(self, task, *args, **more)
         done.append((task.assignment.objective, result.samples))
         return result
 
-    monkeypatch.setattr(Trainer, "run", noted)
+    monkeypatch.setattr(DeviceTrainer, "run", noted)
     threads = torch.get_num_threads()
     try:
         warm_up()

@@ -35,7 +35,7 @@ Half = Generator[Outgoing, Weights | None, Trained]
 
 
 def count_batches(samples: int, schedule: Schedule) -> int:
-    """Ñ: mini-batches of a round. A last batch of one sample joins the one before, as in `datasets.shard`."""
+    """Ñ: mini-batches of a round. A last batch of one sample joins the one before, as in `wire.order.batch_bounds`."""
     per_epoch = math.ceil(samples / schedule.batch_size)
     if per_epoch > 1 and samples % schedule.batch_size == 1:
         per_epoch -= 1

@@ -26,7 +26,7 @@ from orchestrator.fleet.host.cores import tick_s
 from orchestrator.fleet.mixed import backend_of
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault
-from orchestrator.scenario.schedule import Condition
+from orchestrator.scenario.agenda import Condition
 
 NAME_CHARACTERS = 63
 """Characters that a record keeps of a name that is not a device's."""

@@ -28,8 +28,10 @@ class Verdict(enum.Enum):
 
 
 class Pin:
-    """Args:
-    strict: the fleet starts the agents of this device.
+    """Which agent is one device.
+
+    Args:
+        strict: the fleet starts the agents of this device.
 
     Attributes:
         incarnation: the agent that is the device, or was until it was released; "" before the first has joined.
@@ -49,8 +51,10 @@ class Pin:
         return incarnation in self._past
 
     def verdict(self, incarnation: str, *, online: bool) -> Verdict:
-        """Args:
-        online: whether the device is connected.
+        """What an agent of this incarnation is to the device.
+
+        Args:
+            online: whether the device is connected.
         """
         if self.is_past(incarnation):
             return Verdict.PAST

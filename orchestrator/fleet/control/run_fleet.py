@@ -27,7 +27,7 @@ from orchestrator.records.types import (
     LimitsSet,
     Record,
 )
-from orchestrator.scenario.schedule import Condition
+from orchestrator.scenario.agenda import Condition
 
 NORMAL = Condition()
 PRESENCE = (DeviceJoined, DeviceLeft)

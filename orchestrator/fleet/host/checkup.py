@@ -23,7 +23,7 @@ class Engine(msgspec.Struct, frozen=True):
     beside_us: bool = True  # its containers are processes of this host
 
 
-class Facts(msgspec.Struct, frozen=True):
+class HostFacts(msgspec.Struct, frozen=True):
     """What was found on a host. `tbf`, `netem`, `ifb` and `link` are empty if they work, otherwise they say why not."""
 
     kernel: str
@@ -68,7 +68,7 @@ LITTLE_MEMORY_MIB, LITTLE_DISK_MIB = 1024, 2048
 FINE_HZ = 250
 
 
-def check(facts: Facts, backend: str, devices: int = 0) -> list[Check]:
+def check(facts: HostFacts, backend: str, devices: int = 0) -> list[Check]:
     """All rows for a backend and a fleet of `devices` devices. Those of a Swarm are in `swarm.checkup`."""
     rows = [*_kernel(facts, backend), *_links(facts, backend), _engine(facts, backend)]
     return [*rows, _broker(facts, devices), *_resources(facts)]
@@ -82,7 +82,7 @@ def fit(rows: list[Check]) -> bool:
 # ---- the host --------------------------------------------------------------------------------------------------------
 
 
-def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
+def _kernel(facts: HostFacts, backend: str) -> Iterator[Check]:
     coarse = facts.hz is not None and facts.hz < FINE_HZ
     yield Check("kernel", facts.kernel)
     yield Check(
@@ -116,7 +116,7 @@ def _kernel(facts: Facts, backend: str) -> Iterator[Check]:
     )
 
 
-def _links(facts: Facts, backend: str) -> Iterator[Check]:
+def _links(facts: HostFacts, backend: str) -> Iterator[Check]:
     tools = ", ".join(facts.missing_tools)
     for_local = backend == "local"
     yield Check(
@@ -154,7 +154,7 @@ _LINKS = {
 }
 
 
-def _engine(facts: Facts, backend: str) -> Check:
+def _engine(facts: HostFacts, backend: str) -> Check:
     engine, needed = facts.engine, backend in ("docker", "swarm")
     if engine.error:
         return Check("docker", "none", engine.error, "start Docker, set DOCKER_HOST, or choose --backend local", needed)
@@ -172,7 +172,7 @@ ROUNDS = "systemd may round CPU quotas to 0.01 CPU; Edgebed refuses a quota that
 ROUNDS_HINT = "run as root on the engine's host, or set native.cgroupdriver=cgroupfs in /etc/docker/daemon.json"
 
 
-def _broker(facts: Facts, devices: int) -> Check:
+def _broker(facts: HostFacts, devices: int) -> Check:
     if facts.mosquitto:
         return Check("broker", f"Mosquitto {facts.mosquitto}")
     hint = "apt-get install mosquitto"
@@ -183,7 +183,7 @@ def _broker(facts: Facts, devices: int) -> Check:
     return Check("broker", f"embedded (for up to {EMBEDDED_HOLDS} devices)", needed=False)
 
 
-def _resources(facts: Facts) -> Iterator[Check]:
+def _resources(facts: HostFacts) -> Iterator[Check]:
     fewer = f" of {facts.cores_there}" if facts.cores < facts.cores_there else ""
     yield Check("cores", f"{facts.cores:g}{fewer}")
     left = max(0.0, facts.cores - facts.taken_cpus)
@@ -234,7 +234,7 @@ class FleetFit(msgspec.Struct, frozen=True):
         return not self.lack and not any(device.lack for device in self.devices)
 
 
-def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
+def fit_fleet(spec: FleetSpec, facts: HostFacts, backend: str) -> FleetFit:
     """Which devices of a fleet this host can hold, and the dilation they would get."""
     lack = hint = ""
     try:
@@ -251,7 +251,7 @@ def fit_fleet(spec: FleetSpec, facts: Facts, backend: str) -> FleetFit:
     )
 
 
-def _crowded(limits: Sequence[Limits], facts: Facts, backend: str) -> str:
+def _crowded(limits: Sequence[Limits], facts: HostFacts, backend: str) -> str:
     """A warning if the devices would not fit when all use their whole memory. They seldom do."""
     total = sum(each.memory_mib for each in limits)
     if backend == "software" or total <= facts.memory_mib:
@@ -259,7 +259,7 @@ def _crowded(limits: Sequence[Limits], facts: Facts, backend: str) -> str:
     return f"the devices together may use {total} MiB, but {facts.memory_mib} MiB are available"
 
 
-def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
+def _why_not(limits: Limits, facts: HostFacts, backend: str) -> str:
     if limits.unlimited:
         return ""
     if limits.latency_ms and backend == "software":
@@ -275,7 +275,7 @@ def _why_not(limits: Limits, facts: Facts, backend: str) -> str:
     return ""
 
 
-def _would_round(limits: Limits, facts: Facts) -> bool:
+def _would_round(limits: Limits, facts: HostFacts) -> bool:
     """Whether systemd manages the quota and would round it, because it is not a multiple of 0.01 CPU."""
     lack = _engine(facts, "docker").lack
     return lack == ROUNDS and round(limits.cpus * 1e6) % 10_000 != 0

@@ -22,7 +22,7 @@ from edgebed.limits.throttle import ifb_commands
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.host import cpus as host_cpus
 from orchestrator.fleet.host import network_path
-from orchestrator.fleet.host.checkup import Engine, Facts
+from orchestrator.fleet.host.checkup import Engine, HostFacts
 from orchestrator.fleet.host.cores import kernel_hz, usable_cores
 from orchestrator.fleet.network import links, netns
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -34,13 +34,13 @@ DELAY_MS = 10.0
 OPTIONS = {"tbf": "CONFIG_NET_SCH_TBF", "netem": "CONFIG_NET_SCH_NETEM", "ifb": "CONFIG_IFB"}
 
 
-def gather(runs: Path) -> Facts:
+def gather(runs: Path) -> HostFacts:
     """All facts about this host. `runs` is the folder for run folders."""
     standing = host_cpus.standing()
     root, tools = os.geteuid() == 0, tuple(missing_tools("ip", "tc", "nsenter"))
     tried = root and not tools
     found = try_links() if tried else look_up(_kernel_config())
-    return Facts(
+    return HostFacts(
         kernel=f"{platform.system()} {platform.release()}",
         hz=kernel_hz(),
         root=root,

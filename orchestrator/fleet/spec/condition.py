@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
-from orchestrator.scenario.schedule import Condition, Scenario, schedule
+from orchestrator.scenario.agenda import Condition, Scenario, planned_events
 from orchestrator.scenario.spec import LimitChange
 
 Resolve = Callable[[str], ProfileSpec]
@@ -39,7 +39,7 @@ def extremes(spec: FleetSpec, scenario: Scenario, seed: int, resolve: Resolve) -
     """The fleet in which every device has the most that the scenario ever gives it, and the one with the least. One
     dilation must fit both."""
     may = {device.name: [device.profile] for device in spec.devices}
-    for planned in schedule(scenario, seed, {device.name: device.profile.name for device in spec.devices}):
+    for planned in planned_events(scenario, seed, {device.name: device.profile.name for device in spec.devices}):
         event, own = scenario.events[planned.event], may[planned.device][0]
         if isinstance(event.limits, str):
             may[planned.device].append(resolve(event.limits))

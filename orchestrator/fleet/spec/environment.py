@@ -15,7 +15,7 @@ from orchestrator.experiment import Environment
 from orchestrator.fleet.spec.capacity import Carried, dilation_of
 from orchestrator.fleet.spec.condition import extremes
 from orchestrator.fleet.spec.profile import FleetSpec, ProfileSpec
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 
 
 def candidates(

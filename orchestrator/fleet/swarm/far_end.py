@@ -16,10 +16,12 @@ LONGEST_S = 3600.0
 
 
 class NodesEnd:
-    """Args:
-    links: by node id.
-    node_of: node id by device.
-    address: at which every node's devices reach its helper.
+    """The far end of each device's link probes, on its node.
+
+    Args:
+        links: by node id.
+        node_of: node id by device.
+        address: at which every node's devices reach its helper.
     """
 
     def __init__(self, links: Mapping[str, NodeLink], node_of: Mapping[str, str], address: str) -> None:

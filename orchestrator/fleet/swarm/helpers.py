@@ -111,7 +111,7 @@ def _make(
 
 
 def settings(ca: Certifier, address: str, port: int) -> bytes:
-    """What a helper reads (`edge_agent.node.settings.Settings`)."""
+    """What a helper reads (`edge_agent.node.settings.HelperSettings`)."""
     now = dt.datetime.now(dt.UTC)
     key, certificate = ca.server_pair([address], now)
     client_key, client_certificate = ca.client_pair("node", now)

@@ -34,9 +34,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Manager:
-    """Args:
-    client: of an engine that manages a Swarm.
-    labels: of everything that is made.
+    """The engine that manages the Swarm.
+
+    Args:
+        client: of an engine that manages a Swarm.
+        labels: of everything that is made.
 
     Raises:
         FleetError: the engine manages no Swarm.

@@ -17,7 +17,7 @@ import docker.tls
 import msgspec
 
 from edgebed.errors import FleetError
-from edgebed.link import steady
+from edgebed.link import stream_probe
 from orchestrator.fleet.swarm.clocks import Clock, clock_of
 from orchestrator.fleet.swarm.placement import Node
 
@@ -147,12 +147,12 @@ class NodeLink:
     async def _received(self, request: bytes) -> float:
         async with self._connection() as (reader, writer):
             writer.write(request)
-            return await steady.receive(reader)
+            return await stream_probe.receive(reader)
 
     async def _delivered(self, request: bytes, bit_s: float) -> float:
         async with self._connection() as (reader, writer):
             writer.write(request)
-            sending = asyncio.create_task(steady.send(writer, bit_s))
+            sending = asyncio.create_task(stream_probe.send(writer, bit_s))
             try:
                 return float(json.loads(await reader.readline())["result"])
             finally:

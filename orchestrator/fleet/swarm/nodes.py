@@ -71,9 +71,11 @@ async def compare_clocks(links: Mapping[str, NodeLink], notify: Callable[[str], 
 
 
 def reading(node: Node, first: Told, last: Told, cpus: float) -> NodeReading:
-    """Args:
-    first, last: what its helper told at the start and now.
-    cpus: the quotas of its devices together.
+    """The figures of a node, from what its helper told.
+
+    Args:
+        first, last: what its helper told at the start and now.
+        cpus: the quotas of its devices together.
     """
     facts = last.facts
     return NodeReading(

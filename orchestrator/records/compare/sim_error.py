@@ -44,8 +44,8 @@ class PhaseError(msgspec.Struct, frozen=True):
 
 
 class SimError(msgspec.Struct, frozen=True):
-    """One simulation against one real run. Absolute errors of the rounds' times: median and 90th percentile (nearest
-    rank); `total_error` that of all rounds together."""
+    """How far a simulated run is from a real one. `median` and `p90` (nearest rank) are absolute errors of single
+    rounds; `total_error` is the error of their sum."""
 
     simulated: str
     real: str

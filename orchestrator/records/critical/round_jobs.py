@@ -12,7 +12,7 @@ from edgebed.device.phases import OWN_WORK
 from orchestrator.records.critical.event_graph import Bound, Parts, Plan, whole
 from orchestrator.records.run_index import Session
 from orchestrator.records.timeline.clock_alignment import Piece, place
-from orchestrator.records.timeline.limits_in_force import InForce, Limits
+from orchestrator.records.timeline.limits_in_force import InForce, LimitsInForce
 
 HOST, SERVER, TURN, BROKER = Bound("host"), Bound("server"), Bound("turn"), Bound("broker")
 
@@ -31,7 +31,7 @@ class SessionFacts:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._limits = session, Limits(session)
+        self._session, self._limits = session, LimitsInForce(session)
         self._stops: dict[str, Stops] = {}
         self.slots = session.started.server_slots
 

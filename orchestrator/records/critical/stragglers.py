@@ -79,10 +79,10 @@ def straggler(timeline: RoundTimeline, path: RoundPath | None = None) -> Straggl
     if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None
     seconds = {device: done.seconds for device, done in facts.done.items()}
-    return judge(seconds, {device: costs(timeline, device) for device in seconds}, path)
+    return straggler_of(seconds, {device: costs(timeline, device) for device in seconds}, path)
 
 
-def judge(seconds: Mapping[str, float], spent: Mapping[str, Costs], path: RoundPath | None = None) -> Straggler:
+def straggler_of(seconds: Mapping[str, float], spent: Mapping[str, Costs], path: RoundPath | None = None) -> Straggler:
     """The slowest of at least two devices, and why.
 
     Args:

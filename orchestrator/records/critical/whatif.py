@@ -24,7 +24,7 @@ import msgspec
 from orchestrator.records.critical.critical_path import LEAST, RoundPath
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 
 FASTER = 0.5
 """Factor of the time of what is faster: twice as fast."""
@@ -97,7 +97,7 @@ def savings_of_groups(path: RoundPath, dilation: float, slowest: Iterable[str]) 
     return tuple(Saving(*key, saved_ns(path, faster) / 1e9 / dilation) for key, faster in groups.items())
 
 
-def slowest_links(facts: RoundFacts, limits: Limits) -> tuple[str, ...]:
+def slowest_links(facts: RoundFacts, limits: LimitsInForce) -> tuple[str, ...]:
     """The devices that got done on the slowest link, or one of the slowest; a link is as fast as its slower
     direction."""
     rates = {device: row.link_bit_s for device in facts.done if (row := limits.at(device, facts.start_ns)) is not None}

@@ -18,7 +18,7 @@ from orchestrator.records.live.run_state import DeviceRound, RoundRow, RunState
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.timeline.board import BoardLine, line_of
 from orchestrator.records.timeline.disturbance import host_of_round, works_of
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.timeline.utilisation import loads_of
 
@@ -27,7 +27,7 @@ class SessionContext:
     """What the rounds of a session are explained with, as far as its records are in the index."""
 
     def __init__(self, session: Session) -> None:
-        self.limits, self.works = Limits(session), works_of(session)
+        self.limits, self.works = LimitsInForce(session), works_of(session)
         self.boards: dict[str, BoardLine] = {n: line_of(d) for n, d in session.devices.items() if d.readings}
         self.paths = Paths(RunFacts([session]))
 
@@ -59,7 +59,7 @@ def put_straggler(row: RoundRow, found: Straggler | None, dilation: float) -> No
         row.behind_s = tuple(found.behind_s[cause] / dilation for cause in CAUSES) if found.behind_s else ()
 
 
-def _put_round(row: RoundRow, timeline: RoundTimeline, path: RoundPath | None, limits: Limits) -> None:
+def _put_round(row: RoundRow, timeline: RoundTimeline, path: RoundPath | None, limits: LimitsInForce) -> None:
     facts, slowest = timeline.facts, straggler(timeline, path)
     put_straggler(row, slowest, facts.dilation)
     in_force = limits.at(slowest.device, facts.start_ns) if slowest is not None and slowest.device else None
@@ -75,7 +75,7 @@ def _put_bounds(
     timeline: RoundTimeline,
     path: RoundPath | None,
     lost_s: Mapping[str, float | None],
-    limits: Limits,
+    limits: LimitsInForce,
 ) -> None:
     facts = timeline.facts
     if path is None:

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import msgspec
 
-from orchestrator.records.critical.stragglers import judge
+from orchestrator.records.critical.stragglers import straggler_of
 from orchestrator.records.live.round_account import SessionContext, explain, put_straggler
 from orchestrator.records.live.run_state import PATIENCE, DeviceRound, IndexedRound, RunState, Sums
 from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts, Session
@@ -32,7 +32,7 @@ def settle(state: RunState, over: bool) -> list[Event]:
     waiting = {facts.number for facts in ([] if over else late[-PATIENCE:])}
     settled = [facts for facts in ended if facts.number not in waiting]
     shown = [facts for facts in late if not state.rounds[facts.number].shown and _is_explained(session, facts)]
-    _judge_late(state, late)
+    _name_stragglers(state, late)
     _explain(state, [*settled, *shown])
     abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
     found = _compare_hosts(state, settled)
@@ -85,12 +85,13 @@ def _is_explained(session: Session, facts: RoundFacts) -> bool:
     return all(device is None or not device.present or device.reported_ns >= at for device, at in devices)
 
 
-def _judge_late(state: RunState, late: list[RoundFacts]) -> None:
+def _name_stragglers(state: RunState, late: list[RoundFacts]) -> None:
     """The straggler of rounds whose phases are missing: the device and the gap, without a cause."""
     for facts in late:
-        if len(facts.done) >= 2 and not state.rounds[facts.number].shown and "serving" not in facts.started.notes:
-            row = state.rows[state.rounds[facts.number].row]
-            put_straggler(row, judge({device: done.seconds for device, done in facts.done.items()}, {}), facts.dilation)
+        indexed = state.rounds[facts.number]
+        if len(facts.done) >= 2 and not indexed.shown and "serving" not in facts.started.notes:
+            seconds = {device: done.seconds for device, done in facts.done.items()}
+            put_straggler(state.rows[indexed.row], straggler_of(seconds, {}), facts.dilation)
 
 
 def _explain(state: RunState, wanted: list[RoundFacts]) -> None:

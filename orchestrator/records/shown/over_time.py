@@ -16,7 +16,7 @@ from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.shown.gantt import joined
 from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.timeline.utilisation import DeviceLoad, loads_of
 from orchestrator.records.words import vocabulary
@@ -56,9 +56,9 @@ def of_state(state: RunState) -> dict[str, Any]:
         for index, row in enumerate(state.rows)
         if row.seconds is not None
     ]
-    lanes = {name: list(_worked(state, name)) for name in state.devices}
+    rows = {name: list(_worked(state, name)) for name in state.devices}
     slowed = {name: device.slowed for name, device in state.devices.items()}
-    return _drawn(rounds, lanes, slowed, int(state.elapsed_s * 1e9))
+    return _drawn(rounds, rows, slowed, int(state.elapsed_s * 1e9))
 
 
 def _worked(state: RunState, name: str) -> Iterable[Segment]:
@@ -95,18 +95,18 @@ class OverTime:
             before += int((max(ends) - session.begin_ns) / session.started.dilation) if ends else 0
         self._sessions = {id(facts): session for session, facts in run.rounds()}
         self._works = {id(session): works_of(session) for session in run.sessions}
-        self._limits = {id(session): Limits(session) for session in run.sessions}
+        self._limits = {id(session): LimitsInForce(session) for session in run.sessions}
         self._memory = {info.name: info.memory_mib for s in run.sessions for info in s.started.devices}
         self._hosts, self._total_ns, self._run = hosts_of_rounds(run), before, run
-        self._lanes: dict[str, list[Segment]] = {name: [] for name in self._memory}
-        self._finest_ns = _finest(before, len(self._lanes))
+        self._segments: dict[str, list[Segment]] = {name: [] for name in self._memory}
+        self._finest_ns = _finest(before, len(self._segments))
         self._rounds: list[RoundOnAxis] = []
 
     def add(self, timeline: RoundTimeline) -> None:
         facts = timeline.facts
         for name, device in timeline.devices.items():
             own = [self._moved(segment, facts) for segment in device.segments]
-            self._lanes.setdefault(name, []).extend(joined(own, self._finest_ns))
+            self._segments.setdefault(name, []).extend(joined(own, self._finest_ns))
         if facts.finished is None:
             return
         session, host = self._sessions[id(facts)], self._hosts[facts.number]
@@ -130,7 +130,7 @@ class OverTime:
         return Segment(segment.name, self._at(segment.start_ns, facts), self._at(segment.end_ns, facts))
 
     def result(self) -> dict[str, Any]:
-        return _drawn(self._rounds, self._lanes, self._slowed(), self._total_ns)
+        return _drawn(self._rounds, self._segments, self._slowed(), self._total_ns)
 
     def _slowed(self) -> dict[str, list[tuple[str, float, float]]]:
         """By board: what slowed it down, from and to on the axis."""
@@ -150,11 +150,11 @@ def _finest(total_ns: int, devices: int) -> int:
 
 def _drawn(
     rounds: Sequence[RoundOnAxis],
-    lanes: Mapping[str, list[Segment]],
+    rows: Mapping[str, list[Segment]],
     slowed: Mapping[str, Sequence[tuple[str, float, float]]],
     total_ns: int,
 ) -> dict[str, Any]:
-    finest = _finest(total_ns, len(lanes))
+    finest = _finest(total_ns, len(rows))
     processes = dict.fromkeys(name for one in rounds for name in one.cores)
     return {
         "to": _short(total_ns / 1e9),
@@ -164,10 +164,10 @@ def _drawn(
                 "bars": [_bar(segment) for segment in joined(segments, finest)],
                 "marks": [(mark, _short(begin), _short(end)) for mark, begin, end in slowed.get(name, ())],
             }
-            for name, segments in lanes.items()
+            for name, segments in rows.items()
         ],
         "loads": {
-            label: [{"label": name, "cells": _cells(rounds, name, field)} for name in lanes]
+            label: [{"label": name, "cells": _cells(rounds, name, field)} for name in rows]
             for field, label in QUANTITIES.items()
         },
         "host": {name: _processes(rounds, name) for name in processes},

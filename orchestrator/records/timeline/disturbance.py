@@ -15,7 +15,7 @@ import msgspec
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.types import HostRound, NodeRound, Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
@@ -115,14 +115,14 @@ class HostOfRound(msgspec.Struct, frozen=True, array_like=True):
         return None if self.disturbed is None else tuple(each.cause for each in self.disturbed)
 
 
-class Work(msgspec.Struct):
+class TaskWork(msgspec.Struct):
     """What a task needed of its device: seconds of its own work on the wall, and of CPU time."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
 
-def not_got_s(cpus: float, work: Work, delayed_s: float, throttled_s: float) -> float:
+def not_got_s(cpus: float, work: TaskWork, delayed_s: float, throttled_s: float) -> float:
     """CPU seconds that a device did not get although its quota of `cpus` allowed them.
 
     Args:
@@ -135,7 +135,7 @@ def not_got_s(cpus: float, work: Work, delayed_s: float, throttled_s: float) -> 
 def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
     """What the host did in every round that counts, by number."""
     works = {id(session): works_of(session) for session in run.sessions}
-    limits = {id(session): Limits(session) for session in run.sessions}
+    limits = {id(session): LimitsInForce(session) for session in run.sessions}
     found = {
         facts.number: host_of_round(facts, works[id(session)], limits[id(session)]) for session, facts in run.rounds()
     }
@@ -149,19 +149,19 @@ def usual_loop_ms(hosts: Iterable[HostOfRound]) -> float | None:
     return median(loops) if loops else None
 
 
-def works_of(session: Session) -> dict[str, Work]:
+def works_of(session: Session) -> dict[str, TaskWork]:
     """The work of every task of a session, from the phases that devices reported."""
-    works: dict[str, Work] = {}
+    works: dict[str, TaskWork] = {}
     for device in session.devices.values():
         for _, phase in device.phases:
             if phase.name in OWN_WORK and phase.task:
-                work = works.setdefault(phase.task, Work())
+                work = works.setdefault(phase.task, TaskWork())
                 work.wall_s += (phase.end_ns - phase.start_ns) / 1e9
                 work.cpu_s += phase.cpu_ns / 1e9
     return works
 
 
-def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits) -> HostOfRound:
+def host_of_round(facts: RoundFacts, works: Mapping[str, TaskWork], limits: LimitsInForce) -> HostOfRound:
     """What the host did in one round, not yet compared with the other rounds.
 
     Args:
@@ -183,7 +183,7 @@ def host_of_round(facts: RoundFacts, works: Mapping[str, Work], limits: Limits) 
     )
 
 
-def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: Limits) -> float | None:
+def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, TaskWork], limits: LimitsInForce) -> float | None:
     update, in_force = facts.updates[device], limits.at(device, facts.start_ns)
     work, report = works.get(update.task), update.report
     if work is None or report.delayed_s is None or in_force is None or not in_force.cpus:
@@ -194,7 +194,7 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, Work], limits: L
 
 
 def _lost_share(
-    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, Work], limits: Limits
+    facts: RoundFacts, device: str, lost_s: float | None, works: Mapping[str, TaskWork], limits: LimitsInForce
 ) -> float:
     """Of the wall time of its own work; 0 where it is not more than could be counted in the wrong task."""
     work, in_force = works.get(facts.updates[device].task), limits.at(device, facts.start_ns)
@@ -263,7 +263,7 @@ def _merged(found: Iterable[Disturbance]) -> list[Disturbance]:
     return [Disturbance(cause, "; ".join(each)) for cause, each in whys.items()]
 
 
-def _starved(shares: Mapping[str, float], facts: RoundFacts, limits: Limits) -> Iterable[Disturbance]:
+def _starved(shares: Mapping[str, float], facts: RoundFacts, limits: LimitsInForce) -> Iterable[Disturbance]:
     worst = max(shares, key=lambda device: shares[device], default="")
     if worst and shares[worst] > NOT_GOT_SHARE:
         in_force = limits.at(worst, facts.start_ns)

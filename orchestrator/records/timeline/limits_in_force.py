@@ -28,7 +28,7 @@ class InForce(msgspec.Struct, frozen=True):
         return min(self.uplink_bit_s, self.downlink_bit_s)
 
 
-class Limits:
+class LimitsInForce:
     """All limits of one session, by device and time."""
 
     def __init__(self, session: Session) -> None:

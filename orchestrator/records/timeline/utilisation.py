@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.timeline.disturbance import Work
-from orchestrator.records.timeline.limits_in_force import Limits
+from orchestrator.records.timeline.disturbance import TaskWork
+from orchestrator.records.timeline.limits_in_force import LimitsInForce
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -27,7 +27,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 def loads_of(
-    facts: RoundFacts, works: Mapping[str, Work], limits: Limits, memory_mib: Mapping[str, int]
+    facts: RoundFacts, works: Mapping[str, TaskWork], limits: LimitsInForce, memory_mib: Mapping[str, int]
 ) -> dict[str, DeviceLoad]:
     """By device that sent an update in a finished round.
 

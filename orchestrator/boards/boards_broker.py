@@ -12,7 +12,7 @@ from pathlib import Path
 from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.link.mqtt import Address
 from edgebed.module_process import module_command
-from orchestrator.boards.place import Live, Place, Where
+from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.broker.child import begin, end
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
@@ -35,7 +35,7 @@ class BoardsBroker:
 
     kind = "boards service"
 
-    def __init__(self, place: Place, live: Live, where: Where, started: bool) -> None:
+    def __init__(self, place: ServiceFolder, live: Live, where: Where, started: bool) -> None:
         self._place, self.address, self.where, self.started = place, live.broker, where, started
 
     def find(self) -> Address:
@@ -63,7 +63,7 @@ class BoardsBroker:
 
 @contextlib.asynccontextmanager
 async def boards_broker(
-    place: Place, notify: Callable[[str], None], away_s: float = AWAY_S
+    place: ServiceFolder, notify: Callable[[str], None], away_s: float = AWAY_S
 ) -> AsyncIterator[BoardsBroker]:
     """The broker of the service. While it is used, a service that has gone is started here after `away_s`. Raises
     FleetError where the service cannot be started."""
@@ -90,7 +90,7 @@ async def boards_broker(
 class _OwnService:
     """A service that is started for a run. Its output goes to `log` in the folder."""
 
-    def __init__(self, place: Place, where: Where, folder: Path) -> None:
+    def __init__(self, place: ServiceFolder, where: Where, folder: Path) -> None:
         self._place, self._where, self._log = place, where, folder / "log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -114,7 +114,7 @@ class _OwnService:
         await end(self._process)
 
 
-async def _live(place: Place, ours: _OwnService) -> Live:
+async def _live(place: ServiceFolder, ours: _OwnService) -> Live:
     deadline = time.monotonic() + START_S
     while (live := place.live()) is None:
         failed = not (ours.lives() or place.running())  # it may also be that of another run, which was quicker
@@ -125,7 +125,7 @@ async def _live(place: Place, ours: _OwnService) -> Live:
     return live
 
 
-async def _keep(place: Place, ours: _OwnService, notify: Callable[[str], None], away_s: float) -> None:
+async def _keep(place: ServiceFolder, ours: _OwnService, notify: Callable[[str], None], away_s: float) -> None:
     """Start a service when there was none for `away_s`: that of another run has ended with it, or it was killed. One
     that is restarted by a person or by systemd is there earlier."""
     seen = time.monotonic()

@@ -1,7 +1,7 @@
 """Scenario, seed and devices -> what happens when to which device. Pure.
 
-`schedule` says it before the run. `Agenda` says it step by step while the run goes on, since only then is it known when
-a round begins. Times are seconds of the scenario's clock, which are reported seconds.
+`planned_events` says it before the run. `Agenda` says it step by step while the run goes on, since only then is it
+known when a round begins. Times are seconds of the scenario's clock, which are reported seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from orchestrator.scenario.spec import Event, LimitChange
+from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 from orchestrator.scenario.traces import Playback, Sample, Trace
 
 AWAY = ("cut", "freeze", "leave")
@@ -22,7 +22,7 @@ AWAY = ("cut", "freeze", "leave")
 class Scenario(msgspec.Struct, frozen=True):
     """Events with the traces that they name, by the event's place in the list."""
 
-    events: tuple[Event, ...]
+    events: tuple[ScenarioEvent, ...]
     traces: dict[int, tuple[Trace, ...]] = {}
 
 
@@ -49,19 +49,19 @@ class Condition(msgspec.Struct, frozen=True):
     rival_cpus: float = 0.0
 
 
-class Step(msgspec.Struct, frozen=True):
+class DueStep(msgspec.Struct, frozen=True):
     """An event begins on a device, goes on to the next sample of its trace, or is undone. `condition` holds from now
     on."""
 
     at_s: float
     device: str
     event: int
-    kind: str  # as Event.kind; `rate`: a trace goes on
+    kind: str  # as ScenarioEvent.kind; `rate`: a trace goes on
     begins: bool
     condition: Condition
 
 
-def schedule(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tuple[Planned, ...]:
+def planned_events(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tuple[Planned, ...]:
     """Every event on every device that it happens to, in the order of the events.
 
     Args:
@@ -78,7 +78,7 @@ def schedule(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tupl
     return tuple(planned)
 
 
-def _devices(event: Event, profiles: Mapping[str, str], rng: random.Random) -> list[str]:
+def _devices(event: ScenarioEvent, profiles: Mapping[str, str], rng: random.Random) -> list[str]:
     if event.device is not None:
         return list(dict.fromkeys(event.named_devices))
     if event.profile is not None:
@@ -99,7 +99,7 @@ class Agenda:
     """What is still to come, and the effects in force.
 
     Args:
-        planned: what `schedule` gave.
+        planned: what `planned_events` gave.
         now_s: where the clock begins. What is over by then is left out.
         rounds: that are over: what they began and nothing ends is in force.
     """
@@ -119,7 +119,7 @@ class Agenda:
                 self._push(0.0, _Begin(one, 0.0))
         self.caught_up = tuple(self._caught_up(now_s))
 
-    def _caught_up(self, now_s: float) -> list[Step]:
+    def _caught_up(self, now_s: float) -> list[DueStep]:
         """The last step of every device until now: the conditions to begin with."""
         last = {step.device: step for step in self.due(now_s)} if now_s > 0 else {}
         return [step for step in last.values() if step.condition != Condition()]
@@ -129,7 +129,7 @@ class Agenda:
         """When something is due; None: nothing is, until another round begins."""
         return self._heap[0][0] if self._heap else None
 
-    def before_round(self, number: int, now_s: float) -> list[Step]:
+    def before_round(self, number: int, now_s: float) -> list[DueStep]:
         """What happens before a round (from 1) is planned, including what is due by now. Concurrent rounds prepare
         a round several times before it begins; each event happens once."""
         waiting = self._rounds.pop(number, [])
@@ -144,7 +144,7 @@ class Agenda:
             if one.after_s is not None:
                 self._push(now_s + one.after_s, _Begin(one, now_s + one.after_s))
 
-    def due(self, now_s: float) -> list[Step]:
+    def due(self, now_s: float) -> list[DueStep]:
         """The steps until now, in the order of time; of equal times in the order of the events."""
         steps = []
         while self._heap and self._heap[0][0] <= now_s:
@@ -156,7 +156,7 @@ class Agenda:
         heapq.heappush(self._heap, (at_s, self._count, action))
         self._count += 1
 
-    def _take(self, at_s: float, action: _Action) -> list[Step]:
+    def _take(self, at_s: float, action: _Action) -> list[DueStep]:
         match action:
             case _Begin(planned):
                 return self._begin(at_s, planned)
@@ -168,7 +168,7 @@ class Agenda:
                 return [self._step(at_s, device, effect.event, effect.kind, False)]
         return []
 
-    def _begin(self, at_s: float, planned: Planned) -> list[Step]:
+    def _begin(self, at_s: float, planned: Planned) -> list[DueStep]:
         event, device = self._scenario.events[planned.event], planned.device
         effects = self._effects.setdefault(device, [])
         if event.kind == "return":
@@ -200,8 +200,8 @@ class Agenda:
             if not (playback.loop and len(playback.trace.samples) == 1):
                 self._push(playback.begins_s(step + 1), following)
 
-    def _step(self, at_s: float, device: str, event: int, kind: str, begins: bool) -> Step:
-        return Step(at_s, device, event, kind, begins, self.condition(device))
+    def _step(self, at_s: float, device: str, event: int, kind: str, begins: bool) -> DueStep:
+        return DueStep(at_s, device, event, kind, begins, self.condition(device))
 
     def condition(self, device: str) -> Condition:
         """Later effects win over earlier ones where both set the same limit."""

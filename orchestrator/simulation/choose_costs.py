@@ -14,7 +14,7 @@ from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.paper import FlopCosts, OperationCosts, ReferenceCosts
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, ReferenceCosts
 from orchestrator.simulation.reference import Reference
 
 

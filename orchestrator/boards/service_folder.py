@@ -35,7 +35,7 @@ class Where(msgspec.Struct, frozen=True):
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-class Session(msgspec.Struct, frozen=True):
+class BoardConnection(msgspec.Struct, frozen=True):
     """One MQTT connection of a board. `since`: seconds since the epoch."""
 
     board: str
@@ -50,24 +50,26 @@ class Live(Guarded, frozen=True):
     Attributes:
         owner: the service's process. What a killed one left behind says nothing about the next one.
         broker: for the orchestrator.
-        applied: version of the registry whose revocations are in force, and their sessions closed.
+        applied: version of the registry that the broker enforces: sessions of boards revoked in it are closed.
     """
 
     owner: Owner
     broker: Address
     applied: int
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[BoardConnection, ...] = ()
 
     @property
     def pid(self) -> int:
         return self.owner.pid
 
 
-class Place(msgspec.Struct, frozen=True):
+class ServiceFolder(msgspec.Struct, frozen=True):
+    """The folder, its files, and whether a service runs on it."""
+
     folder: Path
 
     @classmethod
-    def of_user(cls) -> Place:
+    def of_user(cls) -> ServiceFolder:
         """`edgebed/boards` in the user's state folder, made if it is not there. Raises FileError."""
         base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         place = cls(Path(base) / "edgebed" / "boards")

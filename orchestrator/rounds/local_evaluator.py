@@ -8,11 +8,11 @@ from edgebed.methods.base import Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from orchestrator.rounds.event_loop import in_thread
-from orchestrator.rounds.seams import Samples
+from orchestrator.rounds.interfaces import Samples
 
 
-class LocalJudge:
-    """A `Judge` whose work is done here, on `accelerator`."""
+class LocalEvaluator:
+    """An `Evaluator` whose work is done here, on `accelerator`."""
 
     def __init__(self, accelerator: torch.device) -> None:
         self._accelerator = accelerator

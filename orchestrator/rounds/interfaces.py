@@ -28,7 +28,7 @@ class Trainer(Protocol):
     def busy_s(self, device: str) -> float: ...
 
 
-class Judge(Protocol):
+class Evaluator(Protocol):
     """Tests weights: in this process, or in the trainer's."""
 
     async def evaluate(self, method: Method, weights: Weights, samples: Samples) -> Score:

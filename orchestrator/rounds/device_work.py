@@ -12,7 +12,7 @@ from orchestrator.rounds.bounds import Bounds
 from orchestrator.rounds.event_loop import now_ns
 
 
-class Work:
+class DeviceWork:
     """One device's work in the round.
 
     Args:
@@ -42,7 +42,7 @@ class Work:
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
 
 
-def outcome(device: str, work: Work, header: Update, server_s: float) -> Outcome:
+def outcome(device: str, work: DeviceWork, header: Update, server_s: float) -> Outcome:
     """The measurements for the next plan. The transfer of the update is timed here, from first to last chunk."""
     report = header.report
     update_s = (work.update_ns - work.update_first_ns) / 1e9

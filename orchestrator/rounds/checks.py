@@ -8,13 +8,15 @@ from edgebed.methods.parts.aggregation import fault, impossible, moved, not_fini
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Failure, Report, Update, Upload
 from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault
+from orchestrator.rounds.device_work import DeviceWork
 from orchestrator.rounds.event_loop import now_ns
-from orchestrator.rounds.work import Work
 
 MAY_NOT = "its update may not be merged"
 
 
-def transfer_fault(method: Method, weights: Weights, work: Work, header: Upload | Update | Failure, size: int) -> str:
+def transfer_fault(
+    method: Method, weights: Weights, work: DeviceWork, header: Upload | Update | Failure, size: int
+) -> str:
     """Why this task cannot send such a transfer of `size` bytes, or ""."""
     match header:
         case Upload(_, _, batch):
@@ -26,7 +28,7 @@ def transfer_fault(method: Method, weights: Weights, work: Work, header: Upload 
             return f"it sent {size} bytes with the message that it failed" if size else ""
 
 
-def _size_fault(method: Method, weights: Weights, work: Work, report: Report, size: int) -> str:
+def _size_fault(method: Method, weights: Weights, work: DeviceWork, report: Report, size: int) -> str:
     try:
         most = most_bytes(method, weights, work, report)
     except EdgebedError as error:
@@ -34,14 +36,14 @@ def _size_fault(method: Method, weights: Weights, work: Work, report: Report, si
     return f"its update has {size} bytes; the weights asked for have at most {most}" if size > most else ""
 
 
-def most_bytes(method: Method, weights: Weights, work: Work, report: Report) -> int:
+def most_bytes(method: Method, weights: Weights, work: DeviceWork, report: Report) -> int:
     """Most bytes of the body of an update with this report. `weights`: the global ones at the start of the round."""
     names = method.update_names(work.task.assignment, report.notes)
     return update_bytes((n, work.sizes[n] if n in work.sizes else weights[n].nbytes) for n in names)
 
 
 def update_fault(
-    method: Method, weights: Weights, work: Work, report: Report, update: Weights, most_moved: float | None
+    method: Method, weights: Weights, work: DeviceWork, report: Report, update: Weights, most_moved: float | None
 ) -> tuple[str, str] | None:
     """Why an update may not be merged: how its device is out, and the reason. None where it may be merged.
 
