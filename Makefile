@@ -37,7 +37,7 @@ test test-quick: export PYTHONDONTWRITEBYTECODE :=  # each of the processes woul
 TESTS := tests/unit tests/contract tests/component tests/e2e
 test: setup
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
-	$(BIN)/pytest -m alone --file-times build/test-times/alone.json $(TESTS)
+	$(BIN)/pytest -m alone --file-times build/test-times/alone.json tests/component tests/e2e
 
 # What needs no fleet, no broker and no other program: for every change, in about two minutes.
 test-quick: setup
