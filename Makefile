@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock demo test coverage test-guest test-agent lint lint-all lint-agent docs check wheel bench clean
+.PHONY: setup lock demo test test-quick coverage test-guest test-agent lint lint-all lint-agent docs check wheel bench clean
 setup: $(STAMP)
 
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
@@ -33,10 +33,15 @@ demo: setup
 # Most tests run on several workers, those that start a fleet all on one of them; those that calibrate or measure time
 # run alone.
 WORKERS ?= 2
+test test-quick: export PYTHONDONTWRITEBYTECODE :=  # each of the processes would compile every module again
 TESTS := tests/unit tests/contract tests/component tests/e2e
 test: setup
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
-	$(BIN)/pytest -m alone --file-times build/test-times/alone.json $(TESTS)
+	$(BIN)/pytest -m alone --file-times build/test-times/alone.json tests/component tests/e2e
+
+# What needs no fleet, no broker and no other program: for every change, in about two minutes.
+test-quick: setup
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope --file-times build/test-times/quick.json tests/unit tests/contract
 
 # Lines that the tests of unit and contract reach; COVERED=tests/component takes other tests.
 COVERED ?= tests/unit tests/contract

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -34,9 +35,10 @@ def it_knows_its_data(plugin: ModelPlugin) -> None:
 def any_cut_composes_to_the_whole_to_the_bit(plugin: ModelPlugin) -> None:
     """Output, gradients, and the running statistics that training leaves behind."""
     x, y = batch()
-    for cut in range(1, len(make(plugin))):
-        whole, halves = make(plugin).train(), make(plugin).train()
-        functional.cross_entropy(whole(x), y).backward()
+    start, whole = make(plugin).train(), make(plugin).train()
+    functional.cross_entropy(whole(x), y).backward()
+    for cut in range(1, len(start)):
+        halves = copy.deepcopy(start)
         z = halves.lower(cut)(x)
         received = z.detach().clone().requires_grad_()
         functional.cross_entropy(halves.upper(cut)(received), y).backward()

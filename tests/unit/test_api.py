@@ -161,9 +161,10 @@ def in_a_new_process(code: str) -> str:
 
 def test_the_api_is_loaded_when_it_is_used_and_never_by_an_agent() -> None:
     loaded = "print([m for m in ('pandas', 'orchestrator') if m in sys.modules])"
-    assert in_a_new_process(f"import sys, edgebed, edge_agent.__main__; {loaded}") == "[]"
-    program = f"import sys, edgebed, orchestrator.cli; orchestrator.cli.build(); {loaded}; edgebed.load_run; {loaded}"
-    assert in_a_new_process(program).splitlines() == ["['orchestrator']", "['pandas', 'orchestrator']"]
+    agent = f"import sys, edgebed, edge_agent.__main__; {loaded}"
+    commands = f"import orchestrator.cli; orchestrator.cli.build(); {loaded}; edgebed.load_run; {loaded}"
+    expected = ["[]", "['orchestrator']", "['pandas', 'orchestrator']"]
+    assert in_a_new_process(f"{agent}; {commands}").splitlines() == expected
 
 
 def test_a_command_is_built_alone_and_loads_what_it_needs() -> None:

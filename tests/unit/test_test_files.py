@@ -44,6 +44,12 @@ def test_an_import_of_a_test_file_is_seen(code: str) -> None:
     assert imported(code, "tests.unit") & TEST_FILES == {"tests.unit.test_test_files"}
 
 
+def test_tests_of_logic_are_not_alone() -> None:
+    """`make test` looks for tests that run alone among the others only."""
+    quick = [path for path in FILES if path.relative_to(ROOT).parts[1] in ("unit", "contract")]
+    assert [path.name for path in quick if "mark." + "alone" in path.read_text("utf-8")] == []
+
+
 def test_no_file_imports_a_test_file() -> None:
     """A test file is read by pytest alone: what several files need stands in a module of helpers."""
     found = {module(path): imported(path.read_text("utf-8"), module(path.parent)) & TEST_FILES for path in FILES}
