@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from math import exp, log, sqrt
 from statistics import stdev
-from typing import Any
 
 import pytest
 
 from edgebed.errors import UsageError
+from orchestrator.records.account import summarise
 from orchestrator.records.compare.quantities import quantity
 from orchestrator.records.compare.ratios import cells, interval
+from tests.summaries import changed
+from tests.synthetic import Speed, Synthetic
 
 T_975_2 = 4.302652729911275  # Student's t, two degrees of freedom
 
@@ -36,17 +38,15 @@ def test_ratios_pair_the_same_seed_and_say_how_many_got_there() -> None:
     assert b.paper_ratio == pytest.approx(1.5)
 
 
-def summary(**more: Any) -> dict[str, Any]:
-    base = {
-        "target_accuracy": 0.9,
-        "accuracy": [0.2, None, 0.6, 0.95],
-        "elapsed_s": [1.0, 2.0, 3.5, 5.0],
-        "rounds": 4,
-        "bytes": [40, 80, 180, 100],
-        "straggler": ["x", "y", "y", None],
-        "phase_s": {"x": {"compute": 99.0}, "y": {"compute": 2.0, "decode": 1.0, "encode": 1.0, "download": 3.0}},
-    }
-    return base | more
+SUMMARY = changed(
+    summarise(Synthetic({"x": Speed(), "y": Speed()}).records),
+    target_accuracy=0.9,
+    accuracy=[0.2, None, 0.6, 0.95],
+    elapsed_s=[1.0, 2.0, 3.5, 5.0],
+    bytes=[40, 80, 180, 100],
+    straggler=["x", "y", "y", None],
+    phase_s={"x": {"compute": 99.0}, "y": {"compute": 2.0, "decode": 1.0, "encode": 1.0, "download": 3.0}},
+)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def summary(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_quantities_of_a_summary(name: str, target: float | None, value: float | None) -> None:
-    assert quantity(name, summary(), target) == value
+    assert quantity(name, SUMMARY, target) == value
 
 
 def test_an_unknown_quantity_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="no quantity 'speed'"):
-        quantity("speed", summary(), None)
+        quantity("speed", SUMMARY, None)
