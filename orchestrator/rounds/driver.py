@@ -44,11 +44,6 @@ from orchestrator.rounds.seams import Trainer
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
 
-QUEUED_UPLOADS = 4
-"""Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
-the device waits."""
-
-
 class RoundJob(msgspec.Struct, frozen=True):
     """A round to carry out."""
 
@@ -66,14 +61,14 @@ class RoundResult(msgspec.Struct):
     Attributes:
         contributions: of the merged devices, in the order of names.
         why: as in `machine.Finish`.
-        missing: devices that did not contribute, each with the reason.
+        missing: devices that did not contribute, and how each left.
     """
 
     contributions: list[Contribution]
     outcomes: list[Outcome]
     why: str
     round: int = 0
-    missing: dict[str, str] = {}
+    missing: dict[str, m.Leave] = {}
 
 
 class RoundDriver:
@@ -133,7 +128,7 @@ class RoundDriver:
 
     def _new_work(self, round: int, device: str, plan: Plan) -> Work:
         bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
-        return Work(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
+        return Work(self._task(round, device, plan), bounds, self._settings.queued_uploads)
 
     def _task(self, round: int, device: str, plan: Plan) -> Task:
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
@@ -334,8 +329,9 @@ class RoundDriver:
     def _leave(self, effect: m.Leave) -> None:
         work = self._work[effect.device]
         if work.contribution is None or effect.how != "cancelled":
-            self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why, work.trace))
-        work.out, work.left = True, f"{effect.how}: {effect.why}"
+            about = effect.how, effect.why, work.trace, effect.limit_s
+            self._record(DeviceOut(now_ns(), self._round, effect.device, *about))
+        work.out, work.left = True, effect
         self._trainer.drop(effect.device)
         self._endpoint.control(effect.device, Cancel(work.task.id, effect.why))
         self._endpoint.forget(effect.device)
@@ -353,7 +349,7 @@ class RoundDriver:
             outcomes=[w.outcome for w in merged if w.outcome is not None],
             why=finish.why,
             round=self._round,
-            missing={device: work.left for device, work in self._work.items() if work.left},
+            missing={device: work.left for device, work in self._work.items() if work.left is not None},
         )
 
     # ---- small ----

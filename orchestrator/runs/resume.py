@@ -14,9 +14,6 @@ from orchestrator.files.yaml_file import load_yaml
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
 
-WHOLE = ("rounds done", "target reached")
-"""How a run ends that was neither interrupted nor ended by an error."""
-
 SIMULATED = "simulated"
 """The backend of a simulated run."""
 
@@ -80,7 +77,7 @@ def is_finished(files: RunFolder, training: Training) -> bool:
     """Whether a run has ended, and has no rounds left under these settings."""
     progress = files.progress()
     reached = training.stop_at_target and progress.accuracy >= training.target_accuracy
-    return files.ended() in WHOLE and (progress.round >= training.rounds or reached)
+    return files.ending() == "finished" and (progress.round >= training.rounds or reached)
 
 
 def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:
