@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from edgebed.datasets.shard import read_shard
@@ -22,7 +23,7 @@ from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
-from orchestrator.rounds.settings import round_settings
+from orchestrator.rounds.settings import QUEUED_UPLOADS, RoundSettings, round_settings
 from orchestrator.scenario.schedule import Scenario
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
@@ -93,6 +94,7 @@ def play(
     environment: Environment | None = None,
     scenario: Scenario | None = None,
     server_slots: int = 1,
+    queued_uploads: int = QUEUED_UPLOADS,
     costs: CostModel | None = None,
 ) -> Played:
     """One run of devices named in `devices` (name -> samples)."""
@@ -113,6 +115,7 @@ def play(
             environment,
             scenario,
             at_once,
+            queued_uploads,
             costs or PlainCosts(),
         )
     )
@@ -132,6 +135,7 @@ async def _play(
     environment: Environment | None,
     scenario: Scenario | None,
     at_once: int,
+    queued_uploads: int,
     costs: CostModel,
 ) -> None:
     record = played.records.append
@@ -155,9 +159,10 @@ async def _play(
     charging = Charging(loop, costs, fleet)
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
+    settings = msgspec.structs.replace(settings, queued_uploads=queued_uploads)
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
     driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
-    note(_started(fleet, at_once))
+    note(_started(fleet, at_once, settings))
     for fact in fleet.facts():
         note(fact)
     fleet.attach(note, driver)
@@ -188,11 +193,11 @@ async def _play(
     if player is not None:
         await player.close()
     fleet.end_work()
-    record(RunFinished(now_ns(), "rounds done"))
+    record(RunFinished(now_ns(), "rounds done", "finished"))
     played.together, played.alone = pool.together, pool.alone
 
 
-def _started(fleet: SimulatedFleet, at_once: int) -> RunStarted:
+def _started(fleet: SimulatedFleet, at_once: int, settings: RoundSettings) -> RunStarted:
     return RunStarted(
         at_ns=now_ns(),
         wall="",
@@ -208,4 +213,5 @@ def _started(fleet: SimulatedFleet, at_once: int) -> RunStarted:
         target_accuracy=1.0,
         devices=fleet.infos(),
         server_slots=at_once,
+        queued_uploads=settings.queued_uploads,
     )
