@@ -171,8 +171,8 @@ CPUS = {"a": 0.002, "b": 0.02, "c": 1.0}
 
 
 def test_a_second_ceiling_bounds_the_round_to_its_end(tmp_path: Path) -> None:
-    """One half for all waits for the first features of `a`, which need 50 s. It is out after 30 s; those that waited for
-    it have 30 s more, which is too little for `b`."""
+    """One half for all waits for the first features of `a`, which need 50 s. It is out after 30 s; those that waited
+    for it have 30 s more, which is too little for `b`."""
     limits = {name: msgspec.structs.replace(LIMITS[name], cpus=cpus) for name, cpus in CPUS.items()}
     profiles = {name: ProfileSpec(name, each) for name, each in limits.items()}
     wanted = training(rounds=1, batch_size=4, round_ceiling_s=30.0, liveness_s=1000.0)
