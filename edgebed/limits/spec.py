@@ -44,6 +44,10 @@ class Limits(msgspec.Struct, frozen=True):
         return max(1, int(self.cpus))
 
 
+NONE_SET = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
+"""Of a device on which no limits were put yet."""
+
+
 def only_rates(one: Limits, other: Limits) -> bool:
     """Whether two devices differ in nothing but their rates."""
     rates = {"uplink_bit_s": other.uplink_bit_s, "downlink_bit_s": other.downlink_bit_s}

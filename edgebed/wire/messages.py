@@ -96,7 +96,9 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: Privacy = Privacy()
     cpus: float = 0.0  # the device's quota, as it knows it
     arrivals: Arrivals | None = None
-    slots: int = 0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy (SLOTS)
+    slots: int = (
+        0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy (SLOTS)
+    )
     augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs

@@ -34,8 +34,6 @@ LOOK_S = 0.2
 ADDRESSES_S = 10.0
 """How often this host's addresses are looked at."""
 
-Notify = Callable[[str], None]
-
 
 class ServeRequest(msgspec.Struct, frozen=True):
     """Args:
@@ -50,7 +48,9 @@ class ServeRequest(msgspec.Struct, frozen=True):
     mqtt_port: int = MQTT_PORT
 
 
-async def serve(request: ServeRequest, place: Place, notify: Notify, ready: Callable[[], None] = lambda: None) -> None:
+async def serve(
+    request: ServeRequest, place: Place, notify: Callable[[str], None], ready: Callable[[], None] = lambda: None
+) -> None:
     """Run until cancelled.
 
     Raises:
@@ -72,7 +72,9 @@ class _Service:
     ours: the folder for the files of HTTPS.
     """
 
-    def __init__(self, request: ServeRequest, place: Place, brokers: Path, ours: Path, notify: Notify) -> None:
+    def __init__(
+        self, request: ServeRequest, place: Place, brokers: Path, ours: Path, notify: Callable[[str], None]
+    ) -> None:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)

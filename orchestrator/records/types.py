@@ -17,6 +17,8 @@ from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.serving_records import RequestsLost, Served
 
+SIMULATED = "simulated"
+"""What `RunStarted.backend` and `RunStarted.enforcement` say of a simulation."""
 
 Ending = Literal["finished", "interrupted", "failed"]
 """How a run ended."""

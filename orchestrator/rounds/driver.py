@@ -25,6 +25,7 @@ from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from orchestrator.clock import now_ns, now_s
 from orchestrator.fleet.control.seams import Sender
 from orchestrator.records.types import (
     DeviceOut,
@@ -38,11 +39,12 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
-from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.judging import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.seams import Trainer
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.rounds.work import Work, done_record, outcome, update_record, upload_record
+
 
 class RoundJob(msgspec.Struct, frozen=True):
     """A round to carry out."""

@@ -8,7 +8,6 @@ import msgspec
 
 from orchestrator.experiment import Training
 
-
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
 the device waits."""

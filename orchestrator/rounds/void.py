@@ -64,7 +64,9 @@ class VoidByDevice:
         self._counts: dict[str, int] = {}
         self.left_out: dict[str, Leave | None] = {}
 
-    def count(self, devices: Iterable[str], void: bool, merged: Iterable[str], missing: Mapping[str, Leave]) -> list[str]:
+    def count(
+        self, devices: Iterable[str], void: bool, merged: Iterable[str], missing: Mapping[str, Leave]
+    ) -> list[str]:
         """Count a round of `devices` that has ended; returns those that are left out from now on."""
         for device in merged:
             self._counts[device] = 0

@@ -7,9 +7,9 @@ import asyncio
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
 from edgebed.wire.messages import Task, Update, Upload
+from orchestrator.clock import now_ns
 from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
 from orchestrator.rounds.bounds import Bounds
-from orchestrator.rounds.event_loop import now_ns
 from orchestrator.rounds.machine import Leave
 
 

@@ -20,7 +20,7 @@ from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import fleet_path
 from orchestrator.records.older_words import ending_of
-from orchestrator.records.reader import decode, read
+from orchestrator.records.reader import beginning, decode, read
 from orchestrator.records.types import Ending, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
@@ -113,8 +113,8 @@ class RunFolder:
         of devices may follow that of the run's end."""
         try:
             with self.records.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-                at = data.rfind(b'{"type":"run_finished"')
-                if at <= data.rfind(b'{"type":"run_started"'):
+                at = data.rfind(beginning(RunFinished))
+                if at <= data.rfind(beginning(RunStarted)):
                     return None
                 last = decode(data[at : data.find(b"\n", at)])
         except (OSError, ValueError):  # none yet, or an empty one

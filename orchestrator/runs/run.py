@@ -16,6 +16,7 @@ import torch
 from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.messages import Codec, Optimizer
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
@@ -23,7 +24,7 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay

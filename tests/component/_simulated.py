@@ -13,11 +13,12 @@ from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Codec
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.event_loop import OwnWork, now_ns
+from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress

@@ -525,9 +525,7 @@ class SlowDtfl(Dtfl):
 
 
 @pytest.mark.parametrize("slow", [SlowSplitFed(), SlowDtfl(Dtfl.Options(tier=3))], ids=["waits", "blocked"])
-async def test_a_device_that_its_server_half_holds_up_is_kept(
-    tmp_path: Path, slow: Method
-) -> None:
+async def test_a_device_that_its_server_half_holds_up_is_kept(tmp_path: Path, slow: Method) -> None:
     async with fleet(tmp_path, {"dev-1": 8}) as made:
         await made.play(slow, training(rounds=1, batch_size=2, liveness_s=0.9), queued_uploads=1)
         assert not made.of(DeviceOut)

@@ -19,7 +19,9 @@ def test_three_void_rounds_in_a_row_end_a_run_and_name_the_devices() -> None:
     void = VoidRounds(Training(quorum=2))
     for was_void in (True, True, False, True, True):
         void.count(was_void, FAILED if was_void else {})
-    with pytest.raises(RunError, match=r"3 rounds in a row .* quorum of 2; missing in the last one: dev-2 \(failed: late"):
+    with pytest.raises(
+        RunError, match=r"3 rounds in a row .* quorum of 2; missing in the last one: dev-2 \(failed: late"
+    ):
         void.count(True, FAILED)
 
 
@@ -33,7 +35,9 @@ def test_three_void_rounds_in_a_row_end_a_run_and_name_the_devices() -> None:
         (Training(quorum=2), {"a": None}, ["mend these devices"], ["raise"]),
     ],
 )
-def test_the_advice_fits(training: Training, missing: dict[str, Leave | None], said: list[str], unsaid: list[str]) -> None:
+def test_the_advice_fits(
+    training: Training, missing: dict[str, Leave | None], said: list[str], unsaid: list[str]
+) -> None:
     advice = hint(training, missing)
     assert all(words in advice for words in said)
     assert not any(words in advice for words in unsaid)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from edgebed.errors import FleetError
-from orchestrator.records.words.formatting import number, seconds
+from edgebed.errors import FleetError, lasting
+from orchestrator.records.words.formatting import seconds
 
 MOST_WRONG_S = 3600.0
 """Seconds by which a node's clock may be wrong: a run's certificates are valid from two hours before its start on. The
@@ -37,7 +37,7 @@ class Clock(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         way = "ahead of" if self.offset_s > 0 else "behind"
-        return f"{self.node} is {spelled(abs(self.offset_s))} {way} this host"
+        return f"{self.node} is {lasting(abs(self.offset_s))} {way} this host"
 
 
 def clock_of(node: str, asked_s: float, told_s: float, heard_s: float, step_s: float = 0.0) -> Clock:
@@ -50,7 +50,7 @@ def refuse_wrong(clocks: Iterable[Clock]) -> None:
     """Raises FleetError with all nodes whose clocks TLS does not bear."""
     wrong = [str(clock) for clock in clocks if clock.wrong_s > MOST_WRONG_S]
     if wrong:
-        raise FleetError(f"clocks differ by more than {spelled(MOST_WRONG_S)}: {', '.join(wrong)}", hint=HINT)
+        raise FleetError(f"clocks differ by more than {lasting(MOST_WRONG_S)}: {', '.join(wrong)}", hint=HINT)
 
 
 def notes(clocks: Iterable[Clock]) -> Iterator[str]:
@@ -70,11 +70,3 @@ def drift_note(first: Clock, last: Clock) -> str:
         f"the clock of {node} has {way} {seconds(abs(drift_s))} since the start: phases of its devices may stand too "
         f"{where} in the timeline by that"
     )
-
-
-def spelled(value: float) -> str:
-    """`3 hours`, `45 days`, `12.3 s`."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if value >= 2 * size:
-            return f"{number(value / size)} {unit}"
-    return seconds(value)

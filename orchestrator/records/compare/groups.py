@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.compare.ratios import interval, student
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import NO_CAUSE
 
 Summary = dict[str, Any]
@@ -66,7 +67,7 @@ def key(summary: Summary) -> tuple[str, str, str]:
 
 def named(summary: Summary) -> str:
     """The method, with a mark where it was simulated."""
-    return f"{summary['method']} (simulated)" if summary["enforcement"] == "simulated" else str(summary["method"])
+    return f"{summary['method']} (simulated)" if summary["enforcement"] == SIMULATED else str(summary["method"])
 
 
 def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:
