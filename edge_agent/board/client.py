@@ -18,7 +18,7 @@ import msgspec
 
 from edgebed.errors import FileError, LinkError, UsageError, WireError, lasting
 from edgebed.link.tls import Identity, client_context, identity_context, reason_of
-from edgebed.wire.boards import Enrolled, Join, Refusal, Renew, decode_json
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S, Enrolled, Join, Refusal, Renew, decode_json
 
 TIMEOUT_S = 30.0
 MOST_ANSWER = 64 << 10
@@ -26,8 +26,6 @@ MOST_ANSWER = 64 << 10
 PIECE = 256 << 10
 MOST_SHARDS = 8
 """A board keeps so many, those that were used last."""
-MOST_CLOCK_ERROR_S = 3600.0
-"""Seconds by which a board's clock may differ from the service's: certificates are valid from two hours ago on."""
 
 T = TypeVar("T")
 

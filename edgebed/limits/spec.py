@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from edgebed.limits.cpu_quota import PERIOD_US, TICK_US, Grain, period_for
+
+LEAST_MBIT_S, MOST_MBIT_S, MOST_LATENCY_MS = 0.01, 100_000.0, 10_000.0
+Mbit = Annotated[float, msgspec.Meta(ge=LEAST_MBIT_S, le=MOST_MBIT_S)]
+LatencyMs = Annotated[float, msgspec.Meta(ge=0, le=MOST_LATENCY_MS)]
+"""A rate, and a latency one way, as profiles, scenarios and traces may have them."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import msgspec
 
 from edgebed.errors import EdgebedError, lasting
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S
 from orchestrator.fleet.host.checkup import Check, DeviceFit, FleetFit
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SwarmFile
-from orchestrator.fleet.swarm.clocks import HINT, MOST_WRONG_S, NOTED_S, Clock
+from orchestrator.fleet.swarm.clocks import HINT, NOTED_S, Clock
 from orchestrator.fleet.swarm.placement import Found, choose_nodes, dilation_of_nodes, place
 
 
@@ -70,7 +71,7 @@ def _clocks(swarm: Swarm, needed: bool) -> Check:
     within = max((abs(clock.offset_s) + clock.error_s for clock in swarm.clocks), default=0.0)
     known = f"{len(swarm.clocks)} within {lasting(within)} of this host's" if swarm.clocks else ""
     wrong = [clock for clock in swarm.clocks if clock.wrong_s > NOTED_S]
-    fatal = any(clock.wrong_s > MOST_WRONG_S for clock in wrong)
+    fatal = any(clock.wrong_s > MOST_CLOCK_ERROR_S for clock in wrong)
     found = "; ".join(text for text in (known, not_known) if text)
     return Check("clocks of the nodes", found, ", ".join(map(str, wrong)), HINT if wrong else "", needed and fatal)
 

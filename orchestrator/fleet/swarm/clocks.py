@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from edgebed.errors import FleetError, lasting
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S
 from orchestrator.records.words.formatting import seconds
-
-MOST_WRONG_S = 3600.0
-"""Seconds by which a node's clock may be wrong: a run's certificates are valid from two hours before its start on. The
-same holds for boards."""
 
 NOTED_S = 1.0
 """A clock that is wrong by more than this is not set by NTP."""
@@ -48,15 +45,15 @@ def clock_of(node: str, asked_s: float, told_s: float, heard_s: float, step_s: f
 
 def refuse_wrong(clocks: Iterable[Clock]) -> None:
     """Raises FleetError with all nodes whose clocks TLS does not bear."""
-    wrong = [str(clock) for clock in clocks if clock.wrong_s > MOST_WRONG_S]
+    wrong = [str(clock) for clock in clocks if clock.wrong_s > MOST_CLOCK_ERROR_S]
     if wrong:
-        raise FleetError(f"clocks differ by more than {lasting(MOST_WRONG_S)}: {', '.join(wrong)}", hint=HINT)
+        raise FleetError(f"clocks differ by more than {lasting(MOST_CLOCK_ERROR_S)}: {', '.join(wrong)}", hint=HINT)
 
 
 def notes(clocks: Iterable[Clock]) -> Iterator[str]:
     """A line for each node whose clock is wrong, although a run goes on with it."""
     for clock in clocks:
-        if NOTED_S < clock.wrong_s <= MOST_WRONG_S:
+        if NOTED_S < clock.wrong_s <= MOST_CLOCK_ERROR_S:
             yield f"the clock of {clock} (± {seconds(clock.error_s)}); rounds and timeline do not depend on it"
 
 
