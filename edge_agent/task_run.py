@@ -15,7 +15,6 @@ from edge_agent.upload_queue import UploadQueue
 from edgebed.device.core import Body, Cancelled, Result
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
-from edgebed.device.uploads import SLOTS
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.pacing import Pacer
 from edgebed.wire.messages import Header, Report, Task, Upload
@@ -63,7 +62,7 @@ class TaskRun:
         self._cancelled = threading.Event()
         self._throttled_ns, self._delay = tools.throttling.read()[0], RunDelay()
         self._replies = ReplyBox(self._cancelled)
-        slots, hold = task.assignment.slots or SLOTS, task.assignment.hold
+        slots, hold = task.assignment.upload_slots, task.assignment.hold
         self.uploads = UploadQueue(tools.loop, tools.send, tools.phases, self._cancelled, self.metrics, slots, hold)
 
     def work(self, trainer: DeviceTrainer, threads: int, cpus: float) -> Result:

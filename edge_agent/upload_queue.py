@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
-from edgebed.device.uploads import SLOTS, UploadAccount
+from edgebed.device.uploads import UploadAccount
 from edgebed.errors import TransferError
 from edgebed.wire.messages import Header, Upload
 
@@ -34,7 +34,7 @@ class UploadQueue:
         phases: PhaseLog,
         cancelled: threading.Event,
         metrics: TaskMetrics,
-        slots: int = SLOTS,
+        slots: int,
         hold: bool = False,
     ) -> None:
         self._loop, self._send, self._cancelled = loop, send, cancelled

@@ -139,6 +139,14 @@ def trace_of(error: BaseException) -> str:
     return text if len(text) <= MOST_TRACE else f"…{text[1 - MOST_TRACE :]}"
 
 
+def lasting(seconds: float) -> str:
+    """A length of time in words: `45 days`, `3 hours`, `12.3 s`, `34 ms`."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"
+
+
 def short(text: str, most: int = 200) -> str:
     """What a message shows of a text that came from elsewhere: its first `most` characters."""
     return text if len(text) <= most else f"{text[:most]}…"

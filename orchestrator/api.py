@@ -37,6 +37,7 @@ from orchestrator.runs.events import (
     RunEnded,
 )
 from orchestrator.runs.find import baseline_last, find_run, find_runs, runs_folder
+from orchestrator.runs.resume import refuse_beside_resume
 from orchestrator.runs.session import Request, resume_request, run_experiment
 from orchestrator.runs.signals import without_interrupts
 from orchestrator.simulation.run import SimulationRequest
@@ -111,16 +112,12 @@ def run(
             `LimitError`: the fleet cannot be started. `CalibrationError`: its limits do not hold. `RunError`: the run
             cannot go on.
     """
-    if resume is None:
+    if resume is not None:
+        refuse_beside_resume(experiment, methods, fleet, runs, plan)
+        request = resume_request(_folder(resume), overrides)
+    else:
         typed, path = _experiment(experiment, overrides, methods, fleet)
         request = Request(typed, path, _runs_folder(runs), plan=None if plan is None else _folder(plan))
-    elif any(given for given in (experiment, methods, fleet, runs, plan)):
-        raise UsageError(
-            "resume takes the experiment, its methods and its fleet from the run's folder",
-            hint="give resume alone, with overrides where the run is to be extended",
-        )
-    else:
-        request = resume_request(_folder(resume), overrides)
     request = msgspec.structs.replace(
         request,
         backend=backend or request.backend,

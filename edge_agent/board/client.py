@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import msgspec
 
-from edgebed.errors import FileError, LinkError, UsageError, WireError
+from edgebed.errors import FileError, LinkError, UsageError, WireError, lasting
 from edgebed.link.tls import Identity, client_context, identity_context, reason_of
-from edgebed.wire.boards import Enrolled, Join, Refusal, Renew, decode_json
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S, Enrolled, Join, Refusal, Renew, decode_json
 
 TIMEOUT_S = 30.0
 MOST_ANSWER = 64 << 10
@@ -26,8 +26,6 @@ MOST_ANSWER = 64 << 10
 PIECE = 256 << 10
 MOST_SHARDS = 8
 """A board keeps so many, those that were used last."""
-MOST_CLOCK_ERROR_S = 3600.0
-"""Seconds by which a board's clock may differ from the service's: certificates are valid from two hours ago on."""
 
 T = TypeVar("T")
 
@@ -202,19 +200,11 @@ def check_clock(date: str, now: datetime) -> None:
     off = (now - theirs).total_seconds()
     if abs(off) > MOST_CLOCK_ERROR_S:
         raise ClockError(
-            f"this board's clock is wrong: it is {spelled(abs(off))} {'ahead of' if off > 0 else 'behind'} the "
+            f"this board's clock is wrong: it is {lasting(abs(off))} {'ahead of' if off > 0 else 'behind'} the "
             f"service's (here {now:%Y-%m-%d %H:%M} UTC, there {theirs:%Y-%m-%d %H:%M} UTC)",
             hint=f"set it: timedatectl set-ntp true, or date -u -s '{theirs:%Y-%m-%d %H:%M}' (a Pi forgets the time "
             "without power)",
         )
-
-
-def spelled(seconds: float) -> str:
-    """`3 hours`, `45 days`."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _believes_all() -> ssl.SSLContext:

@@ -17,13 +17,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge_agent.node import facts, pump
-from edge_agent.node.settings import ORCHESTRATOR, HelperSettings, broker_context
+from edge_agent.node.settings import HelperSettings, broker_context
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.link import stream_probe
 from edgebed.link.probe_server import ProbeServer
 from edgebed.link.tls import server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.timeouts import timeout
+from edgebed.wire.topics import ORCHESTRATOR
 
 LONGEST_LINE = 1 << 16
 PING = b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n"

@@ -10,9 +10,6 @@ import msgspec
 from edgebed.guarded import Guarded
 from edgebed.link.tls import with_pem
 
-ORCHESTRATOR = "orchestrator"
-"""Common name of the only certificate that may command a helper: a node's own certificate may not command another."""
-
 
 class HelperSettings(Guarded, frozen=True):
     """Of one helper. All certificates and keys are PEM.

@@ -16,9 +16,6 @@ from edgebed.device.phases import PhaseLog
 from edgebed.errors import EdgebedError, TransferError
 from edgebed.wire.messages import Upload
 
-SLOTS = 2
-"""Encoded uploads that a device holds at once: one on the link and one that is ready to follow."""
-
 Encoded = tuple[Upload, bytes | bytearray]
 
 

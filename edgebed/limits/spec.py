@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from edgebed.limits.cpu_quota import PERIOD_US, TICK_US, Grain, period_for
+
+LEAST_MBIT_S, MOST_MBIT_S, MOST_LATENCY_MS = 0.01, 100_000.0, 10_000.0
+Mbit = Annotated[float, msgspec.Meta(ge=LEAST_MBIT_S, le=MOST_MBIT_S)]
+LatencyMs = Annotated[float, msgspec.Meta(ge=0, le=MOST_LATENCY_MS)]
+"""A rate, and a latency one way, as profiles, scenarios and traces may have them."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -42,6 +49,10 @@ class Limits(msgspec.Struct, frozen=True):
     def threads(self) -> int:
         """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
         return max(1, int(self.cpus))
+
+
+NONE_SET = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
+"""Of a device on which no limits were put yet."""
 
 
 def only_rates(one: Limits, other: Limits) -> bool:

@@ -21,6 +21,10 @@ HTTPS_PORT, MQTT_PORT = 7443, 8883
 MOST_BODY = 16 << 10
 """Bytes of the largest request that a board sends to the service."""
 
+MOST_CLOCK_ERROR_S = 3600.0
+"""Seconds by which the clocks of a host and of its boards or nodes may differ: certificates are valid from twice as
+long before they were made on."""
+
 WAITING = Topics("boards")
 """Topics of a board without a fleet: its state, and its order on `control_to`. The device is the board's id."""
 

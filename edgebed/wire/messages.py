@@ -62,6 +62,10 @@ class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 0
 
 
+SLOTS = 2
+"""Encoded uploads that a device holds at once: one on the link and one that is ready to follow."""
+
+
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one device does in one round (papers.md §0). Plain data: an agent executes it and knows no method.
 
@@ -92,10 +96,17 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: Privacy = Privacy()
     cpus: float = 0.0  # the device's quota, as it knows it
     arrivals: Arrivals | None = None
-    slots: int = 0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy
+    slots: int = (
+        0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy (SLOTS)
+    )
     augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs
+
+    @property
+    def upload_slots(self) -> int:
+        """Encoded uploads that the device holds before it stands still."""
+        return self.slots or SLOTS
 
 
 # ---- control, orchestrator -> device ---------------------------------------------------------------------------------

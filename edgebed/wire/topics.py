@@ -19,7 +19,8 @@ import msgspec
 from edgebed.errors import UsageError
 
 ORCHESTRATOR = "orchestrator"
-"""The peer name of the orchestrator in Credit, Refuse and Query."""
+"""The peer name of the orchestrator in Credit, Refuse and Query; the common name of the only certificate that may
+command a node's helper."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 

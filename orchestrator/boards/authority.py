@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgebed.errors import FileError, UsageError
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S
 from orchestrator.boards.service_folder import write_secret
 
 BOARD_LIFE = dt.timedelta(days=90)
@@ -27,7 +28,7 @@ CA_LIFE = dt.timedelta(days=3650)
 """Of the CA, of the server's certificate, which is made anew at every start, and of the list of revoked certificates,
 which is made anew with every change: a broker locks everybody out when that list has run out."""
 
-BACKDATED = dt.timedelta(hours=2)
+BACKDATED = dt.timedelta(seconds=2 * MOST_CLOCK_ERROR_S)
 """Certificates are valid from so long ago on: clocks differ."""
 
 PEM = serialization.Encoding.PEM

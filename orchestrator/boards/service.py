@@ -34,8 +34,6 @@ LOOK_S = 0.2
 ADDRESSES_S = 10.0
 """How often this host's addresses are looked at."""
 
-Notify = Callable[[str], None]
-
 
 class ServeRequest(msgspec.Struct, frozen=True):
     """The options of `edgebed boards serve`.
@@ -53,7 +51,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
 
 
 async def serve(
-    request: ServeRequest, place: ServiceFolder, notify: Notify, ready: Callable[[], None] = lambda: None
+    request: ServeRequest, place: ServiceFolder, notify: Callable[[str], None], ready: Callable[[], None] = lambda: None
 ) -> None:
     """Run until cancelled.
 
@@ -78,7 +76,9 @@ class _Service:
         ours: the folder for the files of HTTPS.
     """
 
-    def __init__(self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Notify) -> None:
+    def __init__(
+        self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Callable[[str], None]
+    ) -> None:
         https.allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)

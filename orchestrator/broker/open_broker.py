@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import importlib
 import secrets
@@ -270,7 +271,7 @@ def _bound(addresses: list[str]) -> list[socket.socket]:
                     sockets[-1].bind((address, port))
                     port = sockets[-1].getsockname()[1]
             except OSError as error:
-                if port == 0 or "assign" in str(error):
+                if port == 0 or error.errno == errno.EADDRNOTAVAIL:
                     raise LinkError(
                         f"a broker cannot listen on {address}: {error}", hint="is this an address of this host?"
                     ) from None

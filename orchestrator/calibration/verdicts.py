@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from edgebed.limits.cpu_quota import TICK_US
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import ProbeResult
 from orchestrator.fleet.base import Held
@@ -23,7 +24,7 @@ SMALL_TOLERANCE = 0.10
 """Relative error allowed for 64 KB. Such a transfer may be slow, because the CPU may be throttled in the middle of it.
 But it must hardly be faster than the link."""
 
-TICK_S = 0.004
+TICK_S = TICK_US / 1e6
 """A tick of most kernels (250 Hz), for estimates."""
 
 WINDOW_TICKS = 20

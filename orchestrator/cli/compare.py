@@ -20,10 +20,11 @@ from orchestrator.records.compare.comparison import Comparison, compare
 from orchestrator.records.compare.curves import Spread
 from orchestrator.records.compare.groups import Group, ProfileRow, group, profiles
 from orchestrator.records.compare.paired import Paired, paired
-from orchestrator.records.compare.sim_error import SIMULATED, SimError, sim_error, simulation_and_real
+from orchestrator.records.compare.sim_error import SimError, sim_error, simulation_and_real
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import Summary
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.formatting import NONE, percent, seconds, signed_percent
 from orchestrator.report import write_comparison
 from orchestrator.report.look import Look, Width

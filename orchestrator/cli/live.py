@@ -162,6 +162,6 @@ class LiveWatch(session.Watch):
         super().record(folder, record)
         self._followed = self._runs[folder]
         if isinstance(record, t.RunStarted):
-            self._simulated = record.enforcement == "simulated"
+            self._simulated = record.enforcement == t.SIMULATED
         if not self._simulated:  # else its times are not those of the clock that the view is drawn by
             self._followed[1].append(record)

@@ -28,6 +28,7 @@ from orchestrator.records.types import Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.request import Listener
+from orchestrator.runs.resume import refuse_beside_resume
 from orchestrator.runs.signals import run_to_end
 
 
@@ -102,11 +103,7 @@ def _request(
 ) -> session.Request:
     """What to run: an experiment, or the rest of one."""
     if resume is not None:
-        if experiment is not None or method or plan:
-            raise UsageError(
-                "--resume takes the experiment, with all its methods, from the run's folder",
-                hint="give only --resume RUN, and --set to extend the run",
-            )
+        refuse_beside_resume(experiment, method, plan)
         return session.resume_request(find_run(resume), set_)
     if experiment is None:
         raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")

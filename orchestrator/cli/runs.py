@@ -17,10 +17,10 @@ from edgebed.errors import UsageError
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.recorder import is_being_written
+from orchestrator.records.types import Ending
 from orchestrator.records.words.formatting import accuracy, known, seconds
 from orchestrator.runs.find import complete_run, is_pattern, runs_folder
 
-FINISHED = ("rounds done", "target reached")
 Status = Literal["running", "finished", "interrupted", "failed", "killed"]
 Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backend", "started", "status"]
 
@@ -86,23 +86,19 @@ def read_row(records: Path) -> ListedRun | None:
         return ListedRun(
             id=records.parent.name,
             **{key: card[key] for key in _FROM_CARD},
-            status=status_of(card["ended"], writing=is_being_written(records)),
+            status=status_of(card["ending"], writing=is_being_written(records)),
             ended=card["ended"],
         )
     except OSError:
         return None  # deleted meanwhile, or not readable by this user
 
 
-def status_of(ended: str, *, writing: bool) -> Status:
-    """The state of a run. `ended`: what the last record says ("" if there is no end); `writing`: an orchestrator still
-    writes."""
-    if writing and ended not in FINISHED:
+def status_of(ending: Ending | None, *, writing: bool) -> Status:
+    """The state of a run. `ending`: what the last record says, None if there is no end; `writing`: an orchestrator
+    still writes."""
+    if writing and ending != "finished":
         return "running"
-    if not ended:
-        return "killed"
-    if ended.startswith("error"):
-        return "failed"
-    return "interrupted" if ended == "interrupted" else "finished"
+    return ending or "killed"
 
 
 def chosen(

@@ -12,9 +12,8 @@ from typing import Any
 
 from orchestrator.records import types as t
 from orchestrator.records.live.run_state import RoundRow
-from orchestrator.records.run_index import RoundFacts, RunFacts, Session, sort
+from orchestrator.records.run_index import FOREVER, RoundFacts, RunFacts, Session, sort
 from orchestrator.records.shown.round_view import round_view
-from orchestrator.records.timeline.clock_alignment import FOREVER
 from orchestrator.records.timeline.timeline import Segment, timelines
 
 

@@ -13,6 +13,7 @@ import yaml
 from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.records import types as t
+from orchestrator.records.older_words import ending_of
 from orchestrator.records.reader import decode
 
 TAIL = 128 << 10
@@ -122,7 +123,7 @@ def make_card(records: Path) -> dict[str, Any] | None:
     first = _first(records)
     if first is None:
         return None
-    rounds, ended = 0, ""
+    rounds, finished = 0, None
     accuracies: list[float] = []
     try:
         last = _last_records(records)
@@ -135,9 +136,9 @@ def make_card(records: Path) -> dict[str, Any] | None:
             case t.Evaluated():
                 accuracies.append(record.accuracy)
             case t.RunFinished():
-                ended = record.why
+                finished = record
             case t.RunStarted():
-                first, ended = record, ""
+                first, finished = record, None
             case _:
                 pass
     known = _summary(records)
@@ -156,7 +157,8 @@ def make_card(records: Path) -> dict[str, Any] | None:
         "accuracy": accuracies[-1] if accuracies else None,
         "spark": spark(accuracies if known is None else known.accuracy),
         "time_to_target_s": None if known is None else known.time_to_target_s,
-        "ended": ended,
+        "ended": "" if finished is None else finished.why,
+        "ending": None if finished is None else ending_of(finished),
     }
 
 

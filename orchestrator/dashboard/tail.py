@@ -15,8 +15,8 @@ import msgspec
 
 from orchestrator.records.live.reducer import Rewound, reduce
 from orchestrator.records.live.run_state import EVER, VERSION, RunState
-from orchestrator.records.reader import decode
-from orchestrator.records.types import Record
+from orchestrator.records.reader import beginning, decode
+from orchestrator.records.types import CutProfiled, Record
 
 BLOCK = 4 << 20
 """Bytes taken in at a time: between two blocks a server can answer."""
@@ -27,7 +27,7 @@ WORTH = 8 << 20
 PROOF = 512
 """Bytes before the offset, and at the start of the file, whose digest ties an index to its records."""
 
-NEEDLESS = (b'{"type":"cut_profiled"',)
+NEEDLESS = (beginning(CutProfiled),)
 """Lines that the state does not need; they are not decoded."""
 
 

@@ -14,12 +14,10 @@ from typing import Any
 from edgebed.errors import UsageError
 from orchestrator.export.extras import load
 from orchestrator.records.run_index import RunFacts, Session
-from orchestrator.records.timeline.timeline import RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import OF_A_TASK, RoundTimeline, timelines
 
 AT_ONCE = 512
 """Spans per request to a collector."""
-
-OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
 
 
 def write_spans(run: RunFacts, target: str) -> int:

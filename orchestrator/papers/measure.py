@@ -18,6 +18,7 @@ from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import quantity
 from orchestrator.records.compare.ratios import Cell, cells
 from orchestrator.runs import session
+from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Notify
 from orchestrator.runs.signals import run_to_end
 from orchestrator.simulation.run import SimulationRequest, simulate
@@ -142,7 +143,7 @@ def run_once(
     key = hashlib.sha256(msgspec.json.encode((version("edgebed"), how, experiment, devices))).hexdigest()[:12]
     parent = runs / f"{experiment.name}-{key}"
     for folder in [] if fresh else sorted(parent.glob("*/summary.json")):
-        if load_summary(folder.parent).ended in ("target reached", "rounds done"):
+        if RunFolder(folder.parent).ending() == "finished":
             return folder.parent
     parent.mkdir(parents=True, exist_ok=True)
     quiet = session.Watch(session.quiet)

@@ -15,6 +15,11 @@ from orchestrator.records.types import Record
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
+def beginning(kind: type[msgspec.Struct]) -> bytes:
+    """How every line with a record of this type begins, which can be told without decoding it."""
+    return f'{{"type":"{kind.__struct_config__.tag}"'.encode()
+
+
 def read(path: Path) -> list[Record]:
     """All records of a file, in the order in which they were written.
 

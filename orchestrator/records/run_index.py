@@ -22,7 +22,8 @@ from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
 from orchestrator.records.board_record import BoardReadings
 
-FAR = 1 << 62
+FOREVER = 1 << 62
+"""A time that never comes, in nanoseconds."""
 
 
 class Clock(msgspec.Struct):
@@ -38,7 +39,7 @@ class Clock(msgspec.Struct):
     def to_orchestrator(self, device_ns: int) -> int:
         """The orchestrator's time: linear between two measurements; before and after all, the nearest offset holds."""
         knots = self.knots
-        i = bisect_right(knots, (device_ns, FAR)) if len(knots) > 1 else 0
+        i = bisect_right(knots, (device_ns, FOREVER)) if len(knots) > 1 else 0
         if i == 0 or i == len(knots):
             return device_ns - knots[max(0, i - 1)][1]
         (t0, o0), (t1, o1) = knots[i - 1], knots[i]
@@ -218,7 +219,7 @@ class RunFacts(msgspec.Struct):
     def enforcement(self) -> str:
         """Who held the limits; the weakest, where sessions differ."""
         kinds = [session.started.enforcement for session in self.sessions]
-        return next((weak for weak in ("simulated", "software") if weak in kinds), kinds[-1])
+        return next((weak for weak in (t.SIMULATED, "software") if weak in kinds), kinds[-1])
 
     @property
     def has_lanes(self) -> bool:

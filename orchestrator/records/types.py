@@ -8,12 +8,20 @@ Those that a long run has by the million are kept from the garbage collector (`g
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.board_record import BoardReadings
 from orchestrator.records.serving_records import RequestsLost, Served
+
+SIMULATED = "simulated"
+"""What `RunStarted.backend` and `RunStarted.enforcement` say of a simulation."""
+
+Ending = Literal["finished", "interrupted", "failed"]
+"""How a run ended."""
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
@@ -38,6 +46,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     server_cpus: float | None = None  # of the server, before dilation; None: what the host leaves, not dilated
     dilation_by: str = ""  # CPUs | network | the experiment: what made it as large as it is; "": 1, or an older version
     held_server_cpus: float | None = None  # its quota as read back; None: nothing is in force
+    queued_uploads: int = 4  # of one device that may wait for its server half; older versions had 4 and did not say so
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -219,7 +228,9 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):
     """A device's work in this round is left out. `how`: lost, failed, refused, diverged, late, cancelled. `trace`: the
-    traceback of an unexpected error, on the device or in its server half."""
+    traceback of an unexpected error, on the device or in its server half. `limit_s`: where a time limit put it out,
+    that limit in seconds from the start of the round, after dilation; None also in a record of an older version, see
+    `older_words.limit_of`."""
 
     at_ns: int
     round: int
@@ -227,6 +238,7 @@ class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):
     how: str
     why: str
     trace: str = ""
+    limit_s: float | None = None
 
 
 class DeviceJoined(msgspec.Struct, frozen=True, tag="device_joined"):
@@ -356,8 +368,12 @@ class ScenarioStep(msgspec.Struct, frozen=True, gc=False, tag="scenario_step"):
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
+    """`why`, for people: target reached, rounds done, interrupted, error: …. `ending`: the same as data; None in a
+    record of an older version, see `older_words.ending_of`."""
+
     at_ns: int
-    why: str  # target reached | rounds done | interrupted | error: …
+    why: str
+    ending: Ending | None = None
 
 
 Happened = DeviceOut | DeviceJoined | DeviceLeft | Fault | ScenarioStep | BoardMark

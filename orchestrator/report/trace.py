@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline.timeline import DeviceTimeline, RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import OF_A_TASK, DeviceTimeline, RoundTimeline, timelines
 from orchestrator.report.counters import Scale, cpu_counters, link_counters, queue_counter
 from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
 
@@ -24,9 +24,6 @@ MOST_EVENTS = 200_000
 
 ORCHESTRATOR, PHASES, LANES, ROUNDS = 1, 2, 10, 100_000
 """Process of the orchestrator; thread of phases, first thread of uploads or server steps, and of rounds."""
-
-OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
-"""A task lasts from the first to the last of these."""
 
 
 class TraceFile:

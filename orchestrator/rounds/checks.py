@@ -7,9 +7,9 @@ from edgebed.methods.base import Method
 from edgebed.methods.parts.aggregation import fault, impossible, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Failure, Report, Update, Upload
+from orchestrator.clock import now_ns
 from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault
 from orchestrator.rounds.device_work import DeviceWork
-from orchestrator.rounds.event_loop import now_ns
 
 MAY_NOT = "its update may not be merged"
 

@@ -13,11 +13,13 @@ import msgspec
 
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
+from orchestrator.clock import now_s
 from orchestrator.rounds.driver import RoundResult
-from orchestrator.rounds.event_loop import now_s, uninterrupted
+from orchestrator.rounds.event_loop import uninterrupted
+from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps
-from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice
+from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice, told
 
 ABSENT_S = 1.0
 """Seconds between two checks of a lane whether one of its devices has returned."""
@@ -30,7 +32,7 @@ class ConcurrentRounds:
     """The rounds of a run whose method has several lanes.
 
     Attributes:
-        missing: devices that did not contribute to the round that ended last, each with the reason.
+        missing: devices that did not contribute to the round that ended last, and how each left.
     """
 
     def __init__(self, steps: RoundSteps, weights: Weights, progress: Progress) -> None:
@@ -41,7 +43,7 @@ class ConcurrentRounds:
         self._unsaid: list[tuple[Progress, RoundResult, float]] = []  # rounds whose weights are not tested yet
         self._news = asyncio.Event()
         self._ended = False
-        self.missing: Mapping[str, str] = {}
+        self.missing: Mapping[str, Leave] = {}
         self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
 
     async def run(self, lanes: list[str]) -> Weights:
@@ -112,7 +114,7 @@ class ConcurrentRounds:
         self.missing = result.missing
         merged = [part.device for part in result.contributions]
         for device in self._void.count(begun.plan.assignments, result.why == "void", merged, result.missing):
-            why = self._void.left_out[device]
+            why = told(self._void.left_out[device])
             self._steps.fault(device, f"left out from now on: its last {VOID_ROUNDS} rounds were void ({why})")
 
     async def _conclude(self, begun: Begun, result: RoundResult) -> None:

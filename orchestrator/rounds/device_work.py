@@ -7,9 +7,10 @@ import asyncio
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
 from edgebed.wire.messages import Task, Update, Upload
+from orchestrator.clock import now_ns
 from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
 from orchestrator.rounds.bounds import Bounds
-from orchestrator.rounds.event_loop import now_ns
+from orchestrator.rounds.machine import Leave
 
 
 class DeviceWork:
@@ -22,7 +23,7 @@ class DeviceWork:
     def __init__(self, task: Task, bounds: Bounds, slots: int) -> None:
         self.task, self.bounds = task, bounds
         self.out = False
-        self.left = ""  # how and why the device is out
+        self.left: Leave | None = None  # how and why the device is out
         self.gone = False  # its agent died or restarted, as the fleet knows
         self.slots = asyncio.Semaphore(slots)
         self.jobs: set[asyncio.Task[None]] = set()

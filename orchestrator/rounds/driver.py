@@ -25,6 +25,7 @@ from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from orchestrator.clock import now_ns, now_s
 from orchestrator.fleet.control.seams import Sender
 from orchestrator.records.types import (
     DeviceOut,
@@ -40,13 +41,9 @@ from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
-from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.settings import RoundSettings
-
-QUEUED_UPLOADS = 4
-"""Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
-the device waits."""
 
 
 class RoundJob(msgspec.Struct, frozen=True):
@@ -66,14 +63,14 @@ class RoundResult(msgspec.Struct):
     Attributes:
         contributions: of the merged devices, in the order of names.
         why: as in `machine.Finish`.
-        missing: devices that did not contribute, each with the reason.
+        missing: devices that did not contribute, and how each left.
     """
 
     contributions: list[Contribution]
     outcomes: list[Outcome]
     why: str
     round: int = 0
-    missing: dict[str, str] = {}
+    missing: dict[str, m.Leave] = {}
 
 
 class RoundDriver:
@@ -133,7 +130,7 @@ class RoundDriver:
 
     def _new_work(self, round: int, device: str, plan: Plan) -> DeviceWork:
         bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
-        return DeviceWork(self._task(round, device, plan), bounds, QUEUED_UPLOADS)
+        return DeviceWork(self._task(round, device, plan), bounds, self._settings.queued_uploads)
 
     def _task(self, round: int, device: str, plan: Plan) -> Task:
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
@@ -334,8 +331,9 @@ class RoundDriver:
     def _leave(self, effect: m.Leave) -> None:
         work = self._work[effect.device]
         if work.contribution is None or effect.how != "cancelled":
-            self._record(DeviceOut(now_ns(), self._round, effect.device, effect.how, effect.why, work.trace))
-        work.out, work.left = True, f"{effect.how}: {effect.why}"
+            about = effect.how, effect.why, work.trace, effect.limit_s
+            self._record(DeviceOut(now_ns(), self._round, effect.device, *about))
+        work.out, work.left = True, effect
         self._trainer.drop(effect.device)
         self._endpoint.control(effect.device, Cancel(work.task.id, effect.why))
         self._endpoint.forget(effect.device)
@@ -353,7 +351,7 @@ class RoundDriver:
             outcomes=[w.outcome for w in merged if w.outcome is not None],
             why=finish.why,
             round=self._round,
-            missing={device: work.left for device, work in self._work.items() if work.left},
+            missing={device: work.left for device, work in self._work.items() if work.left is not None},
         )
 
     # ---- small ----

@@ -1,10 +1,8 @@
-"""The clock of a run and its worker threads, the machine's own or those of a simulation's event loop; work that a
-cancellation must not cut short."""
+"""Worker threads of a run, or of a simulation's event loop; work that a cancellation must not cut short."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -26,17 +24,6 @@ OwnWork = Literal[
 ]
 """What the orchestrator itself does in a run. A simulation charges virtual seconds by these names; `plan`, `merge`,
 `evaluation` and `checkpoint` are also the names under which the work is recorded (`OrchestratorPhase`)."""
-
-
-def now_ns() -> int:
-    """Nanoseconds on the running event loop's clock: virtual where the loop has one (`virtual_ns`), else monotonic."""
-    virtual = getattr(asyncio.get_running_loop(), "virtual_ns", None)
-    return time.monotonic_ns() if virtual is None else int(virtual())
-
-
-def now_s() -> float:
-    """The same in seconds."""
-    return now_ns() / 1e9
 
 
 async def in_thread(work: OwnWork, call: Callable[..., T], /, *args: Any, size: int = 0, **kwargs: Any) -> T:

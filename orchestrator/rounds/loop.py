@@ -8,6 +8,7 @@ from edgebed.models.staged import Weights
 from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import uninterrupted
+from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps
 from orchestrator.rounds.void import VoidRounds, nothing_merged
@@ -40,7 +41,7 @@ class Loop(RoundSteps):
         self.left_out: tuple[str, ...] = ()
         self._lanes_ended = False
         self._first = progress.round
-        self._missing: Mapping[str, str] = {}
+        self._missing: Mapping[str, Leave] = {}
 
     @property
     def over(self) -> bool:

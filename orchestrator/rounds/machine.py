@@ -76,11 +76,13 @@ RoundEvent = Delivered | Progressed | Held | Updated | Completed | Dropped | Tic
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Record that the device is out, and tell it to stop."""
+    """Record that the device is out, and tell it to stop. `limit_s`: where a time limit of the round put it out, that
+    limit in seconds from the start of the round."""
 
     device: str
     how: str
     why: str
+    limit_s: float | None = None
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -124,8 +126,9 @@ class RoundMachine:
         self._progress = dict.fromkeys(self.states, now)  # of those at work, the one longest without progress first
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
-        self._ceiling = math.inf if ceiling_s is None else now + ceiling_s
-        self._ceiling_s = ceiling_s
+        self._start = now
+        self._ceiling_s = self._limit_s = math.inf if ceiling_s is None else ceiling_s
+        self._ceiling = now + self._ceiling_s  # the one in force, `_limit_s` after the start
         self._held: set[str] = set()
         self._quorum, self._liveness_s = quorum, liveness_s
         self._enough = len(self.states) if enough is None else max(quorum, enough)
@@ -181,11 +184,11 @@ class RoundMachine:
         if state not in AT_WORK:
             self._progress.pop(device, None)
 
-    def _leave(self, device: str, how: str, why: str) -> list[Effect]:
+    def _leave(self, device: str, how: str, why: str, limit_s: float | None = None) -> list[Effect]:
         if self.states.get(device) not in (AT_WORK if how == "lost" else OPEN):
             return []
         self._enter(device, TaskState.OUT)
-        return [Leave(device, how, why)]
+        return [Leave(device, how, why, limit_s)]
 
     def _silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -203,30 +206,36 @@ class RoundMachine:
         working = [device for device, state in self.states.items() if state in AT_WORK]
         to_blame = [device for device in working if device not in self._held] or working
         self._cut = self._cut or bool(working)
-        self._ceiling = now + (self._ceiling_s or 0) if len(to_blame) < len(working) else math.inf
-        why = f"not done when the round's ceiling of {self._ceiling_s or 0:g} s was reached (training.round_ceiling_s)"
-        return [e for device in to_blame for e in self._leave(device, "late", why)]
+        limit_s = self._limit_s
+        reached = "reached" if limit_s == self._ceiling_s else f"reached again, {limit_s:g} s after its start"
+        why = f"not done when the round's ceiling of {self._ceiling_s:g} s was {reached} (training.round_ceiling_s)"
+        self._ceiling = now + self._ceiling_s if len(to_blame) < len(working) else math.inf
+        self._limit_s = now - self._start + self._ceiling_s
+        return [e for device in to_blame for e in self._leave(device, "late", why, limit_s)]
 
-    def _release(self, late: str) -> list[Effect]:
+    def _release(self) -> list[Effect]:
         """Past the deadline: when the updates of a quorum have arrived, devices that still work are out. Otherwise the
         server half of a group would wait for them."""
         here = [device for device, state in self.states.items() if state in (TaskState.UPDATED, TaskState.DONE)]
         working = [device for device, state in self.states.items() if state in AT_WORK]
         self._cut = self._cut or (len(here) >= self._quorum and bool(working))
-        return [e for device in working if self._cut for e in self._leave(device, "late", late)]
+        return [e for device in working if self._cut for e in self._late(device)]
+
+    def _late(self, device: str) -> list[Effect]:
+        """The device was not done at the deadline."""
+        return self._leave(device, "late", f"not done at the deadline of {self._deadline_s or 0:g} s", self._deadline_s)
 
     def _maybe_finish(self, now: float) -> list[Effect]:
         count = self._count[TaskState.DONE]
         overdue = self._deadline is not None and now >= self._deadline
         enough = count >= self._enough
-        late = f"not done at the deadline of {self._deadline_s or 0:g} s"
         open_ones = any(self._count[state] for state in OPEN)
         if open_ones and not enough and not (overdue and count >= self._quorum):
-            return self._release(late) if overdue else []
+            return self._release() if overdue else []
         waiting, done = [device for device, state in self.states.items() if state in OPEN], self.done()
         effects: list[Effect] = []
         for device in waiting:
-            effects += self._leave(device, "late", f"{count} others were enough" if enough else late)
+            effects += self._leave(device, "late", f"{count} others were enough") if enough else self._late(device)
         self.finished = True
         if count < self._quorum:
             return [*effects, Finish((), "void")]

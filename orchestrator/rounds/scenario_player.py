@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from edgebed.errors import EdgebedError, in_words
+from orchestrator.clock import now_ns
 from orchestrator.fleet.control.run_fleet import Applied
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
-from orchestrator.rounds.event_loop import now_ns
 from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Scenario, planned_events
 from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 

@@ -8,6 +8,10 @@ import msgspec
 
 from orchestrator.experiment import Training
 
+QUEUED_UPLOADS = 4
+"""Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
+the device waits."""
+
 
 class RoundSettings(msgspec.Struct, frozen=True):
     """Settings of all rounds of a run. Seconds are those of the clock, after dilation.
@@ -15,6 +19,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     Attributes:
         samples: of each device's shard, as the orchestrator cut it; reports must agree with it.
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
+        queued_uploads: of one device that may wait for its server half.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
 
@@ -25,6 +30,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     liveness_s: float = 30.0
     ceiling_s: float | None = None
     max_update_norm: float | None = None
+    queued_uploads: int = QUEUED_UPLOADS
 
 
 def round_settings(run: str, training: Training, dilation: float, samples: Mapping[str, int]) -> RoundSettings:

@@ -13,6 +13,7 @@ from torch import Tensor
 from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
 from edgebed.models.staged import Weights
+from orchestrator.clock import now_ns, now_s
 from orchestrator.experiment import Environment, Training
 from orchestrator.records.types import (
     Evaluated,
@@ -24,7 +25,7 @@ from orchestrator.records.types import (
     RoundStarted,
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.event_loop import in_thread, now_ns, now_s
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from edgebed.errors import RunError
 from orchestrator.experiment import Training
+from orchestrator.rounds.machine import Leave
 
 VOID_ROUNDS = 3
 """Void rounds in a row that end a run, or after which a device of a lane is left out."""
@@ -22,11 +23,11 @@ class VoidRounds:
         self._training = training
         self._count = 0
 
-    def count(self, void: bool, missing: Mapping[str, str]) -> None:
+    def count(self, void: bool, missing: Mapping[str, Leave]) -> None:
         """Count a round that has ended. Raises RunError when too many in a row were void.
 
         Args:
-            missing: devices that did not contribute, each with the reason.
+            missing: devices that did not contribute, and how each left.
         """
         self._count = self._count + 1 if void else 0
         if self._count >= VOID_ROUNDS:
@@ -38,11 +39,11 @@ class VoidRounds:
             )
 
 
-def nothing_merged(training: Training, rounds: int, missing: Mapping[str, str]) -> RunError:
+def nothing_merged(training: Training, rounds: int, missing: Mapping[str, Leave]) -> RunError:
     """The error of a run that has ended without a merged round.
 
     Args:
-        missing: devices that did not contribute to the last round, each with the reason.
+        missing: devices that did not contribute to the last round, and how each left.
     """
     return RunError(
         f"no work was merged in {rounds} round{'s' if rounds > 1 else ''}: none had a quorum of {training.quorum}; "
@@ -55,22 +56,24 @@ class VoidByDevice:
     """Void rounds in a row of every device, of a run with lanes.
 
     Attributes:
-        left_out: devices that get no more rounds, and why their last one was void.
+        left_out: devices that get no more rounds, and how each left its last one; None: it did not leave.
     """
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._counts: dict[str, int] = {}
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[str, Leave | None] = {}
 
-    def count(self, devices: Iterable[str], void: bool, merged: Iterable[str], missing: Mapping[str, str]) -> list[str]:
+    def count(
+        self, devices: Iterable[str], void: bool, merged: Iterable[str], missing: Mapping[str, Leave]
+    ) -> list[str]:
         """Count a round of `devices` that has ended; returns those that are left out from now on."""
         for device in merged:
             self._counts[device] = 0
-        blamed = (missing or dict.fromkeys(devices, "void")) if void else {}
+        blamed: Mapping[str, Leave | None] = (missing or dict.fromkeys(devices)) if void else {}
         for device in blamed:
             self._counts[device] = self._counts.get(device, 0) + 1
-        out = {device: why for device, why in blamed.items() if self._counts[device] >= VOID_ROUNDS}
+        out = {device: left for device, left in blamed.items() if self._counts[device] >= VOID_ROUNDS}
         self.left_out |= out
         return sorted(out)
 
@@ -82,17 +85,22 @@ class VoidByDevice:
         )
 
 
-def named(missing: Mapping[str, str], most: int = 5) -> str:
+def told(left: Leave | None) -> str:
+    """How a device left a void round; None: it did not leave."""
+    return "void" if left is None else f"{left.how}: {left.why}"
+
+
+def named(missing: Mapping[str, Leave | None], most: int = 5) -> str:
     """Devices with their reasons, for a message."""
-    texts = [f"{device} ({why})" for device, why in sorted(missing.items())]
+    texts = [f"{device} ({told(left)})" for device, left in sorted(missing.items())]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "") or "nobody"
 
 
-def hint(training: Training, missing: Mapping[str, str]) -> str:
-    """What to do about devices that did not contribute, from their reasons and the experiment's settings."""
-    late = bool(missing) and all(why.startswith("late") for why in missing.values())
-    if late and training.deadline_s is not None:
-        way = f"raise training.deadline_s (now {training.deadline_s:g} s)"
+def hint(training: Training, missing: Mapping[str, Leave | None]) -> str:
+    """What to do about devices that did not contribute, from how they left and the experiment's settings. A deadline
+    puts nobody out before there is a quorum, so a void round whose devices were all late reached its ceiling."""
+    if missing and all(left is not None and left.limit_s is not None for left in missing.values()):
+        way = f"raise training.round_ceiling_s (now {training.round_ceiling_s:g} s)"
     else:
         way = "mend these devices (records.jsonl has each device_out)"
     lower = f", or lower training.quorum (now {training.quorum})" if training.quorum > 1 else ""

@@ -19,8 +19,9 @@ from orchestrator.files.output import keep, sync_folder, write_aside
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import fleet_path
-from orchestrator.records.reader import decode, read
-from orchestrator.records.types import RunFinished, RunStarted
+from orchestrator.records.older_words import ending_of
+from orchestrator.records.reader import beginning, decode, read
+from orchestrator.records.types import Ending, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
 from orchestrator.scenario.files import listed
@@ -107,18 +108,18 @@ class RunFolder:
             return None
         raise UsageError("; ".join(damage), hint="run the experiment anew")
 
-    def ended(self) -> str:
-        """Why the run ended; "" where it still runs, or was killed. The file is searched from its end, where records of
-        devices may follow that of the run's end."""
+    def ending(self) -> Ending | None:
+        """How the run ended; None where it still runs, or was killed. The file is searched from its end, where records
+        of devices may follow that of the run's end."""
         try:
             with self.records.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-                at = data.rfind(b'{"type":"run_finished"')
-                if at <= data.rfind(b'{"type":"run_started"'):
-                    return ""
+                at = data.rfind(beginning(RunFinished))
+                if at <= data.rfind(beginning(RunStarted)):
+                    return None
                 last = decode(data[at : data.find(b"\n", at)])
         except (OSError, ValueError):  # none yet, or an empty one
-            return ""
-        return last.why if isinstance(last, RunFinished) else ""
+            return None
+        return ending_of(last) if isinstance(last, RunFinished) else None
 
     def progress(self) -> Progress:
         """The progress in the last whole checkpoint; no weights are read."""

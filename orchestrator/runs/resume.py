@@ -11,14 +11,9 @@ import msgspec
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, Overrides, Training, convert, load
 from orchestrator.files.yaml_file import load_yaml
+from orchestrator.records.types import SIMULATED
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
-
-WHOLE = ("rounds done", "target reached")
-"""How a run ends that was neither interrupted nor ended by an error."""
-
-SIMULATED = "simulated"
-"""The backend of a simulated run."""
 
 CHANGEABLE = (
     "training.rounds",
@@ -32,6 +27,15 @@ CHANGEABLE = (
 )
 """Keys that may be changed: how long the run is, and how long it waits for devices. The trained weights depend on all
 others."""
+
+
+def refuse_beside_resume(*given: object) -> None:
+    """Raises UsageError where anything is given that the folder of a run that goes on tells itself."""
+    if any(given):
+        raise UsageError(
+            "resume takes the experiment, its methods and its fleet from the run's folder",
+            hint="give it alone, with overrides (--set) where the run is to be extended",
+        )
 
 
 def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
@@ -80,7 +84,7 @@ def is_finished(files: RunFolder, training: Training) -> bool:
     """Whether a run has ended, and has no rounds left under these settings."""
     progress = files.progress()
     reached = training.stop_at_target and progress.accuracy >= training.target_accuracy
-    return files.ended() in WHOLE and (progress.round >= training.rounds or reached)
+    return files.ending() == "finished" and (progress.round >= training.rounds or reached)
 
 
 def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:

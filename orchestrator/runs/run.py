@@ -16,14 +16,15 @@ import torch
 from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.messages import Codec, Optimizer
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted, TurnEnded
+from orchestrator.records.types import CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
@@ -158,6 +159,8 @@ class MethodRun:
         for listener in (watch.record, *watch.listeners):
             self._recorder.subscribe(partial(listener, self.folder.path))
         self._record = platform.recording(self._recorder.record)
+        training, samples = self._experiment.training, request.prepared.samples()
+        self._settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
 
@@ -221,24 +224,24 @@ class MethodRun:
     async def finish(self) -> None:
         """No round is left: the final test, the last record, summary and report. Raises as `execute`."""
         why = await self._or_end(self._loop.end())
-        await self._conclude(why)
+        await self._conclude(why, "finished")
         if self._recorder.failure is not None:
             raise self._recorder.failure
 
     async def interrupt(self) -> None:
         """End the run before its last round, if it has begun and not ended."""
         if self._open:
-            await self._conclude("interrupted")
+            await self._conclude("interrupted", "interrupted")
 
     async def _or_end(self, step: Coroutine[Any, Any, T]) -> T:
         """The result of a step. If it fails, the run ends before this raises the error."""
-        why = "interrupted"
         try:
             return await self._recorder.guard(self._platform.guard(step))
-        except BaseException as error:
-            if isinstance(error, Exception):
-                why = f"error: {error}"
-            await self._conclude(why)
+        except Exception as error:
+            await self._conclude(f"error: {error}", "failed")
+            raise
+        except BaseException:
+            await self._conclude("interrupted", "interrupted")
             raise
         finally:
             step.close()  # where a guard was cancelled before it began the step
@@ -284,6 +287,7 @@ class MethodRun:
                 server_cpus=fleet.spec.server_cpus,
                 held_server_cpus=self._platform.held_server_cpus,
                 dilation_by=fleet.dilation_by,
+                queued_uploads=self._settings.queued_uploads,
             )
         )
         for record in fleet.facts():
@@ -291,12 +295,12 @@ class MethodRun:
         self._seen_ns = now_ns()
         fleet.attach(self._record, None)
 
-    async def _conclude(self, why: str) -> None:
+    async def _conclude(self, why: str, ending: Ending) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
         self._open = False
         await self._to_close.aclose()
         self._fleet.end_work()
-        self._recorder.last(RunFinished(now_ns(), why))
+        self._recorder.last(RunFinished(now_ns(), why, ending))
         try:
             await self._fleet.flush()
         finally:
@@ -359,9 +363,7 @@ class MethodRun:
         """A driver for one round at a time, with its own server trainer, which is closed at the end of the run."""
         trainer = self._platform.make_trainer()
         self._to_close.push_async_callback(trainer.close)
-        training, samples = self._experiment.training, self._request.prepared.samples()
-        settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
-        return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, settings)
+        return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, self._settings)
 
     async def _set_up(self) -> None:
         """Give the method its context; first the costs of the cuts, where it needs them."""

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from edgebed.errors import RunError
 
 T = TypeVar("T")
-Notify = Callable[[str], None]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 CLOSE_S = 120.0
@@ -42,7 +41,7 @@ def ending_alike() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_interrupts(notify: Notify = _tell) -> Iterator[None]:
+def without_interrupts(notify: Callable[[str], None] = _tell) -> Iterator[None]:
     """Inside, Ctrl-C is answered with a line and nothing else, so that a clean-up comes to its end. In a thread other
     than the main one, to which Python gives no signals, nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
@@ -55,7 +54,7 @@ def without_interrupts(notify: Notify = _tell) -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
-def run_to_end(work: Coroutine[Any, Any, T], notify: Notify = _tell) -> T:
+def run_to_end(work: Coroutine[Any, Any, T], notify: Callable[[str], None] = _tell) -> T:
     """Run `work`. The first signal cancels it; later ones disturb neither its clean-up nor the messages after it.
 
     A worker thread that does not end would keep the process for ever, so the process is ended then, with the threads'
@@ -104,7 +103,7 @@ def _leave() -> None:
 class _End:
     """Cancels the work once. Its handlers stay until `restore`, so that no signal kills the process meanwhile."""
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._ending = False
         self._terminals = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal cannot be asked

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edgebed.limits.spec import LatencyMs, Mbit
 from edgebed.typed import nearest
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 Duration = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
-Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 WHO = ("device", "profile", "share")
 WHAT = ("do", "limits", "compete_cpus", "trace")
@@ -23,7 +23,7 @@ class LimitChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     uplink_mbit_s: Mbit | None = None
     downlink_mbit_s: Mbit | None = None
     memory_mib: Annotated[int, msgspec.Meta(ge=64, le=4 * 2**20)] | None = None
-    latency_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
+    latency_ms: LatencyMs | None = None
 
     def __post_init__(self) -> None:
         if not self.named():

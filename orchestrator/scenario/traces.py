@@ -17,15 +17,18 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.limits.spec import LEAST_MBIT_S, MOST_LATENCY_MS, MOST_MBIT_S
 from edgebed.typed import nearest
 
 COLUMNS = ("uplink_mbit_s", "downlink_mbit_s", "latency_ms", "present")
 MOST_ROWS = 1_000_000
 PACKET_BYTES = 1504
-LEAST_MBIT_S = 0.01
-"""A rate below this, such as 0, becomes this one: tc has no rate of 0, and packets wait in the queue as they would."""
-
-MOST = {"uplink_mbit_s": 100_000.0, "downlink_mbit_s": 100_000.0, "latency_ms": 10_000.0, "present": 1.0}
+MOST = {
+    "uplink_mbit_s": MOST_MBIT_S,
+    "downlink_mbit_s": MOST_MBIT_S,
+    "latency_ms": MOST_LATENCY_MS,
+    "present": 1.0,
+}
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -162,6 +165,7 @@ def _check_time(time_s: float, before: Sequence[float], place: str) -> None:
 
 
 def _sample(values: dict[str, float]) -> Sample:
+    # A rate of 0 becomes the least one: tc has no rate of 0, and packets wait in the queue as they would.
     up, down = (max(LEAST_MBIT_S, values[key]) if key in values else None for key in COLUMNS[:2])
     return Sample(up, down, values.get("latency_ms"), bool(values.get("present", 1)))
 

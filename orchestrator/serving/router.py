@@ -20,6 +20,7 @@ from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
+from orchestrator.clock import now_ns, now_s
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (
     DeviceDone,
@@ -33,7 +34,6 @@ from orchestrator.records.types import (
     UploadReceived,
 )
 from orchestrator.rounds.bounds import MOST_TEXT
-from orchestrator.rounds.event_loop import now_ns, now_s
 
 AHEAD = 4
 """Largest number of requests that were sent to a node and are not decided yet."""

@@ -22,7 +22,15 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
 from orchestrator.records.serving_records import Served
 from orchestrator.records.serving_summary import summarise_serving
-from orchestrator.records.types import ClockOffset, Evaluated, RoundFinished, RoundStarted, RunFinished, RunStarted
+from orchestrator.records.types import (
+    ClockOffset,
+    Ending,
+    Evaluated,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+)
 from orchestrator.report import write_results
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder
@@ -117,14 +125,15 @@ async def serve_on(
         watch=watch,
     )
     controller.attach(recorder.record, router)
-    why = "interrupted"
+    why: str = "interrupted"
+    ending: Ending = "interrupted"
     try:
-        why = await recorder.guard(router.run())
+        why, ending = await recorder.guard(router.run()), "finished"
     except Exception as error:
-        why = f"error: {error}"
+        why, ending = f"error: {error}", "failed"
         raise
     finally:
-        _conclude(recorder, files, started_ns, why)
+        _conclude(recorder, files, started_ns, why, ending)
         try:
             await controller.membership.flush()
         finally:
@@ -134,7 +143,7 @@ async def serve_on(
     return files.path, summary
 
 
-def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str) -> None:
+def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str, ending: Ending) -> None:
     """Write the last records: serving counts as one round, with the accuracy over the answered requests."""
     served = [record for record in read(files.records) if isinstance(record, Served)]
     now = time.monotonic_ns()
@@ -142,7 +151,7 @@ def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str) -
     if served:
         accuracy = sum(record.right for record in served) / len(served)
         recorder.record(Evaluated(now, 0, accuracy, float("nan"), 0.0))
-    recorder.last(RunFinished(time.monotonic_ns(), why))
+    recorder.last(RunFinished(time.monotonic_ns(), why, ending))
 
 
 def _write(folder: Path) -> dict[str, Any]:

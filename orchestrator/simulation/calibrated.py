@@ -32,6 +32,8 @@ class CalibratedCosts:
         grain: of the CPU quotas. With `pacing`, work takes its CPU time ÷ CPUs.
     """
 
+    calibrated = True
+
     def __init__(
         self, calibration: Calibration, reference: Reference, now_s: Callable[[], float], grain: Grain = "quota"
     ) -> None:

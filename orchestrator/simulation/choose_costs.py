@@ -7,8 +7,8 @@ from pathlib import Path
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
+from orchestrator.clock import now_s
 from orchestrator.experiment import Grain, Simulation
-from orchestrator.rounds.event_loop import now_s
 from orchestrator.simulation import host_costs
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration

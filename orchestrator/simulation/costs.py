@@ -53,6 +53,8 @@ class CostModel(Protocol):
 
     kind: str
     """A description for the records: which model, and from what."""
+    calibrated: bool
+    """Whether the costs were measured in real runs, or on the host for which they are made."""
     dilation: float
     """The dilation of the fleet on which the costs were measured; 1 if they were not measured on a fleet."""
 

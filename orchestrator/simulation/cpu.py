@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from edgebed.limits.cpu_quota import PERIOD_US, TICK_US
 from orchestrator.simulation.pace import Pace
 
-PERIOD_S = 0.1
+PERIOD_S = PERIOD_US / 1e6
 """The usual CFS period (`edgebed.limits.cpu_quota`)."""
 
-TICK_S = 0.004
+TICK_S = TICK_US / 1e6
 """Length of a scheduler tick (250 Hz). A thread that has used its quota up runs on until the next tick; the excess is
 taken from the next periods."""
 

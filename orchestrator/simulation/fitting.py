@@ -13,7 +13,7 @@ from edgebed.wire.messages import Assignment, Codec, Phase
 from edgebed.wire.order import batch_bounds
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
-from orchestrator.records.types import LimitsSet, TaskDelivered, TaskSent, UpdateReceived
+from orchestrator.records.types import SIMULATED, LimitsSet, TaskDelivered, TaskSent, UpdateReceived
 from orchestrator.simulation.calibration import Calibration, ProfileCosts
 from orchestrator.simulation.laws import line_through, link_fit, parts, relative_parts
 from orchestrator.simulation.reference import Reference, SizeLaw, codec_key, work_key
@@ -50,7 +50,7 @@ def fit(runs: Sequence[RunFacts], reference: Reference, *, by_bytes: bool = Fals
             needs runs with uploads and tasks of several sizes.
     """
     for run in runs:
-        if run.enforcement == "simulated":
+        if run.enforcement == SIMULATED:
             raise UsageError(f"{run.started.run} is a simulation", hint="calibrate from runs on a real fleet")
     seen = [work for run in runs for work in _seen(run)]
     if not seen:

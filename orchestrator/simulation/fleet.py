@@ -14,19 +14,16 @@ from edgebed.errors import TransferError
 from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Grain, SimulatedFault
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
-from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
-from orchestrator.rounds.event_loop import now_ns
+from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
 from orchestrator.scenario.agenda import Condition
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
-
-SIMULATED = "simulated"
-"""What records say of who carries the devices and holds their limits."""
 
 HEARTBEAT_SHARE = 1 / 3
 """Heartbeat period ÷ the silence after which a device counts as lost."""
@@ -197,7 +194,7 @@ class SimulatedFleet(RunFleet):
         self.devices[name].change(_connected(condition))
         if name in self._silent and _connected(condition):
             self._hear_again(name)
-        return Applied("simulated")
+        return Applied(SIMULATED)
 
     async def all_back(self) -> None:
         """Nothing: a device is back at once."""

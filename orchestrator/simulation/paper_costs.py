@@ -23,6 +23,7 @@ class PaperCosts:
     """The common part of the papers' cost models."""
 
     kind = ""
+    calibrated = False
     dilation = 1.0
 
     def check(self, assignment: Assignment) -> None:

@@ -148,7 +148,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
         evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
-        calibrated=costs.kind.startswith("calibrated"),
+        calibrated=costs.calibrated,
         host={
             "costs": costs.kind,
             "accelerator": str(accelerator),

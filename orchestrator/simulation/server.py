@@ -11,9 +11,10 @@ import torch
 from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Simulation
 from orchestrator.fleet.spec.profile import Limits
-from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.training.server import ServerTrainer

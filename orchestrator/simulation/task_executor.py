@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from edgebed.device.core import AwaitReply, Body, Computed, CoreStep, CoreSteps, Decoded, Encoded, Result, SendUpload
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
-from edgebed.device.uploads import SLOTS, UploadAccount
+from edgebed.device.uploads import UploadAccount
 from edgebed.wire.messages import Assignment, Task, Upload
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
 
@@ -35,7 +35,7 @@ class SimulatedUploadQueue:
     def __init__(self, device: Working, metrics: TaskMetrics, assignment: Assignment) -> None:
         self._device = device
         self._account = UploadAccount(metrics, device.phases, assignment.hold, device.now_s)
-        self._slots = asyncio.Semaphore(assignment.slots or SLOTS)
+        self._slots = asyncio.Semaphore(assignment.upload_slots)
         self._sending: set[asyncio.Task[None]] = set()
 
     async def put(self, header: Upload, body: bytes | bytearray) -> None:

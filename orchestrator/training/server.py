@@ -22,8 +22,10 @@ import torch
 from edgebed.errors import DivergedError, EdgebedError, RunError
 from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.methods.parts.aggregation import not_finite
+from edgebed.methods.parts.shared_half import LOWER
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.clock import now_ns
 
 NICENESS = 10
 
@@ -251,7 +253,7 @@ class _HalfQueue:
         seat = self._seats.get(device)
         if why and seat is not None:
             text = f"training diverged: in upload {batch} of device {device!r} {why}"
-            self._refuse(device, DivergedError(text, hint=_LOWER))
+            self._refuse(device, DivergedError(text, hint=LOWER))
         if device in self._errors:
             raise self._errors[device]
         if seat is None or seat.complete or batch < seat.next or batch in seat.uploads:
@@ -349,16 +351,8 @@ class _HalfQueue:
         self._reading = Reading(start_ns, now_ns(), tuple(self._seats))
         if why := not_finite(weights):
             devices = ", ".join(self.half.devices)
-            raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=_LOWER)
+            raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=LOWER)
         return weights
-
-
-def now_ns() -> int:
-    """Nanoseconds on the running event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1e9)
-
-
-_LOWER = "lower optimizer.lr"
 
 
 def named(error: Exception, devices: tuple[str, ...]) -> EdgebedError:

@@ -40,7 +40,7 @@ from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.round_router import RoundRouter
-from orchestrator.rounds.settings import round_settings
+from orchestrator.rounds.settings import QUEUED_UPLOADS, round_settings
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
 from tests.hostile.agent import Hostile
@@ -203,6 +203,7 @@ class Fleet:
         environment: Environment | None = None,
         slots: int = 1,
         *,
+        queued_uploads: int = QUEUED_UPLOADS,
         saved: Saved | None = None,
         replay: Replay | None = None,
     ) -> Weights:
@@ -212,7 +213,7 @@ class Fleet:
             begun.restore(saved.progress.method, saved.tensors)
         saved = saved or Saved(start_weights(), Progress(), {})
         samples = {name: shard.samples for name, shard in self.shards.items()}
-        settings = round_settings("run", wanted, 1.0, samples)
+        settings = msgspec.structs.replace(round_settings("run", wanted, 1.0, samples), queued_uploads=queued_uploads)
         trainers: list[ServerTrainer] = []
 
         def make() -> RoundDriver:

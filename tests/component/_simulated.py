@@ -6,23 +6,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Codec
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
-from orchestrator.rounds.event_loop import OwnWork, now_ns
+from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
-from orchestrator.rounds.settings import round_settings
+from orchestrator.rounds.settings import QUEUED_UPLOADS, RoundSettings, round_settings
 from orchestrator.scenario.agenda import Scenario
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.costs import BatchCost, CostModel, Device
@@ -93,6 +95,7 @@ def play(
     environment: Environment | None = None,
     scenario: Scenario | None = None,
     server_slots: int = 1,
+    queued_uploads: int = QUEUED_UPLOADS,
     costs: CostModel | None = None,
 ) -> Played:
     """One run of devices named in `devices` (name -> samples)."""
@@ -113,6 +116,7 @@ def play(
             environment,
             scenario,
             at_once,
+            queued_uploads,
             costs or PlainCosts(),
         )
     )
@@ -132,6 +136,7 @@ async def _play(
     environment: Environment | None,
     scenario: Scenario | None,
     at_once: int,
+    queued_uploads: int,
     costs: CostModel,
 ) -> None:
     record = played.records.append
@@ -155,9 +160,10 @@ async def _play(
     charging = Charging(loop, costs, fleet)
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
+    settings = msgspec.structs.replace(settings, queued_uploads=queued_uploads)
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
     driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
-    note(_started(fleet, at_once))
+    note(_started(fleet, at_once, settings))
     for fact in fleet.facts():
         note(fact)
     fleet.attach(note, driver)
@@ -188,11 +194,11 @@ async def _play(
     if player is not None:
         await player.close()
     fleet.end_work()
-    record(RunFinished(now_ns(), "rounds done"))
+    record(RunFinished(now_ns(), "rounds done", "finished"))
     played.together, played.alone = pool.together, pool.alone
 
 
-def _started(fleet: SimulatedFleet, at_once: int) -> RunStarted:
+def _started(fleet: SimulatedFleet, at_once: int, settings: RoundSettings) -> RunStarted:
     return RunStarted(
         at_ns=now_ns(),
         wall="",
@@ -208,4 +214,5 @@ def _started(fleet: SimulatedFleet, at_once: int) -> RunStarted:
         target_accuracy=1.0,
         devices=fleet.infos(),
         server_slots=at_once,
+        queued_uploads=settings.queued_uploads,
     )

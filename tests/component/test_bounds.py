@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgebed.wire import messages
 from edgebed.wire.messages import Assignment
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.critical.critical_path import Paths
 from orchestrator.records.critical.event_graph import Bound
@@ -20,6 +22,7 @@ from orchestrator.records.timeline.timeline import timelines
 from orchestrator.rounds.event_loop import OwnWork
 from tests.component._fleet import training
 from tests.component._simulated import PlainCosts, Played, play
+from tests.summaries import summarised
 
 DEVICES = {"a": 48, "b": 32, "c": 24}
 LIMITS = {
@@ -118,3 +121,117 @@ def test_seconds_add_up_and_nothing_faster_changes_nothing(spec: dict[str, Any],
         assert sum(path.bounds.values()) == timeline.facts.finished.at_ns - timeline.facts.start_ns
         assert path.graph.replayed_ns(lambda bound: 1.0) == timeline.facts.finished.at_ns
         assert Bound("unknown") not in path.bounds
+
+
+# ---- time limits ----
+
+
+def bounds_of(records: Sequence[t.Record]) -> list[dict[str, float]]:
+    """Seconds by bound, of each round."""
+    rounds = summarised(records)["round_bounds"]
+    return [{part["what"]: part["seconds"] for part in each["parts"]} for each in rounds]
+
+
+def said(records: Sequence[t.Record], **changes: Any) -> list[t.Record]:
+    """The records with other words, or another limit, where a device was put out."""
+    return [msgspec.structs.replace(r, **changes) if isinstance(r, t.DeviceOut) else r for r in records]
+
+
+def cut_by_a_deadline(folder: Path) -> list[t.Record]:
+    """The quorum is done in seconds, `b` would need minutes; the deadline comes after 20 s."""
+    limits = LIMITS | {"b": msgspec.structs.replace(LIMITS["b"], uplink_bit_s=1_000)}
+    profiles = {name: ProfileSpec(name, each) for name, each in limits.items()}
+    wanted = training(rounds=2, deadline_s=20.0, quorum=2, liveness_s=1000.0)
+    return play(folder, DEVICES, {"name": "fedavg"}, wanted, profiles=profiles).records
+
+
+def test_a_round_that_lasted_until_its_deadline_is_bound_by_it(tmp_path: Path) -> None:
+    records = cut_by_a_deadline(tmp_path)
+    assert [record.why for record in records if isinstance(record, t.RoundFinished)] == ["deadline"] * 2
+    assert [bounds["deadline"] for bounds in bounds_of(records)] == pytest.approx([20.0] * 2, abs=0.01)
+    summary = summarised(records)
+    assert summary["bound_by"]["parts"][0]["what"] == "deadline"
+    assert [bounds["rule"] for bounds in summary["round_bounds"]] == ["deadline"] * 2
+
+
+def test_the_deadline_is_found_however_the_sentence_is_worded(tmp_path: Path) -> None:
+    records = cut_by_a_deadline(tmp_path)
+    found = summarised(records)["round_bounds"]
+    reworded = said(records, why="it needed more time than the round had")
+    assert summarised(reworded)["round_bounds"] == found
+    older = said(records, why="not done at the deadline of 20 s", limit_s=None)
+    assert summarised(older)["round_bounds"] == found
+    assert all("deadline" not in bounds for bounds in bounds_of(said(reworded, limit_s=None)))
+
+
+CPUS = {"a": 0.002, "b": 0.02, "c": 1.0}
+
+
+def test_a_second_ceiling_bounds_the_round_to_its_end(tmp_path: Path) -> None:
+    """One half for all waits for the first features of `a`, which need 50 s. It is out after 30 s; those that waited
+    for it have 30 s more, which is too little for `b`."""
+    limits = {name: msgspec.structs.replace(LIMITS[name], cpus=cpus) for name, cpus in CPUS.items()}
+    profiles = {name: ProfileSpec(name, each) for name, each in limits.items()}
+    wanted = training(rounds=1, batch_size=4, round_ceiling_s=30.0, liveness_s=1000.0)
+    records = play(tmp_path, DEVICES, METHODS[5], wanted, profiles=profiles).records
+    out = [(r.device, r.limit_s) for r in records if isinstance(r, t.DeviceOut)]
+    assert out == [("a", 30.0), ("b", pytest.approx(60.0, abs=0.01))]
+    (bounds,) = bounds_of(records)
+    assert bounds["deadline"] == pytest.approx(60.0, abs=0.02)
+
+
+# ---- queues ----
+
+
+def slow_server(folder: Path, factor: float, queued_uploads: int) -> list[t.Record]:
+    """One device that its server half holds up: each step takes 0.8 s times `factor`, a batch 0.4 s."""
+    folder.mkdir()
+    method, costs = {"name": "dtfl", "tier": 3}, Costs(16.0 * factor, 1.0)
+    return play(folder, {"c": 64}, method, training(rounds=1), queued_uploads=queued_uploads, costs=costs).records
+
+
+def recorded_as(records: Sequence[t.Record], queued_uploads: int) -> list[t.Record]:
+    return [
+        msgspec.structs.replace(r, queued_uploads=queued_uploads) if isinstance(r, t.RunStarted) else r for r in records
+    ]
+
+
+@pytest.mark.parametrize("queued", [1, 2, 4])
+def test_the_path_follows_the_recorded_length_of_the_upload_queue(queued: int, tmp_path: Path) -> None:
+    records, half = slow_server(tmp_path / "all", 1.0, queued), slow_server(tmp_path / "half", 0.5, queued)
+    (bounds,) = bounds_of(records)
+    assert bounds["server"] == pytest.approx(8 * 0.8)
+    saved = saved_s(records, "server")
+    assert sum(round_s(records)) - saved == pytest.approx(sum(round_s(half)), rel=0.1)
+    other = recorded_as(records, 1 if queued == 4 else 4)
+    assert saved_s(other, "server") < 0.5 * saved, "or the test above could not fail"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_the_path_follows_the_number_of_upload_slots(
+    slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device stands still most of the time, because its uplink is slow."""
+    monkeypatch.setattr(messages, "SLOTS", slots)
+    records, half = slow_uplink(tmp_path / "all", 20_000), slow_uplink(tmp_path / "half", 40_000)
+    assert any(p.name == "blocked" for r in records if isinstance(r, t.DevicePhases) for p in r.phases)
+    saved = saved_s(records, "uplink")
+    assert sum(round_s(records)) - saved == pytest.approx(sum(round_s(half)), rel=0.01)
+    monkeypatch.setattr(messages, "SLOTS", 1 if slots == 4 else 4)
+    assert saved_s(records, "uplink") < 0.6 * saved, "or the test above could not fail"
+
+
+def slow_uplink(folder: Path, bit_s: int) -> list[t.Record]:
+    folder.mkdir()
+    profiles = {"c": ProfileSpec("c", msgspec.structs.replace(LIMITS["c"], uplink_bit_s=bit_s))}
+    method = {"name": "dtfl", "tier": 3}
+    return play(folder, {"c": 64}, method, training(rounds=1), profiles=profiles, costs=Costs(0.1, 1.0)).records
+
+
+def round_s(records: Sequence[t.Record]) -> list[float]:
+    return [r.seconds for r in records if isinstance(r, t.RoundFinished)]
+
+
+def saved_s(records: Sequence[t.Record], what: str) -> float:
+    savings = summarised(records)["what_if"]["savings"]
+    return float(next(row["saved_s"] for row in savings if row["what"] == what))

@@ -15,9 +15,10 @@ from edgebed.errors import RunError
 from orchestrator.experiment import Experiment
 from orchestrator.records.account import load_summary
 from orchestrator.records.reader import read
-from orchestrator.records.types import RoundStarted, RunFinished, ScenarioStep, TurnEnded
+from orchestrator.records.types import RoundStarted, RunFinished, RunStarted, ScenarioStep, TurnEnded
+from orchestrator.rounds.settings import RoundSettings, round_settings
 from orchestrator.rounds.steps import RoundSteps
-from orchestrator.runs import session
+from orchestrator.runs import run, session
 from orchestrator.runs.turns import order
 from orchestrator.simulation.run import SimulationRequest, simulate
 
@@ -110,10 +111,25 @@ def test_an_error_in_one_method_ends_the_others_as_interrupted(tmp_path: Path, m
     last = {}
     for records in tmp_path.glob("*/records.jsonl"):
         said = read(records)
-        last[said[0].method] = [record.why for record in said if isinstance(record, RunFinished)]  # type: ignore[union-attr]
+        ends = [(record.why, record.ending) for record in said if isinstance(record, RunFinished)]
+        last[said[0].method] = ends  # type: ignore[union-attr]
         assert (records.parent / "report.html").is_file()
     last.pop("fedat", None)
-    assert last == {"fedavg": ["interrupted"], "s2fl": ["error: it went wrong"], "drop-slowest": ["interrupted"]}
+    stopped = [("interrupted", "interrupted")]
+    assert last == {"fedavg": stopped, "s2fl": [("error: it went wrong", "failed")], "drop-slowest": stopped}
+
+
+def test_a_run_records_the_length_of_the_upload_queues_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shorter(*about: Any) -> RoundSettings:
+        return msgspec.structs.replace(round_settings(*about), queued_uploads=3)
+
+    monkeypatch.setattr(run, "round_settings", shorter)
+    (folder,) = simulated(tmp_path, False, {**WANTED, "methods": [{"name": "fedavg"}]})
+    records = read(folder / "records.jsonl")
+    assert [record.queued_uploads for record in records if isinstance(record, RunStarted)] == [3]
+    assert [record.ending for record in records if isinstance(record, RunFinished)] == ["finished"]
 
 
 def test_a_listener_hears_every_record_of_every_run(tmp_path: Path) -> None:

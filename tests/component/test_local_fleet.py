@@ -22,6 +22,7 @@ from orchestrator.fleet import leftovers
 from orchestrator.fleet.local import backend as local
 from orchestrator.fleet.local.backend import LocalFleet
 from orchestrator.fleet.network import netns
+from orchestrator.fleet.network.netlink import DEVICE_END
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import (
@@ -56,7 +57,7 @@ def eight_times(wire: netns.Wire, limits: Limits) -> None:
 def egress_only(wire: netns.Wire, limits: Limits) -> None:
     """A fault: the device's own egress is shaped, what comes to it is not."""
     netns.lift(wire)
-    for command in shape_commands(netns.DEVICE_END, limits.uplink_bit_s):
+    for command in shape_commands(DEVICE_END, limits.uplink_bit_s):
         run(["nsenter", f"--net={wire.path}", *command])
 
 

@@ -52,7 +52,6 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from orchestrator.rounds import driver
 from orchestrator.rounds.replay import Replay
 from tests.component._fleet import FLEET, Fleet, buggy, fleet, model, start_weights, training
 
@@ -526,12 +525,9 @@ class SlowDtfl(Dtfl):
 
 
 @pytest.mark.parametrize("slow", [SlowSplitFed(), SlowDtfl(Dtfl.Options(tier=3))], ids=["waits", "blocked"])
-async def test_a_device_that_its_server_half_holds_up_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: Method
-) -> None:
-    monkeypatch.setattr(driver, "QUEUED_UPLOADS", 1)
+async def test_a_device_that_its_server_half_holds_up_is_kept(tmp_path: Path, slow: Method) -> None:
     async with fleet(tmp_path, {"dev-1": 8}) as made:
-        await made.play(slow, training(rounds=1, batch_size=2, liveness_s=0.9))
+        await made.play(slow, training(rounds=1, batch_size=2, liveness_s=0.9), queued_uploads=1)
         assert not made.of(DeviceOut)
         assert [r.batch for r in made.of(UploadReceived)] == [0, 1, 2, 3]
         (report,) = (r.report for r in made.of(UpdateReceived))

@@ -33,7 +33,8 @@ from orchestrator.records.types import (
     TaskSent,
     UploadReceived,
 )
-from orchestrator.rounds.driver import QUEUED_UPLOADS, RoundDriver
+from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.settings import QUEUED_UPLOADS
 from orchestrator.training.server import HalfTrainer
 from tests.component._faults import pid_of
 from tests.e2e.rig import FleetUp, Rig, experiment, fleet_up

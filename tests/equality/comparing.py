@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,18 @@ def _run(a: Path, b: Path, name: str, ignored: Sequence[str]) -> bool:
         print(f"  MISSING  {name}: {missing[0]}")
         return True
     left, right = (json.loads(path.read_text()) for path in (a, b))
-    found = [each for each in differences(left, right) if not each[0].startswith(tuple(ignored))]
+    found = [each for each in differences(left, right) if not unnumbered(each[0]).startswith(tuple(ignored))]
     print(f"  {'DIFFERS' if found else 'equal  '}  {name}{_size(left)}")
     for place, text in found[:SHOWN]:
         print(f"             {place}: {text}")
     if len(found) > SHOWN:
         print(f"             and {len(found) - SHOWN} more")
     return bool(found)
+
+
+def unnumbered(place: str) -> str:
+    """A place without numbers of entries: `records.round_started.notes` for `records.round_started[7].notes`."""
+    return re.sub(r"\[\d+\]", "", place)
 
 
 def differences(a: Any, b: Any, place: str = "") -> Iterator[tuple[str, str]]:

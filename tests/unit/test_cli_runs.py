@@ -31,7 +31,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_summary(tmp_path / "demo-dtfl-1")
     killed = [r for r in Synthetic(method="fedavg").records if not isinstance(r, t.RunFinished)]
     keep(tmp_path / "demo-fedavg-2", killed)
-    keep(tmp_path / "mine-fedavg-3", [*killed, t.RunFinished(10**12, "error: no quorum")])
+    keep(tmp_path / "mine-fedavg-3", [*killed, t.RunFinished(10**12, "error: no quorum", "failed")])
     (tmp_path / "no-run").mkdir()
     return tmp_path
 
@@ -70,7 +70,19 @@ def test_a_run_that_is_being_written_goes_on(runs: Path, app: typer.Typer) -> No
         assert ids(app, "--status", "running") == ["demo-fedavg-2"]
     assert status_of("interrupted", writing=True) == "running"  # resumed
     assert status_of("interrupted", writing=False) == "interrupted"
-    assert status_of("rounds done", writing=True) == "finished"  # its report is being written
+    assert status_of("finished", writing=True) == "finished"  # its report is being written
+    assert status_of("failed", writing=False) == "failed"
+
+
+def test_the_state_of_a_run_does_not_depend_on_how_its_end_is_worded(runs: Path, app: typer.Typer) -> None:
+    whole = [record for record in Synthetic().records if not isinstance(record, t.RunFinished)]
+    keep(runs / "re-worded-1", [*whole, t.RunFinished(10**12, "no quorum was there", "failed")])
+    keep(runs / "re-worded-2", [*whole, t.RunFinished(10**12, "error-free to the last round", "finished")])
+    rows = {row["id"]: (row["status"], row["ended"]) for row in listed(app, "re-worded")}
+    assert rows == {
+        "re-worded-1": ("failed", "no quorum was there"),
+        "re-worded-2": ("finished", "error-free to the last round"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from orchestrator.records.types import Evaluated, Fault, Record, RoundFinished, 
 from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
+from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 
 VIEWS = [DeviceView(name, 10, 1.0, 10**9, 10**9) for name in ("a", "b")]
@@ -49,7 +50,7 @@ class ByHand:
         self.hold_b = asyncio.Event()
         self.fail: Exception | None = None
         self.cancelled: list[str] = []
-        self.bad: dict[str, str] = {}  # devices whose work does not come, and why
+        self.bad: dict[str, tuple[str, str]] = {}  # devices whose work does not come, and why
 
     async def run(self, job: RoundJob) -> RoundResult:
         (device,) = job.plan.assignments
@@ -62,7 +63,7 @@ class ByHand:
         if self.fail is not None:
             raise self.fail
         if device in self.bad:
-            return RoundResult([], [], "void", job.number, {device: self.bad[device]})
+            return RoundResult([], [], "void", job.number, {device: Leave(device, *self.bad[device])})
         return RoundResult([Contribution(device, 1, job.plan.assignments[device], {}, {})], [], "all done", job.number)
 
 
@@ -149,7 +150,7 @@ async def test_an_error_in_one_lane_ends_the_run_and_cancels_the_others() -> Non
 
 async def test_a_device_whose_rounds_are_void_is_left_out_and_named_and_the_others_go_on() -> None:
     made = Harness(10)
-    made.rounds.bad = {"b": "failed: KeyError"}
+    made.rounds.bad = {"b": ("failed", "KeyError")}
     made.rounds.hold_b.set()
     assert await made.run() == "rounds done"
     assert made.started() == list(range(10))
@@ -164,7 +165,7 @@ async def test_a_device_whose_rounds_are_void_is_left_out_and_named_and_the_othe
 
 async def test_a_run_that_ends_before_anything_was_merged_says_so() -> None:
     made = Harness(2)
-    made.rounds.bad = {"a": "failed: no memory", "b": "lost: its agent died"}
+    made.rounds.bad = {"a": ("failed", "no memory"), "b": ("lost", "its agent died")}
     made.rounds.hold_b.set()
     with pytest.raises(RunError, match=r"no work was merged in 2 rounds: .* missing in the last one: [ab] \("):
         await made.run()
@@ -173,7 +174,7 @@ async def test_a_run_that_ends_before_anything_was_merged_says_so() -> None:
 
 async def test_a_run_ends_when_nobody_is_left_and_the_advice_fits_a_quorum_of_one() -> None:
     made = Harness(100, quorum=1)
-    made.rounds.bad = {"a": "failed: no memory", "b": "lost: its agent died"}
+    made.rounds.bad = {"a": ("failed", "no memory"), "b": ("lost", "its agent died")}
     made.rounds.hold_b.set()
     with pytest.raises(RunError, match="no device is left") as ended:
         await made.run()

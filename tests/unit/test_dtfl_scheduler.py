@@ -12,6 +12,7 @@ from edgebed.methods.dtfl import History, contended_s, round_s, schedule_tiers
 from edgebed.methods.parts.local_training import count_batches
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.order import batch_bounds
 from tests.contract.rounds import SCHEDULE, view
 
 # Per batch: deeper cuts cost the device more and the link less. Model transfers 0 unless a test says otherwise.
@@ -202,6 +203,12 @@ def test_batches_of_a_round() -> None:
     assert count_batches(10, SCHEDULE) == 3
     limited = type(SCHEDULE)(4, 2, 2, SCHEDULE.optimizer, SCHEDULE.codec, 0)
     assert count_batches(10, limited) == 4
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(10, 1), (9, 4), (5, 4), (3, 8)])
+def test_as_many_batches_are_planned_as_devices_train_in(samples: int, batch_size: int) -> None:
+    schedule = msgspec.structs.replace(SCHEDULE, batch_size=batch_size, epochs=2, max_batches=0)
+    assert count_batches(samples, schedule) == 2 * len(batch_bounds(samples, batch_size))
 
 
 def test_one_round_of_measurements_mends_a_wrong_profile() -> None:

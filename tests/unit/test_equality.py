@@ -67,6 +67,11 @@ def test_a_recorded_run_equals_itself_and_no_other(tmp_path: Path, capsys: pytes
     assert compare(tmp_path / "a", tmp_path / "b") == 1
     assert compare(tmp_path / "a", tmp_path / "b", ["weights."]) == 0
     assert "DIFFERS" in capsys.readouterr().out
+    records = [record | {"new": 1} for record in recording["records"]]
+    keep(tmp_path / "b" / "case", {label(folder): recording | {"records": records}})
+    kinds = {record["type"] for record in records}
+    assert compare(tmp_path / "a", tmp_path / "b", [f"records.{kind}.new" for kind in kinds]) == 0
+    assert compare(tmp_path / "a", tmp_path / "b", [f"records.{kind}.old" for kind in kinds]) == 1
 
 
 def test_all_methods_are_recorded_with_two_seeds() -> None:

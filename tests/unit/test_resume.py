@@ -34,7 +34,7 @@ def made(
     recorder = Recorder(folder.records)
     recorder.record(started())
     over = progress.round == training.rounds or progress.accuracy >= training.target_accuracy
-    recorder.record(RunFinished(9, "rounds done" if over else "interrupted"))
+    recorder.record(RunFinished(9, "any words", "finished" if over else "interrupted"))
     recorder.record(Fault(10, "dev-1", "what a device still says at the end"))
     recorder.close()
     if progress.round:
@@ -87,15 +87,15 @@ def test_a_run_that_was_killed_after_its_last_round_is_not_finished(tmp_path: Pa
 
 def test_how_a_run_ended_is_found_before_what_devices_still_said(tmp_path: Path) -> None:
     files = RunFolder(tmp_path)
-    assert files.ended() == ""
+    assert files.ending() is None
     recorder = Recorder(files.records)
-    assert files.ended() == ""
+    assert files.ending() is None
     recorder.record(started())
-    assert files.ended() == ""
-    recorder.record(RunFinished(9, "rounds done"))
-    assert files.ended() == "rounds done"
+    assert files.ending() is None
+    recorder.record(RunFinished(9, "all is well", "failed"))
+    assert files.ending() == "failed"
     recorder.record(Fault(10, "dev-1", 'said late: {"type":"run_started"'))
-    assert files.ended() == "rounds done"
+    assert files.ending() == "failed"
     recorder.close()
 
 

@@ -72,7 +72,7 @@ def test_the_deadline_ends_the_round_with_the_quorum_and_names_the_late() -> Non
     m = machine("a", "b", "c", deadline_s=5, quorum=2, liveness_s=1000)
     play(m, *work("a", 1), *work("b", 2), (2, Delivered("c")))
     effects = play(m, (5, Tick()))
-    assert effects[0] == Leave("c", "late", "not done at the deadline of 5 s")
+    assert effects[0] == Leave("c", "late", "not done at the deadline of 5 s", 5.0)
     assert effects[1] == Finish(("a", "b"), "deadline")
 
 
@@ -152,7 +152,7 @@ def test_past_the_deadline_a_half_shared_by_a_group_does_not_wait_for_those_who_
     group = machine("a", "b", "c", deadline_s=5, quorum=2)
     assert play(group, (1, Delivered("a")), (1, Delivered("b")), (1, Updated("a")), (6, Tick())) == []
     late = "not done at the deadline of 5 s"
-    assert play(group, (7, Updated("b"))) == [Leave("c", "late", late)]
+    assert play(group, (7, Updated("b"))) == [Leave("c", "late", late, 5.0)]
     assert play(group, (8, Completed("a")), (8, Completed("b")))[-1] == Finish(("a", "b"), "deadline")
 
 
@@ -170,8 +170,8 @@ def test_progress_for_ever_ends_at_the_ceiling_and_the_others_are_merged() -> No
     assert m.wakeup(49.0) == 50
     leave, finish = play(m, (50, Tick()))
     assert isinstance(leave, Leave)
-    assert (leave.device, leave.how) == ("a", "late")
-    assert "ceiling of 50 s" in leave.why
+    assert (leave.device, leave.how, leave.limit_s) == ("a", "late", 50.0)
+    assert "ceiling of 50 s was reached (" in leave.why
     assert finish == Finish(("b",), "deadline")
 
 
@@ -199,7 +199,19 @@ def test_whom_a_server_half_keeps_waiting_is_not_to_blame_at_the_ceiling() -> No
     assert (leave.device, others) == ("a", [])
     assert m.wakeup(51.0) == 100, "who had to wait gets as long again"
     play(m, (52, Held("b", False)), (52, Held("c", False)), (60, Updated("b")), (61, Completed("b")))
-    assert [type(e) for e in play(m, (100, Tick()))] == [Leave, Finish]
+    leave, finish = play(m, (100, Tick()))
+    assert isinstance(leave, Leave)
+    assert (leave.device, leave.limit_s, finish) == ("c", 100.0, Finish(("b",), "deadline"))
+    assert "ceiling of 50 s was reached again, 100 s after its start" in leave.why
+
+
+def test_a_second_ceiling_counts_from_when_the_first_was_noticed() -> None:
+    m = RoundMachine("ab", 7.0, deadline_s=None, quorum=1, liveness_s=1000.0, ceiling_s=50.0)
+    play(m, (8, Delivered("a")), (8, Delivered("b")), (9, Held("b", True)), (59, Tick()))
+    assert m.wakeup(59.0) == 109
+    leave, _ = play(m, (110, Tick()))
+    assert isinstance(leave, Leave)
+    assert leave.limit_s == 109 - 7
 
 
 def test_where_all_wait_for_the_server_the_ceiling_ends_the_round() -> None:

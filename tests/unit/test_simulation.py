@@ -25,8 +25,9 @@ from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
+from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
-from orchestrator.rounds.event_loop import in_thread, now_ns
+from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
 from orchestrator.simulation.choose_costs import cost_model
 from orchestrator.simulation.context import accelerator_named

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgebed.errors import UsageError
-from orchestrator.scenario.traces import LEAST_MBIT_S, Playback, Sample, Trace, parse_csv, parse_mahimahi, trace_of
+from edgebed.limits.spec import LEAST_MBIT_S
+from orchestrator.scenario.traces import Playback, Sample, Trace, parse_csv, parse_mahimahi, trace_of
 
 CSV = (
     "# a comment\ntime_s,uplink_mbit_s,downlink_mbit_s,latency_ms,present\n0,5,10,20,1\n1,2.5,10,20,1\n\n3,0,10,30,0\n"

@@ -8,17 +8,20 @@ from hypothesis import strategies as st
 
 from edgebed.errors import RunError
 from orchestrator.experiment import Training
+from orchestrator.rounds.machine import Leave, RoundMachine, Tick
 from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice, VoidRounds, hint
 
-LATE = {"dev-1": "late: not done at the deadline of 5 s"}
-FAILED = {"dev-2": "failed: KeyError"}
+LATE = {"dev-1": Leave("dev-1", "late", "it was too slow", 5.0)}
+FAILED = {"dev-2": Leave("dev-2", "failed", "late: KeyError")}
 
 
 def test_three_void_rounds_in_a_row_end_a_run_and_name_the_devices() -> None:
     void = VoidRounds(Training(quorum=2))
     for was_void in (True, True, False, True, True):
         void.count(was_void, FAILED if was_void else {})
-    with pytest.raises(RunError, match=r"3 rounds in a row .* quorum of 2; missing in the last one: dev-2 \(failed"):
+    with pytest.raises(
+        RunError, match=r"3 rounds in a row .* quorum of 2; missing in the last one: dev-2 \(failed: late"
+    ):
         void.count(True, FAILED)
 
 
@@ -27,14 +30,26 @@ def test_three_void_rounds_in_a_row_end_a_run_and_name_the_devices() -> None:
     [
         (Training(quorum=1), FAILED, ["mend these devices"], ["quorum", "deadline"]),
         (Training(quorum=2), FAILED, ["mend these devices", "lower training.quorum (now 2)"], ["deadline"]),
-        (Training(quorum=1, deadline_s=5.0), LATE, ["raise training.deadline_s (now 5 s)"], ["quorum", "mend"]),
-        (Training(quorum=1, deadline_s=5.0), {**LATE, **FAILED}, ["mend these devices"], ["raise"]),
+        (Training(round_ceiling_s=5.0), LATE, ["raise training.round_ceiling_s (now 5 s)"], ["quorum", "mend"]),
+        (Training(round_ceiling_s=5.0), {**LATE, **FAILED}, ["mend these devices"], ["raise"]),
+        (Training(quorum=2), {"a": None}, ["mend these devices"], ["raise"]),
     ],
 )
-def test_the_advice_fits(training: Training, missing: dict[str, str], said: list[str], unsaid: list[str]) -> None:
+def test_the_advice_fits(
+    training: Training, missing: dict[str, Leave | None], said: list[str], unsaid: list[str]
+) -> None:
     advice = hint(training, missing)
     assert all(words in advice for words in said)
     assert not any(words in advice for words in unsaid)
+
+
+def test_a_void_round_whose_devices_were_late_had_reached_its_ceiling_not_its_deadline() -> None:
+    machine = RoundMachine("ab", 0.0, deadline_s=5.0, quorum=2, liveness_s=1000.0, ceiling_s=50.0)
+    assert machine.handle(Tick(), 6.0) == []
+    leaves = {effect.device: effect for effect in machine.handle(Tick(), 50.0) if isinstance(effect, Leave)}
+    assert {device: leave.limit_s for device, leave in leaves.items()} == {"a": 50.0, "b": 50.0}
+    assert machine.finished
+    assert "raise training.round_ceiling_s" in hint(Training(quorum=2, deadline_s=5.0, round_ceiling_s=50.0), leaves)
 
 
 def test_only_devices_whose_work_is_missing_are_counted() -> None:
@@ -62,4 +77,4 @@ def test_where_every_round_is_void_all_who_take_part_are_left_out_in_the_end(rou
         begun += bool(able)
         void.count(able, bool(able), [], {})
     assert begun <= 3 * VOID_ROUNDS
-    assert all(void.left_out.get(d) for d in "abc" if sum(d in r for r in rounds) >= VOID_ROUNDS)
+    assert all(d in void.left_out for d in "abc" if sum(d in r for r in rounds) >= VOID_ROUNDS)

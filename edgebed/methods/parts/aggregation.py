@@ -15,12 +15,10 @@ from torch import Tensor
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution
+from edgebed.methods.parts.shared_half import MOST
 from edgebed.models.staged import Weights
 
 Aggregate = Literal["samples", "uniform"]
-
-MOST = 1e18
-"""No weight is larger: its square would not fit float32."""
 
 PASSES = 100
 """A batch-norm layer counts a batch at most so often: once for each forward pass."""

@@ -30,16 +30,14 @@ from edgebed.methods.base import (
 from edgebed.methods.parts.feature_privacy import Guard
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.order import batch_bounds
 
 Half = Generator[Outgoing, Weights | None, Trained]
 
 
 def count_batches(samples: int, schedule: Schedule) -> int:
-    """Ñ: mini-batches of a round. A last batch of one sample joins the one before, as in `wire.order.batch_bounds`."""
-    per_epoch = math.ceil(samples / schedule.batch_size)
-    if per_epoch > 1 and samples % schedule.batch_size == 1:
-        per_epoch -= 1
-    return (min(per_epoch, schedule.max_batches) if schedule.max_batches else per_epoch) * schedule.epochs
+    """Ñ: mini-batches of a round."""
+    return len(batch_bounds(samples, schedule.batch_size, schedule.max_batches)) * schedule.epochs
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Optimizer:

@@ -19,7 +19,8 @@ from edgebed.errors import DivergedError, EdgebedError
 from edgebed.models.staged import Weights
 
 MOST = 1e18
-"""No gradient, no running statistic is larger: its square would not fit float32, in which optimizers keep squares."""
+"""No gradient, no running statistic, no weight is larger: its square would not fit float32, in which optimizers keep
+squares."""
 
 LOWER = "lower optimizer.lr"
 

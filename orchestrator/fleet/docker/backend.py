@@ -150,7 +150,7 @@ class DockerFleet(ContainerDevices):
         """Give the containers priority over other programs. If systemd would round the quota, also move the processes
         into a cgroup that systemd does not manage. If that fails, `confirm` refuses a rounded quota later."""
         with contextlib.suppress(LimitError, OSError):
-            cgroup = Cgroup.of_process(_pid(container))
+            cgroup = Cgroup.of_process(links.pid_of(container))
             cgroup.favour()
             if self._systemd and cgroup.version == 2:
                 cgroup.take_in()
@@ -243,7 +243,7 @@ class DockerFleet(ContainerDevices):
 
     def _set_quota(self, device: str, container: Any, limits: Limits) -> None:
         if container.id in self._taken_in:
-            Cgroup.of_process(_pid(container)).set(limits)
+            Cgroup.of_process(links.pid_of(container)).set(limits)
         else:
             super()._set_quota(device, container, limits)
 
@@ -269,7 +269,7 @@ def _group_of(container: Any, shaper: links.Shaper) -> tuple[Group, str]:
     quota that was requested; the helper then reads the one that is set in the kernel."""
     if links.is_ours(container):
         with contextlib.suppress(LimitError, OSError):
-            return Cgroup.of_process(_pid(container)).read(), "cgroup files"
+            return Cgroup.of_process(links.pid_of(container)).read(), "cgroup files"
     group = parse_docker_stats(container.attrs["HostConfig"], container.stats(stream=False))
     if files := shaper.quota(container):
         dump = "; ".join(f"{name}: {text}" for name, text in files.items())
@@ -282,7 +282,3 @@ def _quota_in(files: Mapping[str, str]) -> CpuQuota | None:
         return parse_quota(files)
     except (KeyError, ValueError) as error:
         raise LimitError(f"the helper cannot read the quota: {error!r}", hint="enable the cpu controller") from None
-
-
-def _pid(container: Any) -> int:
-    return int(container.attrs["State"]["Pid"])

@@ -15,7 +15,7 @@ import docker.errors
 import msgspec
 
 from edgebed.errors import FleetError, LimitError
-from edgebed.limits.spec import Held, Limits
+from edgebed.limits.spec import NONE_SET, Held, Limits
 from edgebed.limits.throttle import Group, Shaped, confirm, held_by_kernel, quota_us
 from orchestrator.fleet.base import ALONE, Access
 from orchestrator.fleet.engine import DEVICE, FLEET, engine_errors
@@ -33,8 +33,6 @@ ask the host's resolver for the container, which would bypass the shaped link.""
 
 RIVALS = "/tmp/rivals"
 """The file in a container with the process numbers of its rivals."""
-
-UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
 
 def broker_url(access: Access) -> str:
@@ -131,7 +129,7 @@ class ContainerDevices(abc.ABC):
         seen = self._look(device, container)
         return held_by_kernel(
             device,
-            self._limits.get(device, UNLIMITED),
+            self._limits.get(device, NONE_SET),
             seen.group,
             seen.shaped,
             seen.counted,

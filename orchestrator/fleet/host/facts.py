@@ -25,6 +25,7 @@ from orchestrator.fleet.host import network_path
 from orchestrator.fleet.host.checkup import Engine, HostFacts
 from orchestrator.fleet.host.cores import kernel_hz, usable_cores
 from orchestrator.fleet.network import links, netns
+from orchestrator.fleet.network.netlink import DEVICE_END
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.spec.capacity import Carried
 from orchestrator.fleet.spec.profile import Limits
@@ -146,7 +147,7 @@ def _tries(wire: netns.Wire) -> Iterator[tuple[str, str]]:
     except LimitError as error:
         yield "netem", brief(error)
     try:
-        for command in ifb_commands(netns.DEVICE_END, links.IFB):
+        for command in ifb_commands(DEVICE_END, links.IFB):
             run(["nsenter", f"--net={wire.path}", which(command[0]) or command[0], *command[1:]])
         yield "ifb", ""
     except LimitError as error:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
+from edgebed.limits.spec import NONE_SET
 from edgebed.limits.throttle import confirm, held_by_kernel
 from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
@@ -35,8 +36,6 @@ FORK_SERVER_END_S = 5.0
 CAP_SYS_ADMIN = 21
 KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
 """Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
-
-UNLIMITED = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)
 
 
 class LocalFleet:
@@ -235,7 +234,7 @@ class LocalFleet:
         group = cgroup.read()
         return held_by_kernel(
             device,
-            self._limits.get(device, UNLIMITED),
+            self._limits.get(device, NONE_SET),
             group,
             netns.read(wire),
             netns.counters(wire),
@@ -248,7 +247,7 @@ class LocalFleet:
         cpu_s, memory = use_of(self._pids.get(device))
         return Held(
             device=device,
-            requested=self._limits.get(device, UNLIMITED),
+            requested=self._limits.get(device, NONE_SET),
             cpus=None,
             uplink_bit_s=None,
             downlink_bit_s=None,

@@ -14,9 +14,9 @@ from edgebed.limits.cpu_quota import QUOTA_FILES
 from edgebed.limits.shell import in_netns, missing_tools, run
 from edgebed.limits.throttle import Shaped, ifb_commands, parse_qdisc, shape_commands, show_command
 from orchestrator.fleet.network import netlink
+from orchestrator.fleet.network.netlink import DEVICE_END
 from orchestrator.fleet.spec.profile import Limits
 
-DEVICE_END = "eth0"
 IFB = "ifb-down"
 QUOTA_SCRIPT = """
 find /host-cgroups -maxdepth 8 -type d -name '*{id}*' | while read -r folder; do
@@ -59,25 +59,25 @@ class HostShaper:
     route = "host"
 
     def shape(self, container: Any, limits: Limits) -> None:
-        pid = _pid(container)
+        pid = pid_of(container)
         for command in shape_commands(host_end(pid), limits.downlink_bit_s, limits.latency_ms):
             run(command)
         for command in shape_commands(DEVICE_END, limits.uplink_bit_s, limits.latency_ms):
             run(in_netns(pid, command))
 
     def set_rates(self, container: Any, limits: Limits) -> tuple[int, int]:
-        return netlink.set_rates(_netns(container), DEVICE_END, host_end(_pid(container)), limits)
+        return netlink.set_rates(_netns(container), DEVICE_END, host_end(pid_of(container)), limits)
 
     def set_link(self, container: Any, up: bool) -> str:
         return netlink.set_link(_netns(container), DEVICE_END, up)
 
     def read(self, container: Any) -> tuple[Shaped, Shaped]:
-        pid = _pid(container)
+        pid = pid_of(container)
         up = parse_qdisc(run(in_netns(pid, show_command(DEVICE_END))))
         return up, parse_qdisc(run(show_command(host_end(pid))))
 
     def counters(self, container: Any) -> tuple[int, int]:
-        folder = Path("/sys/class/net") / host_end(_pid(container)) / "statistics"
+        folder = Path("/sys/class/net") / host_end(pid_of(container)) / "statistics"
         return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
 
     def quota(self, container: Any) -> dict[str, str]:
@@ -187,10 +187,11 @@ def is_ours(container: Any) -> bool:
 
 
 def _netns(container: Any) -> Path:
-    return Path(f"/proc/{_pid(container)}/ns/net")
+    return Path(f"/proc/{pid_of(container)}/ns/net")
 
 
-def _pid(container: Any) -> int:
+def pid_of(container: Any) -> int:
+    """The number of the container's first process on its engine's host. Raises LimitError where it does not run."""
     pid = int(container.attrs["State"]["Pid"])
     if not pid:
         raise LimitError(f"{container.name} is not running", hint="it ended by itself: see its log")

@@ -20,6 +20,9 @@ from orchestrator.fleet.spec.profile import Limits
 
 T = TypeVar("T")
 
+DEVICE_END = "eth0"
+"""The name of a device's interface, in its own namespace."""
+
 CLONE_NEWNET = 0x40000000
 RTM_NEWQDISC, RTM_GETQDISC, NLMSG_ERROR = 36, 38, 2
 REQUEST, ACK, ECHO = 1, 4, 8

@@ -16,10 +16,10 @@ from edgebed.errors import LimitError
 from edgebed.limits.shell import run, which
 from edgebed.limits.throttle import Shaped, parse_qdisc, shape_commands, show_command, unshape_command
 from orchestrator.fleet.network import netlink
+from orchestrator.fleet.network.netlink import DEVICE_END
 from orchestrator.fleet.spec.profile import Limits
 
 NETNS = Path("/run/netns")
-DEVICE_END = "eth0"
 HOST_END = re.compile(r"eb[0-9a-f]{8}\.\d+$")
 """The name of the host's interface of a device's link."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.limits.spec import LatencyMs, Mbit
 from edgebed.limits.spec import Limits as Limits
 from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
@@ -25,7 +26,6 @@ SHIPPED = shipped("profiles") / "devices"
 SHIPPED_FLEETS = shipped("profiles") / "fleets"
 
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
-Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 
 class ProfileSpec(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     uplink_mbit_s: Mbit
     downlink_mbit_s: Mbit
     memory_mib: Annotated[int, msgspec.Meta(ge=64, le=4 * 2**20)]
-    latency_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
+    latency_ms: LatencyMs = 0.0
 
 
 class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from edgebed.errors import EdgebedError
+from edgebed.errors import EdgebedError, lasting
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S
 from orchestrator.fleet.host.checkup import Check, DeviceFit, FleetFit
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SwarmFile
-from orchestrator.fleet.swarm.clocks import HINT, MOST_WRONG_S, NOTED_S, Clock, spelled
+from orchestrator.fleet.swarm.clocks import HINT, NOTED_S, Clock
 from orchestrator.fleet.swarm.placement import Found, choose_nodes, dilation_of_nodes, place
 
 
@@ -68,9 +69,9 @@ def _clocks(swarm: Swarm, needed: bool) -> Check:
     silent = {str(node) for node in swarm.nodes if not node.down} - {clock.node for clock in swarm.clocks}
     not_known = f"not known of {', '.join(sorted(silent))}: {swarm.clocks_why or 'no answer'}" if silent else ""
     within = max((abs(clock.offset_s) + clock.error_s for clock in swarm.clocks), default=0.0)
-    known = f"{len(swarm.clocks)} within {spelled(within)} of this host's" if swarm.clocks else ""
+    known = f"{len(swarm.clocks)} within {lasting(within)} of this host's" if swarm.clocks else ""
     wrong = [clock for clock in swarm.clocks if clock.wrong_s > NOTED_S]
-    fatal = any(clock.wrong_s > MOST_WRONG_S for clock in wrong)
+    fatal = any(clock.wrong_s > MOST_CLOCK_ERROR_S for clock in wrong)
     found = "; ".join(text for text in (known, not_known) if text)
     return Check("clocks of the nodes", found, ", ".join(map(str, wrong)), HINT if wrong else "", needed and fatal)
 

@@ -6,12 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from edgebed.errors import FleetError
-from orchestrator.records.words.formatting import number, seconds
-
-MOST_WRONG_S = 3600.0
-"""Seconds by which a node's clock may be wrong: a run's certificates are valid from two hours before its start on. The
-same holds for boards."""
+from edgebed.errors import FleetError, lasting
+from edgebed.wire.boards import MOST_CLOCK_ERROR_S
+from orchestrator.records.words.formatting import seconds
 
 NOTED_S = 1.0
 """A clock that is wrong by more than this is not set by NTP."""
@@ -37,7 +34,7 @@ class Clock(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         way = "ahead of" if self.offset_s > 0 else "behind"
-        return f"{self.node} is {spelled(abs(self.offset_s))} {way} this host"
+        return f"{self.node} is {lasting(abs(self.offset_s))} {way} this host"
 
 
 def clock_of(node: str, asked_s: float, told_s: float, heard_s: float, step_s: float = 0.0) -> Clock:
@@ -48,15 +45,15 @@ def clock_of(node: str, asked_s: float, told_s: float, heard_s: float, step_s: f
 
 def refuse_wrong(clocks: Iterable[Clock]) -> None:
     """Raises FleetError with all nodes whose clocks TLS does not bear."""
-    wrong = [str(clock) for clock in clocks if clock.wrong_s > MOST_WRONG_S]
+    wrong = [str(clock) for clock in clocks if clock.wrong_s > MOST_CLOCK_ERROR_S]
     if wrong:
-        raise FleetError(f"clocks differ by more than {spelled(MOST_WRONG_S)}: {', '.join(wrong)}", hint=HINT)
+        raise FleetError(f"clocks differ by more than {lasting(MOST_CLOCK_ERROR_S)}: {', '.join(wrong)}", hint=HINT)
 
 
 def notes(clocks: Iterable[Clock]) -> Iterator[str]:
     """A line for each node whose clock is wrong, although a run goes on with it."""
     for clock in clocks:
-        if NOTED_S < clock.wrong_s <= MOST_WRONG_S:
+        if NOTED_S < clock.wrong_s <= MOST_CLOCK_ERROR_S:
             yield f"the clock of {clock} (± {seconds(clock.error_s)}); rounds and timeline do not depend on it"
 
 
@@ -70,11 +67,3 @@ def drift_note(first: Clock, last: Clock) -> str:
         f"the clock of {node} has {way} {seconds(abs(drift_s))} since the start: phases of its devices may stand too "
         f"{where} in the timeline by that"
     )
-
-
-def spelled(value: float) -> str:
-    """`3 hours`, `45 days`, `12.3 s`."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if value >= 2 * size:
-            return f"{number(value / size)} {unit}"
-    return seconds(value)

@@ -15,6 +15,7 @@ import docker.types
 import msgspec
 
 from edgebed.errors import FleetError
+from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.fleet.base import ALONE, Certifier
 from orchestrator.fleet.ownership import OWNER, this_process
 from orchestrator.fleet.swarm.clocks import Clock, clock_of, refuse_wrong
@@ -25,9 +26,6 @@ from orchestrator.fleet.swarm.placement import Node
 SOCKET = "/engine.sock"
 HELPER = "edgebed.node-helper"
 """Label of a helper's container; its value is the node's id."""
-
-ORCHESTRATOR = "orchestrator"
-"""Common name of the certificate that may command helpers."""
 
 PORTS = range(20_000, 30_000, 2)
 """Below the ports that Linux gives to connections that go out."""

@@ -10,7 +10,8 @@ import msgspec
 from edgebed.errors import LimitError
 from edgebed.limits.throttle import CGROUP_FILES, Group, Shaped, parse_cgroup, parse_qdisc, show_command
 from orchestrator.fleet.engine import engine_errors
-from orchestrator.fleet.network.links import DEVICE_END, IFB, SEEN, HelperShaper
+from orchestrator.fleet.network.links import IFB, SEEN, HelperShaper
+from orchestrator.fleet.network.netlink import DEVICE_END
 
 FILES = sorted({name for version in CGROUP_FILES.values() for names in version.values() for name in names})
 MARK = "===="

@@ -13,6 +13,7 @@ from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
 from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import NONE, accuracy, factor, known, number, percent, seconds, size
 
@@ -124,7 +125,7 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
 def _doubts(summary: Summary) -> Iterable[str]:
     if summary.enforcement == "software":
         yield "limits were held by the agents themselves, not by the kernel"
-    if summary.enforcement == "simulated":
+    if summary.enforcement == SIMULATED:
         costs = f" ({model})" if (model := summary.costs) else ""
         yield f"simulated; no device ran, times come from a cost model{costs}"
     if not summary.calibrated:

@@ -15,6 +15,7 @@ import msgspec
 
 from orchestrator.records.compare.ratios import interval, student
 from orchestrator.records.summary import Summary
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import NO_CAUSE
 
 
@@ -64,7 +65,7 @@ def key(summary: Summary) -> tuple[str, str, str]:
 
 def named(summary: Summary) -> str:
     """The method, with a mark where it was simulated."""
-    return f"{summary.method} (simulated)" if summary.enforcement == "simulated" else summary.method
+    return f"{summary.method} (simulated)" if summary.enforcement == SIMULATED else summary.method
 
 
 def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:

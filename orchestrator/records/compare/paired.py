@@ -20,6 +20,7 @@ import msgspec
 from orchestrator.records.compare.groups import Estimate, named
 from orchestrator.records.compare.ratios import interval
 from orchestrator.records.summary import Summary
+from orchestrator.records.types import SIMULATED
 
 
 class Paired(msgspec.Struct, frozen=True):
@@ -97,7 +98,7 @@ def _by_block(summary: Summary) -> dict[tuple[str, int], float]:
 
 def unpaired(summaries: Sequence[Summary]) -> list[str]:
     """A note for the comparison of real runs whose rounds did not alternate."""
-    real = [summary for summary in summaries if summary.enforcement != "simulated"]
+    real = [summary for summary in summaries if summary.enforcement != SIMULATED]
     if len({summary.method for summary in real}) < 2 or paired(real):
         return []
     return [

@@ -14,13 +14,8 @@ from statistics import median
 import msgspec
 
 from orchestrator.records.run_index import RunFacts
-from orchestrator.records.timeline.timeline import timelines
-
-SIMULATED = "simulated"
-"""What `RunStarted.enforcement` says of a simulation."""
-
-PHASES = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
-"""Phases in which a device works or uses its link; waits for others are not compared."""
+from orchestrator.records.timeline.timeline import OF_A_TASK, timelines
+from orchestrator.records.types import SIMULATED
 
 
 class RoundError(msgspec.Struct, frozen=True):
@@ -37,7 +32,7 @@ class PhaseError(msgspec.Struct, frozen=True):
     """Medians over the rounds in which the device took part. `share` is (simulated − real) ÷ its real whole."""
 
     device: str
-    phase: str  # one of PHASES, or "whole": task sent to last server step
+    phase: str  # one of OF_A_TASK, or "whole": task sent to last server step
     simulated_s: float
     real_s: float
     share: float
@@ -99,7 +94,7 @@ def _devices(simulated: RunFacts, real: RunFacts, numbers: set[int]) -> Iterable
     ours, theirs = _phases(simulated, numbers), _phases(real, numbers)
     for device in sorted(set(ours) & set(theirs)):
         whole = median(theirs[device]["whole"])
-        for phase in ("whole", *PHASES):
+        for phase in ("whole", *OF_A_TASK):
             a, b = (median(each[device][phase]) for each in (ours, theirs))
             if a or b:
                 yield PhaseError(device, phase, a, b, (a - b) / whole if whole else 0.0)
@@ -112,9 +107,9 @@ def _phases(run: RunFacts, numbers: set[int]) -> dict[str, dict[str, list[float]
         facts = timeline.facts
         for device, done in facts.done.items():
             sums = timeline.devices[device].sums
-            mine = found.setdefault(device, {phase: [] for phase in ("whole", *PHASES)})
+            mine = found.setdefault(device, {phase: [] for phase in ("whole", *OF_A_TASK)})
             mine["whole"].append(done.seconds / facts.dilation)
-            for phase in PHASES:
+            for phase in OF_A_TASK:
                 mine[phase].append(sums.get(phase, 0) / 1e9 / facts.dilation)
     return found
 

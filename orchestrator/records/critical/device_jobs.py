@@ -6,14 +6,12 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 
 from edgebed.device.phases import OWN_WORK
+from edgebed.wire.messages import SLOTS
 from orchestrator.records import types as t
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.round_jobs import ACK_BYTES, Jobs, Names
 from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline.timeline import Segment
-
-SLOTS = 2
-"""Uploads that a device holds at once, where its assignment does not say (`edgebed.device.uploads`)."""
 
 
 class DeviceJobs:
@@ -34,7 +32,7 @@ class DeviceJobs:
         self._uploads = facts.uploads.get(device, [])
         self._made = made(self._segments, [upload.first_ns for upload in self._uploads])
         assignment = facts.started.assignments.get(device)
-        self._slots = (assignment.slots if assignment is not None else 0) or SLOTS
+        self._slots = SLOTS if assignment is None else assignment.upload_slots
         self._hold = assignment is not None and assignment.hold
         self._replies = {reply.batch: reply for reply in facts.replies.get(device, ())}
         self._last: Hashable = self._name("sent")

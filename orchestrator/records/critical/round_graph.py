@@ -13,7 +13,6 @@ a device's clock may be wrong by the uncertainty of its offset; they never end a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Iterator
 from operator import attrgetter
 
@@ -21,11 +20,9 @@ from orchestrator.records import types as t
 from orchestrator.records.critical.device_jobs import DeviceJobs
 from orchestrator.records.critical.event_graph import Bound, EventGraph, Parts, Plan, whole
 from orchestrator.records.critical.round_jobs import HOST, SERVER, TURN, Jobs, SessionFacts
+from orchestrator.records.older_words import limit_of
 from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline.timeline import RoundTimeline
-
-QUEUED = 4
-"""Uploads of one device that wait for its server half (`orchestrator.rounds.driver`)."""
 
 NO_FACTS = "its records are of an older version and do not say when the server half could begin"
 
@@ -55,6 +52,7 @@ def graph_of(timeline: RoundTimeline, session: SessionFacts) -> EventGraph | Non
 class _Round:
     def __init__(self, timeline: RoundTimeline, session: SessionFacts) -> None:
         self._timeline, self._facts, self._slots = timeline, timeline.facts, session.slots
+        self._queued = session.queued
         self._jobs = Jobs(session, timeline.facts.start_ns)
         self._steps = sorted(self._facts.steps, key=attrgetter("start_ns"))
         self._of_device: dict[str, list[int]] = {}  # numbers of steps
@@ -113,8 +111,8 @@ class _Round:
     def _taken(self, device: str, number: int, upload: t.UploadReceived) -> None:
         before: list[Hashable] = [("up", device, number), ("taken", device, number - 1)]
         steps = self._of_device.get(device, [])
-        if 0 <= number - QUEUED < len(steps):
-            before.append(("step", steps[number - QUEUED]))
+        if 0 <= number - self._queued < len(steps):
+            before.append(("step", steps[number - self._queued]))
         self._jobs.add(("taken", device, number), upload.taken_ns, HOST, *before)
 
     def _half_complete(self, device: str, done_ns: int) -> Iterator[Hashable]:
@@ -142,8 +140,8 @@ class _Round:
         name = "out", device
         if out.how != "late":
             self._jobs.add(name, out.at_ns, Bound("lost", device), last, ("update", device))
-        elif (found := _LIMIT.search(out.why)) is not None:
-            limit = self._facts.start_ns + round(float(found[1]) * 1e9)
+        elif (limit_s := limit_of(out)) is not None:
+            limit = self._facts.start_ns + round(limit_s * 1e9)
             self._jobs.add(("limit", device), min(limit, out.at_ns), Bound("deadline"))
             arrived = (("update", d) for d, row in self._facts.updates.items() if row.at_ns <= out.at_ns)
             self._jobs.add(name, out.at_ns, HOST, ("limit", device), *arrived)
@@ -170,10 +168,6 @@ class _Round:
         needed = [("done", device) for device, row in facts.done.items() if row.at_ns <= facts.finished.at_ns]
         gone = [("out", device) for device in facts.out if device not in facts.done]
         self._jobs.add("end", facts.finished.at_ns, HOST, "planned", *needed, *gone)
-
-
-_LIMIT = re.compile(r"(?:deadline|ceiling) of ([0-9.e+-]+) s")
-"""In the reason why a device was late: the seconds after which it was."""
 
 
 class _TurnThenWork:

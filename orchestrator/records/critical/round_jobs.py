@@ -28,12 +28,13 @@ class SessionFacts:
 
     Attributes:
         slots: server halves that train at once; 0: not known.
+        queued: uploads of one device that may wait for its server half.
     """
 
     def __init__(self, session: Session) -> None:
         self._session, self._limits = session, LimitsInForce(session)
         self._stops: dict[str, Stops] = {}
-        self.slots = session.started.server_slots
+        self.slots, self.queued = session.started.server_slots, session.started.queued_uploads
 
     def limits(self, device: str, at_ns: int) -> InForce | None:
         return self._limits.at(device, at_ns)

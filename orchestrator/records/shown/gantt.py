@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.timeline.clock_alignment import FOREVER
+from orchestrator.records.run_index import FOREVER, RoundFacts
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 
 FINEST = 600

@@ -6,9 +6,7 @@ from operator import attrgetter
 
 import msgspec
 
-from orchestrator.records.run_index import Clock, DeviceFacts
-
-FOREVER = 1 << 62
+from orchestrator.records.run_index import FOREVER, Clock, DeviceFacts
 
 
 class Piece(msgspec.Struct, gc=False):

@@ -30,8 +30,11 @@ from collections.abc import Container, Iterator
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
-from orchestrator.records.run_index import RoundFacts, RunFacts
-from orchestrator.records.timeline.clock_alignment import FOREVER, Placed, place
+from orchestrator.records.run_index import FOREVER, RoundFacts, RunFacts
+from orchestrator.records.timeline.clock_alignment import Placed, place
+
+OF_A_TASK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upload_tail", "server_wait")
+"""Names in which the device works on its task or uses its link for it; a task lasts from the first to the last."""
 
 WAITING = (
     "dispatch",
