@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-import edgebed
 from edge_agent import machine as m
 from edge_agent.probe import Probes
 from edge_agent.sensors.board import Board
@@ -57,6 +56,7 @@ from edgebed.wire.messages import (
     Update,
     encode,
 )
+from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -100,7 +100,7 @@ def presence(settings: Settings, incarnation: str, online: bool, shard: Shard | 
             device=settings.device,
             incarnation=incarnation,
             online=online,
-            protocol=edgebed.PROTOCOL,
+            protocol=PROTOCOL,
             samples=shard.samples if shard else 0,
             labels=tuple(shard.label_counts) if shard else (),
             shard=shard.sha256 if shard else "",

@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-PROTOCOL = 2
-"""Version of the wire protocol. Both sides refuse a peer with another one."""
+from edgebed.wire.protocol import PROTOCOL as PROTOCOL
 
 API = ("compare", "load_run", "load_runs", "run", "simulate")
 """Names that are handed on from `orchestrator.api`."""
