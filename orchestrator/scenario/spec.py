@@ -8,8 +8,9 @@ import msgspec
 
 from edgebed.typed import nearest
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-Duration = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+LONGEST_S = 1e7
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+Duration = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
 Mbit = Annotated[float, msgspec.Meta(ge=0.01, le=100_000)]
 
 WHO = ("device", "profile", "share")

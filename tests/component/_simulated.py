@@ -12,7 +12,7 @@ from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Codec
-from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
+from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
@@ -89,7 +89,6 @@ def play(
     *,
     batched: bool = False,
     profiles: Mapping[str, ProfileSpec] | None = None,
-    faults: tuple[SimulatedFault, ...] = (),
     environment: Environment | None = None,
     scenario: Scenario | None = None,
     server_slots: int = 1,
@@ -109,7 +108,6 @@ def play(
             wanted,
             batched,
             profiles,
-            faults,
             environment,
             scenario,
             at_once,
@@ -128,7 +126,6 @@ async def _play(
     wanted: Training,
     batched: bool,
     profiles: Mapping[str, ProfileSpec] | None,
-    faults: tuple[SimulatedFault, ...],
     environment: Environment | None,
     scenario: Scenario | None,
     at_once: int,
@@ -149,10 +146,9 @@ async def _play(
         pool,
         dilation=1.0,
         liveness_s=wanted.liveness_s,
-        faults=faults,
         resolve=lambda name: known[name],
     )
-    charging = Charging(loop, costs, fleet)
+    charging = Charging(loop, costs)
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
