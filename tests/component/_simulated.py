@@ -31,8 +31,9 @@ from orchestrator.simulation.link import LinkCost
 from orchestrator.simulation.paper import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
-from orchestrator.simulation.virtual import VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import VirtualLoop
 from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
+from tests.virtual import run_virtual
 
 
 class PlainCosts(PaperCosts):

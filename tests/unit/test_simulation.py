@@ -37,8 +37,9 @@ from orchestrator.simulation.paper import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
-from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
+from tests.virtual import run_virtual
 
 MODEL: dict[str, object] = {"name": "resnet-tiny", "widths": [4, 4, 8]}
 MB = 1 << 20
