@@ -26,11 +26,13 @@ import psutil
 
 from benchmarks._figures import figure, percentile, skip
 from benchmarks.round_overhead import overhead_ms
-from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.agent import Agent
+from edge_agent.settings import Settings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import Trainer
 from edgebed.device.core import Result
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import Task
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker

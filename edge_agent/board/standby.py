@@ -26,7 +26,8 @@ from edge_agent.board.keystore import Keystore
 from edge_agent.board.limiter import Limiter
 from edgebed.errors import EdgebedError, FileError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.module_process import module_command
 from edgebed.timeouts import timeout
 from edgebed.wire.boards import WAITING, Assignment, BoardState, Renew, decode_assignment

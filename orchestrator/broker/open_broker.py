@@ -24,7 +24,8 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker import relay
 from orchestrator.broker.child import Child

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from edge_agent.agent import Agent, Settings, new_incarnation, presence
+from edge_agent.agent import Agent
+from edge_agent.settings import Settings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import Trainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard

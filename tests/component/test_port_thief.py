@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from orchestrator.boards.place import Where
 from orchestrator.boards.standing import BoardsBroker
 from orchestrator.broker import container as container_broker

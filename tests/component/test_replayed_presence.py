@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edgebed.errors import LinkError
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import Presence, Status, encode
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import ORCHESTRATOR, Topics
