@@ -166,7 +166,7 @@ async def _rounds(
     figure(f"{size} agents: seconds until all have joined", time.monotonic() - begun)
     for name in controller.names:
         await controller.put_on_limits(name, "start")
-    async with TrainerProcess() as trainer:
+    async with TrainerProcess.started() as trainer:
         await trainer.ready()
         own = {"orchestrator": os.getpid(), "trainer": trainer.pid, "broker": controller.broker.pid()}
         parts = {name: [psutil.Process(pid)] for name, pid in own.items()} | {"agents": processes}

@@ -216,11 +216,14 @@ class Fleet:
         settings = round_settings("run", wanted, 1.0, samples)
         trainers: list[ServerTrainer] = []
 
-        def make() -> RoundDriver:
+        def make_trainer() -> ServerTrainer:
             trainers.append(ServerTrainer(CPU, slots=slots))
-            return RoundDriver(self.endpoint, trainers[-1], self.record, self.controller.lost, settings)
+            return trainers[-1]
 
-        driver = RoundRouter(make)
+        driver = RoundRouter(
+            make_trainer,
+            lambda trainer, job: RoundDriver(self.endpoint, trainer, self.record, self.controller.lost, settings, job),
+        )
         self.controller.attach(self.record, driver)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(

@@ -153,7 +153,9 @@ async def _play(
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
-    driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    driver = RoundRouter(
+        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, note, fleet.lost, settings, job)
+    )
     note(_started(fleet, at_once))
     for fact in fleet.facts():
         note(fact)
