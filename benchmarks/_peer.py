@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Codec, Control, Ping, Pong, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics

@@ -25,8 +25,9 @@ from benchmarks.boards_service import HOST, Running, side
 from edge_agent.board.cipher import ONLY_CHACHA20
 from edgebed.limits.cgroups import Cgroup, join
 from edgebed.limits.spec import Limits
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.messages import Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR

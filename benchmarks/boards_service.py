@@ -17,8 +17,9 @@ from benchmarks._figures import figure, percentile
 from edge_agent.board.client import Service
 from edge_agent.board.join import join
 from edge_agent.board.keystore import Keystore
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import client_context
 from edgebed.wire.boards import Join, Token
 from edgebed.wire.messages import Upload

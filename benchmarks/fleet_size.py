@@ -76,7 +76,7 @@ async def measured(devices: int) -> Rounds:
         spec = load_fleet(folder / "fleet.yaml")
         data = prepare_data(experiment, [device.name for device in spec.devices], folder)
         request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
-        async with session.standing_fleet(spec, shards=data.shards) as controller, TrainerProcess() as trainer:
+        async with session.standing_fleet(spec, shards=data.shards) as controller, TrainerProcess.started() as trainer:
             assert controller.dilation == 1.0, f"{devices} devices of {cpus} CPU do not fit this host"
             pids = {"orchestrator": os.getpid(), "broker": controller.broker.pid()}
             costs = Costs({name: [psutil.Process(pid)] for name, pid in pids.items()})

@@ -26,11 +26,13 @@ import psutil
 
 from benchmarks._figures import figure, percentile, skip
 from benchmarks.round_overhead import overhead_ms
-from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
+from edge_agent.agent import Agent
+from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import DeviceTrainer
 from edgebed.device.core import Result
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import Task
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
@@ -164,7 +166,7 @@ async def _rounds(
     figure(f"{size} agents: seconds until all have joined", time.monotonic() - begun)
     for name in controller.names:
         await controller.put_on_limits(name, "start")
-    async with TrainerProcess() as trainer:
+    async with TrainerProcess.started() as trainer:
         await trainer.ready()
         own = {"orchestrator": os.getpid(), "trainer": trainer.pid, "broker": controller.broker.pid()}
         parts = {name: [psutil.Process(pid)] for name, pid in own.items()} | {"agents": processes}

@@ -12,15 +12,17 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from edge_agent.accelerator import find_accelerator
-from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
+from edge_agent.agent import Agent
 from edge_agent.data_watch import limit_s, watch_data
 from edge_agent.exits import exit_on_error
 from edge_agent.privileges import die_with
+from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.torch_check import check_torch
 from edge_agent.training import warm_up
 from edgebed.errors import FileError, UsageError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import check_name
 

@@ -11,32 +11,28 @@ import contextlib
 import functools
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import torch
 
-import edgebed
 from edge_agent import machine as m
 from edge_agent.probe import Probes
 from edge_agent.sensors.board import Board
-from edge_agent.sensors.watch import BoardWatch, board_facts
+from edge_agent.sensors.watch import BoardWatch
+from edge_agent.settings import AgentSettings, presence
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.task_run import TaskRun, Tools
-from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling, host_facts
+from edge_agent.telemetry import CpuUsage, ThreadCpu, Throttling
 from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.core import Result
 from edgebed.device.phases import OWN_WORK, PhaseLog
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
-from edgebed.guarded import Guarded
 from edgebed.link.base import Link
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.tls import Identity
 from edgebed.pacing import Pacer
 from edgebed.timeouts import timeout
 from edgebed.wire.messages import (
@@ -48,65 +44,17 @@ from edgebed.wire.messages import (
     PhasesSeen,
     Ping,
     Pong,
-    Presence,
     Probe,
     Reply,
     Shutdown,
     Status,
     Task,
     Update,
-    encode,
 )
-from edgebed.wire.topics import ORCHESTRATOR, Topics
+from edgebed.wire.topics import ORCHESTRATOR
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 """The orchestrator listens for probes on all its addresses; that of the broker is one that this device reaches."""
-
-
-class AgentSettings(Guarded, frozen=True):
-    """What an agent is started with.
-
-    Attributes:
-        identity: certificate and key, where the broker speaks TLS.
-        alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
-            heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
-        board: this machine is the device, and not its host: tell what the machine's sensors read.
-        accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
-        board_id: id of a board that has joined, which is the last level of its topics; "": the device's name is.
-    """
-
-    host: str
-    port: int
-    username: str
-    password: str
-    fleet: str
-    device: str
-    shard: Path
-    alone_s: float = 1800.0
-    identity: Identity | None = None
-    board: bool = False
-    accelerator: str = "cpu"
-    board_id: str = ""
-
-    @property
-    def topics(self) -> Topics:
-        return Topics(self.fleet, self.board_id)
-
-
-def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
-    """The retained Presence of this agent; with `online=False` its last will."""
-    return encode(
-        Presence(
-            device=settings.device,
-            incarnation=incarnation,
-            online=online,
-            protocol=edgebed.PROTOCOL,
-            samples=shard.samples if shard else 0,
-            labels=tuple(shard.label_counts) if shard else (),
-            shard=shard.sha256 if shard else "",
-            host=host_facts() | (board_facts(shard.accelerator) if settings.board else {}) if shard else {},
-        )
-    )
 
 
 class Agent:
@@ -405,7 +353,3 @@ class Agent:
         if self._run is not None:
             self._run.trace = trace_of(error)
         self._carry_out(self._machine.handle(m.Broken(in_words(error))))
-
-
-def new_incarnation() -> str:
-    return uuid.uuid4().hex

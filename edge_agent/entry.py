@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from edge_agent.exits import exit_on_error
+from edgebed.entry import agent
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
 
@@ -47,4 +48,4 @@ def _device() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    agent()

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import edge_agent
-import edgebed
 from edge_agent.privileges import CLONE_NEWIPC, CLONE_NEWNS, mount, pivot_root, unmount, unshare
+from edgebed.module_process import HOME
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -48,9 +47,9 @@ def enter(root: Path, shard: Path) -> None:
 def program() -> list[str]:
     """Folders of this Python, its packages and ours, without the current directory and the source tree around our
     packages."""
-    ours = [str(Path(str(package.__file__)).parent) for package in (edge_agent, edgebed)]
+    ours = [os.path.join(HOME, package) for package in ("edge_agent", "edgebed")]
     installed = {*site.getsitepackages(), site.getusersitepackages()}
-    not_whole = {os.getcwd(), "/tmp", *(os.path.dirname(path) for path in ours)} - installed
+    not_whole = {os.getcwd(), "/tmp", HOME} - installed
     roots = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     return [*roots, *(path for path in sys.path if os.path.isdir(path) and path not in not_whole), *ours]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-import edgebed
 from edgebed.device.phases import Usage
 from edgebed.wire.fork_protocol import HOST_PID
+from edgebed.wire.protocol import PROTOCOL
 
 
 def host_facts() -> dict[str, str]:
@@ -20,7 +20,7 @@ def host_facts() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "protocol": str(edgebed.PROTOCOL),
+        "protocol": str(PROTOCOL),
         "machine": platform.machine(),
         "kernel": platform.release(),
         "system": platform.system(),

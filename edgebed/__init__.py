@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-PROTOCOL = 2
-"""Version of the wire protocol. Both sides refuse a peer with another one."""
+from edgebed.wire.protocol import PROTOCOL as PROTOCOL
 
 API = ("compare", "load_run", "load_runs", "run", "simulate")
 """Names that are handed on from `orchestrator.api`."""
@@ -20,13 +19,19 @@ API = ("compare", "load_run", "load_runs", "run", "simulate")
 def __getattr__(name: str) -> Any:
     if name not in API:
         raise AttributeError(f"module 'edgebed' has no attribute {name!r}")
+    from edgebed.entry import check_packages
+    from edgebed.errors import UsageError
+
     try:
+        check_packages("orchestrator", "edge_agent")
         api = importlib.import_module("orchestrator.api")
     except ModuleNotFoundError as error:
         raise ImportError(
             f"edgebed.{name} needs the package {error.name!r}, which is not installed\n"
             "Hint: pip install 'edgebed[orchestrator]'"
         ) from error
+    except UsageError as error:
+        raise ImportError(f"{error}\nHint: {error.hint}") from None
     return getattr(api, name)
 
 

@@ -1,8 +1,10 @@
-"""Entry point of `edgebed` and of `python -m orchestrator`: the command line, or what to install for it."""
+"""The command line of `edgebed` and of `python -m orchestrator`, or what to install for it."""
 
 from __future__ import annotations
 
 import sys
+
+from edgebed.entry import command_line as checked_command_line
 
 
 def main() -> None:
@@ -29,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    checked_command_line()

@@ -19,7 +19,7 @@ from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
 from orchestrator.files.yaml_file import Document, load_yaml, plain
-from orchestrator.scenario.spec import ScenarioEvent
+from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -100,13 +100,23 @@ class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """In a simulation, a device dies `after_s` seconds into a round and comes back after `away_s`, or never. Seconds
-    are before dilation."""
+    """An event of a scenario as version 0.2 wrote it, for simulations only: a device leaves `after_s` seconds into a
+    round (from 0), and returns after `away_s`, or never. Read for one more version."""
 
     device: str
     round: Annotated[int, msgspec.Meta(ge=0)]
     after_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     away_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+    def event(self) -> ScenarioEvent:
+        """The same as an event. A device that returns at once is away for a microsecond."""
+        return ScenarioEvent(
+            round=self.round + 1,
+            after_s=min(self.after_s, LONGEST_S),
+            device=self.device,
+            do="leave",
+            for_s=None if self.away_s is None else min(max(self.away_s, 1e-6), LONGEST_S),
+        )
 
 
 class Surrogate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,6 +142,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     as_if: times and bytes of a larger experiment.
     server_slots: number of server halves that train at the same time. 0: no half waits for another (S²FL eq. 1).
     dilation: None: the calibration's dilation, or 1.
+    faults: superseded by `scenario`.
     """
 
     cost: Literal["reference", "flops", "operations", "calibrated", "host"] | None = None
@@ -142,7 +153,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
     batched: bool = True
     as_if: Surrogate | None = None
-    faults: list[SimulatedFault] = []
+    faults: list[SimulatedFault] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

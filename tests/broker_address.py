@@ -6,7 +6,7 @@ import socket
 
 import msgspec
 
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from orchestrator.broker.open_broker import Broker
 
 

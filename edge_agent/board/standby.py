@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-import edgebed
 from edge_agent.board.cipher import cipher_environment
 from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
@@ -27,10 +26,12 @@ from edge_agent.board.keystore import Keystore
 from edge_agent.board.limiter import Limiter
 from edgebed.errors import EdgebedError, FileError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.module_process import module_command
 from edgebed.timeouts import timeout
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, Renew, decode_order
+from edgebed.wire.protocol import PROTOCOL
 
 RETRY_S = (1.0, 30.0)
 """Pause after a failed attempt, first and longest; it doubles."""
@@ -203,7 +204,7 @@ class Standby:
             self._wanted.fleet if self._wanted else "",
             self._error,
             self._final,
-            edgebed.PROTOCOL,
+            PROTOCOL,
             self._failures,
             *self._limited,
             self._life,

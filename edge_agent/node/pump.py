@@ -20,7 +20,6 @@ IP_FREEBIND = 15
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Server = asyncio.Server | TlsAcceptor
 Connect = Callable[[], Awaitable[Streams]]
-ADDRESS_WAIT_S = 5.0
 
 
 def listener(address: str, port: int) -> socket.socket:

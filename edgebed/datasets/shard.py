@@ -99,11 +99,6 @@ def single_rows(samples: int, count: int, seed: int) -> list[int]:
     return [int(row) for epoch in range(epochs) for row in shuffled(samples, seed, epoch)][:count]
 
 
-def len_batches(samples: int, batch_size: int, max_batches: int = 0) -> int:
-    """Ñ: how many batches `Shard.batches` gives per epoch."""
-    return len(batch_bounds(samples, batch_size, max_batches))
-
-
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x - mean) / std per channel, uint8 scaled to 0..1 first. (N, C, H, W) -> the same in float32."""
     scaled = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x

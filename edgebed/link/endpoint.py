@@ -123,15 +123,6 @@ class TransferEndpoint:
         if self._data is not self._control:
             self._data.on_connect(self._reconnected)
 
-    @property
-    def peers(self) -> list[str]:
-        """Names of the peers of which state is kept."""
-        return list(self._peers)
-
-    def under_way(self, peer: str) -> int:
-        """Sends to a peer that have not ended."""
-        return len(self._peers[peer].sending) if peer in self._peers else 0
-
     async def send(self, peer: str, header: Header, body: bytes | bytearray | memoryview) -> Sent:
         """Send one transfer; returns when the receiver's application has it. Do not change `body` meanwhile.
 

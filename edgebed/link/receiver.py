@@ -101,11 +101,6 @@ class TransferReceiver:
     def held_bytes(self) -> int:
         return sum(self.held)
 
-    @property
-    def remembered(self) -> int:
-        """Ended transfers that are remembered; at most `FINISHED`."""
-        return len(self._finished)
-
     def chunk(self, chunk: Chunk, now_ns: int, wire_bytes: int) -> tuple[bool, list[Reply]]:
         """A chunk has arrived. Returns whether it moved its transfer, and what to answer."""
         partial = self._partials.get(chunk.transfer)

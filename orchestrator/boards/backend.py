@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-import edgebed
 from edgebed.datasets.shard import sha256_of
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.throttle import confirm
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, decode_json
+from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import Topics
 from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.service_folder import ServiceFolder
@@ -93,10 +93,10 @@ class BoardsFleet:
                 hint="see whether they have power and a network, and what `edgebed-agent run` says on them",
             )
         for name, state in self._states.items():
-            if state.protocol != edgebed.PROTOCOL:
+            if state.protocol != PROTOCOL:
                 raise FleetError(
                     f"the board {self._boards[name]} has edgebed {state.version or 'of an older version'}, whose agent "
-                    f"speaks protocol {state.protocol or 'not known'}; this host's speaks {edgebed.PROTOCOL}",
+                    f"speaks protocol {state.protocol or 'not known'}; this host's speaks {PROTOCOL}",
                     hint=f"on the board: pip install edgebed=={metadata.version('edgebed')}; restart edgebed-agent",
                 )
         return []

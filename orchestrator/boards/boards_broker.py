@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from edgebed.errors import FileError, FleetError, LinkError
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.module_process import module_command
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.broker.child import begin, end

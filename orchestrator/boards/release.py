@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import msgspec
 
 from edgebed.errors import WireError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import WAITING, BoardState, decode_json
 from orchestrator.boards.members import is_claimed
 from orchestrator.boards.service_folder import ServiceFolder

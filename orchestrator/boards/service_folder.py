@@ -12,7 +12,7 @@ import msgspec
 
 from edgebed.errors import FileError, FleetError
 from edgebed.guarded import Guarded
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from orchestrator.files.output import keep
 from orchestrator.fleet.ownership import Owner, is_dead
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.service_folder import BoardConnection
 from orchestrator.broker.acl import mosquitto_lines

@@ -1,4 +1,5 @@
-"""amqtt's broker (version 0.12.1), mended where it fails a fleet.
+"""amqtt's broker (version 0.12.1), mended where it fails a fleet. It is to be replaced or dropped at the first amqtt
+that it does not fit; `tests/unit/test_amqtt.py` tells.
 
 What amqtt does, and what this class does instead (`tests/component/test_embedded_broker.py` has a test of each):
 

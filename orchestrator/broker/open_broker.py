@@ -25,7 +25,8 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker import relay
 from orchestrator.broker.child import Child
@@ -187,7 +188,8 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path, stack
             failures.append(f"{runner.kind}: {error}")
     raise LinkError(
         "no MQTT broker can be started: " + ("; ".join(dict.fromkeys(failures)) or "none is installed"),
-        hint="install mosquitto (apt install mosquitto), or pip install amqtt, or name your own with --broker mqtt://…",
+        hint="install mosquitto (apt install mosquitto), or pip install 'edgebed[orchestrator]', "
+        "or name your own with --broker mqtt://…",
     )
 
 

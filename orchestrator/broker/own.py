@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from edgebed.errors import FileError, UsageError
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.wire.topics import ORCHESTRATOR
 
 USER, PASSWORD = "EDGEBED_BROKER_USER", "EDGEBED_BROKER_PASSWORD"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.link.sockets import tune
 from edgebed.link.tls import client_context, reason_of, server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams

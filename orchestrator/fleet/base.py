@@ -19,7 +19,7 @@ import msgspec
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.link.probe_server import Received
 
 ALONE = "EDGEBED_ALONE_S"

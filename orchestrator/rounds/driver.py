@@ -74,10 +74,11 @@ class RoundResult(msgspec.Struct):
 
 
 class RoundDriver:
-    """Carries out the rounds of a run, one at a time. The fleet calls `admit`, `deliver`, `progress`, `heard`, `lost`.
+    """Carries out one round. The fleet calls `admit`, `deliver`, `progress`, `heard`, `lost`.
 
     Args:
-        give_up: called with a device that was lost in a round, and why.
+        trainer: has no other round meanwhile.
+        give_up: called with a device that was lost in the round, and why.
     """
 
     def __init__(
@@ -87,32 +88,32 @@ class RoundDriver:
         record: Callable[[Record], None],
         give_up: Callable[[str, str], None],
         settings: RoundSettings,
+        job: RoundJob,
     ) -> None:
         self._endpoint, self._trainer, self._record, self._give_up = endpoint, trainer, record, give_up
-        self._settings = settings
-        self._work: dict[str, DeviceWork] = {}
+        self._settings, self._job = settings, job
+        self._round, self._method, self._weights = job.number, job.method, job.weights
+        self._work = {device: self._new_work(device) for device in sorted(job.plan.assignments)}
         self._events: asyncio.Queue[m.RoundEvent] = asyncio.Queue()
-        self._round = -1
-
-    async def run(self, job: RoundJob) -> RoundResult:
-        """Carry out one plan. Cancelling it cancels the devices' tasks."""
-        plan, method, weights = job.plan, job.method, job.weights
-        self._round, self._events, self._method, self._weights = job.number, asyncio.Queue(), method, weights
-        self._work = {device: self._new_work(job.number, device, plan) for device in sorted(plan.assignments)}
+        self._with_server: set[str] = set()  # devices with a server half, once `_halves_ready`
         self._halves_ready = asyncio.Event()
+
+    async def run(self) -> RoundResult:
+        """Carry out the plan. Cancelling it cancels the devices' tasks."""
+        job = self._job
         machine = m.RoundMachine(
             self._work,
             now_s(),
             deadline_s=self._settings.deadline_s,
             quorum=self._settings.quorum if job.quorum is None else job.quorum,
             liveness_s=max(self._settings.liveness_s, job.patience_s),
-            enough=plan.enough,
+            enough=job.plan.enough,
             ceiling_s=self._settings.ceiling_s,
         )
-        self._send_tasks(method, weights)
+        self._send_tasks()
         try:
             # While the downloads run: copying the server halves takes longer than planning.
-            await self._open_halves(plan)
+            await self._open_halves()
             finish = await self._until_finished(machine)
         except BaseException:
             for device, work in self._work.items():
@@ -121,29 +122,29 @@ class RoundDriver:
             raise
         return self._result(finish)
 
-    async def _open_halves(self, plan: Plan) -> None:
+    async def _open_halves(self) -> None:
         start_ns = now_ns()
-        self._with_server = await self._trainer.open(self._method, self._weights, plan.assignments)
+        self._with_server = await self._trainer.open(self._method, self._weights, self._job.plan.assignments)
         if devices := tuple(sorted(self._with_server)):
             self._record(HalfWork(start_ns, now_ns(), self._round, "make", devices))
         self._halves_ready.set()
 
-    def _new_work(self, round: int, device: str, plan: Plan) -> DeviceWork:
-        bounds = bounds_of(self._method, plan.assignments[device], self._settings.samples[device])
-        return DeviceWork(self._task(round, device, plan), bounds, self._settings.queued_uploads)
-
-    def _task(self, round: int, device: str, plan: Plan) -> Task:
+    def _new_work(self, device: str) -> DeviceWork:
+        assignment = self._job.plan.assignments[device]
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
-        unique = f"{self._settings.run}/{round}/{device}/{time.time_ns():x}"
-        return Task(unique, self._settings.run, round, plan.assignments[device])
+        unique = f"{self._settings.run}/{self._round}/{device}/{time.time_ns():x}"
+        bounds = bounds_of(self._method, assignment, self._settings.samples[device])
+        return DeviceWork(
+            Task(unique, self._settings.run, self._round, assignment), bounds, self._settings.queued_uploads
+        )
 
-    def _send_tasks(self, method: Method, weights: Weights) -> None:
+    def _send_tasks(self) -> None:
         """Start every download. Devices with the same cut share one encoded body."""
         bodies: dict[tuple[str, ...], bytes | bytearray] = {}
         for device, work in self._work.items():
-            tensors = method.task_weights(weights, work.task.assignment)
+            tensors = self._method.task_weights(self._weights, work.task.assignment)
             work.sizes = {name: value.nbytes for name, value in tensors.items()}
-            key = tuple(tensors) if all(tensors[n] is weights.get(n) for n in tensors) else (device,)
+            key = tuple(tensors) if all(tensors[n] is self._weights.get(n) for n in tensors) else (device,)
             if key not in bodies:
                 bodies[key] = encode_tensors(tensors, LOSSLESS)
             self._spawn(device, self._dispatch(device, work, bodies[key]))
@@ -197,7 +198,7 @@ class RoundDriver:
                     self._put(m.Dropped(inbound.peer, "refused", why))
                     return
                 await self._take_slot(work)
-                if work.out or self._work.get(inbound.peer) is not work:
+                if work.out:
                     return  # the device left while this upload waited
                 self._wait_more(inbound.peer, work, 1)
                 work.upload_bytes += inbound.bytes

@@ -8,36 +8,41 @@ from edgebed.errors import RunError, TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.wire.messages import Header
 from orchestrator.rounds.driver import RoundDriver, RoundJob, RoundResult
+from orchestrator.rounds.interfaces import Trainer
 
 
 class RoundRouter:
     """A `Driver` whose `run` may be called again, for other devices, while it runs.
 
     Args:
-        make: makes a round driver with a server trainer of its own; called when all others are busy.
+        make_trainer: makes a server trainer; called when all others have a round.
+        make_driver: makes the driver of a round, with a trainer that has no other.
     """
 
-    def __init__(self, make: Callable[[], RoundDriver]) -> None:
-        self._make = make
-        self._idle: list[RoundDriver] = []
+    def __init__(
+        self, make_trainer: Callable[[], Trainer], make_driver: Callable[[Trainer, RoundJob], RoundDriver]
+    ) -> None:
+        self._make_trainer, self._make_driver = make_trainer, make_driver
+        self._idle: list[Trainer] = []
         self._at_work: dict[str, RoundDriver] = {}  # by device
 
     async def run(self, job: RoundJob) -> RoundResult:
-        """As `RoundDriver.run`. Raises RunError when a device is in another round."""
+        """Carry out a round. Raises RunError when a device is in another one."""
         devices = job.plan.assignments
         if busy := sorted(set(devices) & set(self._at_work)):
             raise RunError(
                 f"round {job.number} is to begin with {busy[0]!r}, which is in another round",
                 hint="the method's lanes must have no device in common",
             )
-        driver = self._idle.pop() if self._idle else self._make()
+        trainer = self._idle.pop() if self._idle else self._make_trainer()
+        driver = self._make_driver(trainer, job)
         self._at_work |= dict.fromkeys(devices, driver)
         try:
-            return await driver.run(job)
+            return await driver.run()
         finally:
             for device in devices:
                 del self._at_work[device]
-            self._idle.append(driver)
+            self._idle.append(trainer)
 
     # ---- events of the fleet ----
 

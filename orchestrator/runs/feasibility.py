@@ -11,7 +11,7 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
-from edgebed.typed import nearest, within
+from edgebed.typed import within
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
 from orchestrator.scenario.files import listed, load_scenario
@@ -43,20 +43,6 @@ def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
             )
         for i, name in enumerate(experiment.environment.profiles):
             load_profile(name, spec.path, f"{path}: environment.profiles[{i}]")
-    names = [device.name for device in spec.devices]
-    for i, fault in enumerate(experiment.simulation.faults):
-        place = f"{path}: simulation.faults[{i}]"
-        if fault.device not in names:
-            raise UsageError(
-                f"{place}: the fleet {spec.name} has no device {fault.device!r}{nearest(fault.device, names)}",
-                hint=f"the fleet has: {', '.join(names)}",
-            )
-        if fault.round >= experiment.training.rounds:
-            last = experiment.training.rounds - 1
-            raise UsageError(
-                f"{place}: round is {fault.round}; the last of {last + 1} rounds is {last}",
-                hint=f"write a round from 0 to {last}, or raise training.rounds",
-            )
 
 
 def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:

@@ -23,9 +23,9 @@ from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
-from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.event_loop import in_thread
-from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.interfaces import Evaluator, Trainer
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
@@ -313,7 +313,7 @@ class MethodRun:
         await self._set_up()
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
-        self._driver = RoundRouter(self._round_driver)
+        self._driver = RoundRouter(self._make_trainer, self._make_driver)
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress)
@@ -359,11 +359,14 @@ class MethodRun:
         self._recorder.sync()
         self.folder.save(weights, progress, tensors)
 
-    def _round_driver(self) -> RoundDriver:
-        """A driver for one round at a time, with its own server trainer, which is closed at the end of the run."""
+    def _make_trainer(self) -> HalfTrainer:
+        """A server trainer for one round at a time, which is closed at the end of the run."""
         trainer = self._platform.make_trainer()
         self._to_close.push_async_callback(trainer.close)
-        return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, self._settings)
+        return trainer
+
+    def _make_driver(self, trainer: Trainer, job: RoundJob) -> RoundDriver:
+        return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, self._settings, job)
 
     async def _set_up(self) -> None:
         """Give the method its context; first the costs of the cuts, where it needs them."""

@@ -183,7 +183,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
         watch.notify(prepared.describe())
         check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
         async with (
-            TrainerProcess() as trainer,  # it loads torch while the fleet starts
+            TrainerProcess.started() as trainer,  # it loads torch while the fleet starts
             standing_fleet(
                 spec,
                 backend=request.backend,
@@ -229,7 +229,7 @@ async def run_methods(
     """
     async with contextlib.AsyncExitStack() as stack:
         if trainer is None:
-            trainer = await stack.enter_async_context(TrainerProcess())
+            trainer = await stack.enter_async_context(TrainerProcess.started())
         await trainer.ready()
         held = await _limit_server(stack, controller, trainer)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))

@@ -9,8 +9,9 @@ import msgspec
 from edgebed.limits.spec import LatencyMs, Mbit
 from edgebed.typed import nearest
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-Duration = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+LONGEST_S = 1e7
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+Duration = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
 
 WHO = ("device", "profile", "share")
 WHAT = ("do", "limits", "compete_cpus", "trace")

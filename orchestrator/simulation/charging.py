@@ -8,7 +8,6 @@ from edgebed.wire.messages import Assignment
 from orchestrator.records.types import OrchestratorPhase, Record, RoundStarted
 from orchestrator.runs.run import Write
 from orchestrator.simulation.costs import CostModel
-from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.virtual import VirtualLoop
 
 
@@ -22,8 +21,8 @@ class Charging:
         assignments: by device, those of the rounds in hand.
     """
 
-    def __init__(self, loop: VirtualLoop, costs: CostModel, fleet: SimulatedFleet) -> None:
-        self._loop, self._costs, self._fleet = loop, costs, fleet
+    def __init__(self, loop: VirtualLoop, costs: CostModel) -> None:
+        self._loop, self._costs = loop, costs
         self.assignments: dict[str, Assignment] = {}
         loop.charge = costs.orchestrator_s
 
@@ -44,7 +43,6 @@ class Charging:
         for assignment in record.assignments.values():
             self._costs.check(assignment)
         self.assignments.update(record.assignments)
-        self._fleet.begin_round(record.round)
         planned_s = self._costs.orchestrator_s("plan", 0)
         self._loop.advance(planned_s)
         return msgspec.structs.replace(record, planned_s=planned_s)

@@ -15,7 +15,7 @@ from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
 from orchestrator.clock import now_ns
-from orchestrator.experiment import Grain, SimulatedFault
+from orchestrator.experiment import Grain
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
@@ -35,7 +35,6 @@ class SimulatedFleet(RunFleet):
     Args:
         shards: by device.
         liveness_s: silence after which the driver counts a device as lost.
-        faults: devices that die, and may come back.
         built: devices whose agents have built their model in an earlier run on the same fleet; added to.
     """
 
@@ -48,7 +47,6 @@ class SimulatedFleet(RunFleet):
         *,
         dilation: float,
         liveness_s: float,
-        faults: tuple[SimulatedFault, ...],
         resolve: ResolveProfile,
         built: set[str] | None = None,
         grain: Grain = "quota",
@@ -56,13 +54,12 @@ class SimulatedFleet(RunFleet):
         super().__init__(spec, dilation, resolve, grain)
         self.endpoint = self
         self.labels = {name: shard.label_counts for name, shard in shards.items()}
-        self._faults, self._halves = faults, halves
+        self._halves = halves
         self._incarnations = dict.fromkeys(self.names, 0)
         self._away: set[str] = set()
         self._silent: set[str] = set()  # of those away: their agents run
         self._back = asyncio.Event()
         self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.names}
-        self._jobs: set[asyncio.Task[None]] = set()
         self._heartbeat_s = liveness_s * HEARTBEAT_SHARE
         self._heartbeats: asyncio.Task[None] | None = None
         built = set() if built is None else built
@@ -121,7 +118,7 @@ class SimulatedFleet(RunFleet):
             if name not in self._away:
                 self._phases(name, device.phases.take())
             device.stop()
-        jobs = (*self._jobs, *(job for jobs in self._sends.values() for job in jobs))
+        jobs = (job for jobs in self._sends.values() for job in jobs)
         for job in (*jobs, *([self._heartbeats] if self._heartbeats is not None else [])):
             job.cancel()
 
@@ -214,25 +211,7 @@ class SimulatedFleet(RunFleet):
         self.record(self._limits_set(now_ns(), name, "rejoin", None))
         self._back.set()
 
-    # ---- faults ----
-
-    def begin_round(self, round: int) -> None:
-        """Start the timers of this round's faults."""
-        for fault in self._faults:
-            if fault.round == round and fault.device in self.devices:
-                job = asyncio.ensure_future(self._strike(fault))
-                self._jobs.add(job)
-                job.add_done_callback(self._jobs.discard)
-
-    async def _strike(self, fault: SimulatedFault) -> None:
-        name = fault.device
-        await asyncio.sleep(fault.after_s * self.dilation)
-        if name in self._away:
-            return
-        self._take_away(name, "died (a fault of the experiment)")
-        if fault.away_s is not None:
-            await asyncio.sleep(fault.away_s * self.dilation)
-            self._return(name)
+    # ---- devices that leave and return ----
 
     def _take_away(self, name: str, why: str) -> None:
         """The agent ends, and all its work is lost."""

@@ -29,6 +29,7 @@ from orchestrator.runs.run import MethodRun, Platform, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.fleet import SimulatedFleet
+from orchestrator.simulation.old_faults import with_events
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, server_cpu
 from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
@@ -36,6 +37,7 @@ from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
+    request = msgspec.structs.replace(request, experiment=with_events(request.experiment, request.path, watch.notify))
     experiment = request.experiment
     spec = _sized(simulated_fleet(experiment_fleet(experiment, request.path)), request.devices)
     check_fleet(experiment, spec, request.path)
@@ -116,7 +118,7 @@ async def _make_run(
         series=series and msgspec.structs.replace(series, place=place),
         interleaved=series is not None,
     )
-    return MethodRun(wanted, _platform(context, fleet, Charging(loop, context.costs, fleet)), context.watch), halves
+    return MethodRun(wanted, _platform(context, fleet, Charging(loop, context.costs)), context.watch), halves
 
 
 def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
@@ -127,7 +129,6 @@ def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
         halves,
         dilation=context.dilation,
         liveness_s=context.experiment.training.liveness_s * context.dilation,
-        faults=tuple(context.experiment.simulation.faults),
         resolve=lambda name: load_profile(name, context.spec.path),
         built=context.built,
         grain=context.experiment.grain,

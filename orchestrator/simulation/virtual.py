@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
@@ -112,11 +112,3 @@ def virtual_runner() -> Iterator[asyncio.Runner]:
             yield runner
     finally:
         loop.close()
-
-
-def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a virtual clock to its end, and cancel the tasks that it left running."""
-    with virtual_runner() as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, VirtualLoop)
-        return runner.run(main(loop))

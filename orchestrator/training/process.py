@@ -55,16 +55,21 @@ class Quota(Protocol):
 
 
 class TrainerProcess:
-    """One process for all runs of an experiment.
+    """One process for all runs of an experiment, which runs already (`started`).
+
+    Args:
+        sock: this end of the way to it.
+        log: what it prints.
 
     Attributes:
         pid: of the process.
-        hardware: the accelerator's name, or cpu; known once it is `ready`.
+        hardware: the accelerator's name, or cpu; "" until it is `ready`.
         slots: server halves that train at once.
     """
 
-    def __init__(self) -> None:
-        self.slots = 1
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, log: IO[bytes]) -> None:
+        self._process, self._socket, self._log = process, sock, log
+        self.pid, self.hardware, self.slots = process.pid, "", 1
         self._room = asyncio.Semaphore(2)
         self._quota: Quota | None = None
         self._numbers = itertools.count()
@@ -76,26 +81,33 @@ class TrainerProcess:
         self._closing = False
         self._lifted = 0
         self._cpus = math.inf
+        self._ready = self._expect(READY)
+        self._gone: asyncio.Task[None] | None = None
+        self._watching = asyncio.create_task(self._watch())
+        asyncio.get_running_loop().add_reader(sock, self._read)
 
     # ---- life ----
 
-    async def start(self) -> None:
-        """Start the process, which loads torch meanwhile: `ready` waits for it."""
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def started(cls) -> AsyncIterator[TrainerProcess]:
+        """Start the process, which loads torch meanwhile: `ready` waits for it. It is closed at the end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket, self._log = ours, tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `close`
-        self._ready = self._expect(READY)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *module_command("orchestrator.training.child", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C is for the orchestrator, which then ends it
-            )
-        self.pid = self._process.pid
-        asyncio.get_running_loop().add_reader(ours, self._read)
-        self._watching = asyncio.create_task(self._watch())
+        with ours, tempfile.TemporaryFile() as log:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *module_command("orchestrator.training.child", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the orchestrator, which then ends it
+                )
+            trainer = cls(process, ours, log)
+            try:
+                yield trainer
+            finally:
+                await trainer.close()
 
     async def ready(self) -> None:
         """Raises RunError where the process has not started in time."""
@@ -144,14 +156,6 @@ class TrainerProcess:
         self._socket.close()
         self._fail(RunError("the trainer's process was closed", hint=RESUME))
         await end_in_time(self._process, END_S)
-        self._log.close()
-
-    async def __aenter__(self) -> TrainerProcess:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`. Raises RunError, with `work` cancelled and ended, once the process has ended by itself."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from edge_agent.board.client import Service
 from edge_agent.board.join import join
 from edge_agent.board.keystore import Keystore
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.registry import Store

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from edge_agent.agent import Agent, AgentSettings, new_incarnation, presence
+from edge_agent.agent import Agent
+from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import DeviceTrainer, warm_up
 from edgebed.datasets.shard import Shard, read_shard, write_shard
@@ -216,11 +217,14 @@ class Fleet:
         settings = msgspec.structs.replace(round_settings("run", wanted, 1.0, samples), queued_uploads=queued_uploads)
         trainers: list[ServerTrainer] = []
 
-        def make() -> RoundDriver:
+        def make_trainer() -> ServerTrainer:
             trainers.append(ServerTrainer(CPU, slots=slots))
-            return RoundDriver(self.endpoint, trainers[-1], self.record, self.controller.lost, settings)
+            return trainers[-1]
 
-        driver = RoundRouter(make)
+        driver = RoundRouter(
+            make_trainer,
+            lambda trainer, job: RoundDriver(self.endpoint, trainer, self.record, self.controller.lost, settings, job),
+        )
         self.controller.attach(self.record, driver)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(

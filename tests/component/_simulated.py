@@ -14,7 +14,7 @@ from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Codec
 from orchestrator.clock import now_ns
-from orchestrator.experiment import Environment, SimulatedFault, Simulation, Training
+from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
@@ -33,8 +33,9 @@ from orchestrator.simulation.link import LinkCost
 from orchestrator.simulation.paper_costs import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
-from orchestrator.simulation.virtual import VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import VirtualLoop
 from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
+from tests.virtual import run_virtual
 
 
 class PlainCosts(PaperCosts):
@@ -91,7 +92,6 @@ def play(
     *,
     batched: bool = False,
     profiles: Mapping[str, ProfileSpec] | None = None,
-    faults: tuple[SimulatedFault, ...] = (),
     environment: Environment | None = None,
     scenario: Scenario | None = None,
     server_slots: int = 1,
@@ -112,7 +112,6 @@ def play(
             wanted,
             batched,
             profiles,
-            faults,
             environment,
             scenario,
             at_once,
@@ -132,7 +131,6 @@ async def _play(
     wanted: Training,
     batched: bool,
     profiles: Mapping[str, ProfileSpec] | None,
-    faults: tuple[SimulatedFault, ...],
     environment: Environment | None,
     scenario: Scenario | None,
     at_once: int,
@@ -154,15 +152,16 @@ async def _play(
         pool,
         dilation=1.0,
         liveness_s=wanted.liveness_s,
-        faults=faults,
         resolve=lambda name: known[name],
     )
-    charging = Charging(loop, costs, fleet)
+    charging = Charging(loop, costs)
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     settings = msgspec.structs.replace(settings, queued_uploads=queued_uploads)
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
-    driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    driver = RoundRouter(
+        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, note, fleet.lost, settings, job)
+    )
     note(_started(fleet, at_once, settings))
     for fact in fleet.facts():
         note(fact)

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.topics import Topics
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.open_broker import Broker, open_broker

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import Agent, AgentSettings
+from edge_agent.agent import Agent
+from edge_agent.settings import AgentSettings
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.errors import LinkError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.agent import Agent, AgentSettings
+from edge_agent.agent import Agent
+from edge_agent.settings import AgentSettings
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure, Presence, Shutdown, Status, decode_control, encode

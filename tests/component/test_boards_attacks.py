@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from edge_agent.board.join import join
 from edge_agent.board.keystore import Keystore
 from edgebed.errors import LinkError, UsageError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import client_context, identity_context
 from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
 from orchestrator.broker.mosquitto import password_hash, settings, write_files

@@ -93,7 +93,7 @@ def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def trainer(folder: Path) -> None:
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
 
 

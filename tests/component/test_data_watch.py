@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edge_agent.data_watch import watch_data
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import Ping, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import open_broker

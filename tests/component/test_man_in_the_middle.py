@@ -17,7 +17,8 @@ from edge_agent.board.client import Service
 from edge_agent.board.join import join
 from edge_agent.board.standby import Standby
 from edgebed.errors import LinkError, UsageError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import with_pem
 from orchestrator.boards.authority import Authority
 from tests.component._boards import HOST, Lab, made, running

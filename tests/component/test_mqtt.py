@@ -14,8 +14,9 @@ import pytest
 
 from edgebed.errors import FileError, LinkError
 from edgebed.link import mqtt
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.read_pauses import PACE_MAX_S, PACE_MIN_S, ReadPauses
 from edgebed.wire.messages import Control, Ping, Pong, Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR, Topics

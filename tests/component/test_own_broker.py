@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgebed.errors import LinkError, UsageError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority

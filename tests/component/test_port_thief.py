@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from edgebed.errors import LinkError
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.connection import Address
+from edgebed.link.mqtt import MqttLink
 from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.service_folder import Where
 from orchestrator.broker import container as container_broker

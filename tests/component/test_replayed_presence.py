@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import edgebed
 from edgebed.errors import LinkError
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.wire.messages import Presence, Status, encode
+from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.fleet.control.membership import Membership
@@ -76,7 +77,7 @@ async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
 
 
 def presence(device: str, incarnation: str) -> bytes:
-    return encode(Presence(device, incarnation, True, edgebed.PROTOCOL))
+    return encode(Presence(device, incarnation, True, PROTOCOL))
 
 
 def heartbeat(device: str, incarnation: str, progress: int) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from edge_agent.agent import AgentSettings
+from edge_agent.settings import AgentSettings
 from orchestrator.records.types import DeviceOut, Fault, RoundFinished
 from tests.component._fleet import FLEET, Fleet, fleet, make_agent, training
 

@@ -28,7 +28,7 @@ class Watched(ServerQuota):
 async def test_the_process_has_the_quota_until_both_end(cpus: float) -> None:
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     quota, cgroup = Watched(fleet_id, 3, cpus), Cgroup.named(f"{fleet_id}-3")
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         assert await asyncio.to_thread(quota.open, process.pid) == pytest.approx(cpus, rel=0.01)
         await process.limit(quota, cpus)

@@ -32,9 +32,10 @@ from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
 from orchestrator.simulation.cpu import PlainCpu
 from orchestrator.simulation.link import LinkCost, Pipe
-from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import training
 from tests.component._simulated import Played, play
+from tests.virtual import run_virtual
 
 TWO = {"a": 32, "b": 32}
 ONE_CPU = ProfileSpec("one", Limits(cpus=1.0, uplink_bit_s=10**7, downlink_bit_s=10**7, memory_mib=256))

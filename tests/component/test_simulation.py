@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from orchestrator.scenario.schedule import Scenario
 
 from edgebed.device import core
 from edgebed.methods.base import HALVES, Batch, DeviceHalf, Outgoing, Trained
@@ -271,8 +272,8 @@ def test_server_halves_take_turns(tmp_path: Path) -> None:
 
 
 def test_a_device_that_dies_is_left_out_and_comes_back(tmp_path: Path) -> None:
-    faults = (SimulatedFault(device="b", round=0, after_s=0.5, away_s=1.0),)
-    played = play(tmp_path, THREE, {"name": "dtfl", "tier": 2}, training(rounds=3), faults=faults)
+    leave = Scenario((SimulatedFault(device="b", round=0, after_s=0.5, away_s=1.0).event(),))
+    played = play(tmp_path, THREE, {"name": "dtfl", "tier": 2}, training(rounds=3), scenario=leave)
     (out,) = played.of(DeviceOut)
     assert (out.device, out.round, out.how) == ("b", 0, "lost")
     assert [record.again for record in played.of(DeviceJoined) if record.device == "b"] == [False, True]

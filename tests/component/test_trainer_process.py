@@ -40,7 +40,7 @@ HALVED = [name for name, cls in METHODS.classes().items() if cls.server_halves i
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def process() -> AsyncIterator[TrainerProcess]:
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         yield process
 
@@ -126,7 +126,7 @@ async def test_a_method_that_cannot_be_copied_is_named(process: TrainerProcess) 
 
 
 async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         trainer = process.trainer()
         work = asyncio.create_task(process.guard(asyncio.Event().wait()))
@@ -147,7 +147,7 @@ async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
 async def test_a_process_that_hangs_is_ended_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "LOOK_S", 0.02)
     monkeypatch.setattr(process_module, "STILL_LOOKS", 50)
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         work = asyncio.create_task(process.guard(asyncio.Event().wait()))
         os.kill(process.pid, signal.SIGSTOP)  # as if it waited for itself
@@ -160,7 +160,7 @@ async def test_a_process_that_hangs_is_ended_with_its_cause(monkeypatch: pytest.
 
 
 async def test_an_answer_that_cannot_be_read_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
 
         receive = parcel.receive
@@ -177,7 +177,7 @@ async def test_an_answer_that_cannot_be_read_ends_the_work(monkeypatch: pytest.M
 
 
 async def test_whoever_waits_for_an_answer_is_told_that_the_process_is_closed() -> None:
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         os.kill(process.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(process.call(o.Forget(0)))
@@ -212,7 +212,7 @@ class NoQuota:
 async def test_steps_of_a_paced_server_take_their_turns_and_their_time() -> None:
     """The three halves' uploads are there at once. What one step is held for gives the next one nothing."""
     cpus = 0.02
-    async with TrainerProcess() as process:
+    async with TrainerProcess.started() as process:
         await process.ready()
         await process.limit(NoQuota(), cpus, paced=True)
         before_s, begun = cpu_s(process.pid), time.monotonic()
@@ -230,7 +230,7 @@ async def test_the_process_ends_with_the_orchestrator() -> None:
         "import asyncio, os\n"
         "from orchestrator.training.process import TrainerProcess\n"
         "async def main():\n"
-        "    async with TrainerProcess() as process:\n"
+        "    async with TrainerProcess.started() as process:\n"
         "        print(process.pid, flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"

@@ -138,5 +138,5 @@ async def fleet_up(
         opening = session.standing_fleet(
             spec, backend=backend, own_broker=own, shards=prepared.shards, heartbeat_s=heartbeat_s
         )
-        async with TrainerProcess() as trainer, opening as controller:
+        async with TrainerProcess.started() as trainer, opening as controller:
             yield FleetUp(controller, prepared, backend, trainer)

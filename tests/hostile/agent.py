@@ -23,12 +23,13 @@ import torch
 import zstandard
 
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import AgentSettings, new_incarnation, presence
+from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import TransferError
 from edgebed.link.base import Link
+from edgebed.link.connection import Address
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.mqtt import Address, MqttLink
+from edgebed.link.mqtt import MqttLink
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.models.staged import MODELS, Weights

@@ -11,8 +11,8 @@ from edge_agent import __main__ as agent_main
 from edge_agent import accelerator as ac
 from edge_agent import torch_check
 from edge_agent.__main__ import settings_from
-from edge_agent.agent import AgentSettings, presence
 from edge_agent.sensors.watch import board_facts
+from edge_agent.settings import AgentSettings, presence
 from edge_agent.torch_check import check_torch, torch_note
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 
 from edgebed.errors import CapacityError, FleetError, UsageError
 from edgebed.link.base import Handler
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.wire.topics import Topics
 from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.members import Taken, board_ids, claimed, is_claimed, with_facts

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edgebed.errors import FleetError, UsageError, WireError
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.wire.boards import Join, Renew, Token, decode_order, parse_token, plain_facts
 from orchestrator.boards import registry
 from orchestrator.boards.authority import requested_key

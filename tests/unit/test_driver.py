@@ -63,7 +63,9 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
     records: list[Record] = []
     endpoint, trainer = FakeEndpoint(), ServerTrainer(CPU, slots=1)
     settings = RoundSettings("run", {"a": 2 * BATCH})
-    driver = RoundDriver(endpoint, trainer, records.append, lambda device, why: None, settings)  # type: ignore[arg-type]
+    plan, weights = method.plan(0, [view("a", 2 * BATCH)], SCHEDULE), small_model().weights()
+    job = RoundJob(0, plan, weights, method)
+    driver = RoundDriver(endpoint, trainer, records.append, lambda device, why: None, settings, job)  # type: ignore[arg-type]
     begin = trainer.begin
 
     def begin_as_the_next_arrives(halves: list[ServerHalf]) -> None:
@@ -73,9 +75,7 @@ async def test_uploads_are_used_in_order_though_the_halves_become_ready_between_
             both.set()
 
     trainer.begin = begin_as_the_next_arrives  # type: ignore[method-assign,assignment]
-    weights = small_model().weights()
-    plan = method.plan(0, [view("a", 2 * BATCH)], SCHEDULE)
-    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, weights, method)))
+    round_ = asyncio.create_task(driver.run())
     task = await endpoint.task
 
     def upload(batch: int) -> ReceivedTransfer:
@@ -105,9 +105,12 @@ async def test_a_device_that_the_fleet_gave_up_is_not_given_up_again() -> None:
     method, given_up = make_method("fedavg"), list[str]()
     endpoint, trainer = FakeEndpoint(), ServerTrainer(CPU, slots=1)
     settings = RoundSettings("run", {"a": BATCH})
-    driver = RoundDriver(endpoint, trainer, lambda record: None, lambda device, why: given_up.append(device), settings)  # type: ignore[arg-type]
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
-    round_ = asyncio.create_task(driver.run(RoundJob(0, plan, small_model().weights(), method)))
+    job = RoundJob(0, plan, small_model().weights(), method)
+    driver = RoundDriver(
+        endpoint, trainer, lambda record: None, lambda device, why: given_up.append(device), settings, job
+    )  # type: ignore[arg-type]
+    round_ = asyncio.create_task(driver.run())
     await endpoint.task
     driver.lost("a", "its agent was killed")
     async with asyncio.timeout(10):

@@ -32,8 +32,6 @@ def fleet(devices: int) -> FleetSpec:
         ({"training": {"quorum": 5}}, "training.quorum is 5; a round has 4 devices", "write a number from 1 to 4"),
         ({"training": {"quorum": 3, "sample": 0.5}}, "2 of 4 devices (training.sample)", "or raise training.sample"),
         ({"environment": {"profiles": ["cpu1", "cpu22"]}}, "environment.profiles[1]", "known profiles: "),
-        ({"simulation": {"faults": [{"device": "d9", "round": 0}]}}, "no device 'd9'", "d0, d1"),
-        ({"simulation": {"faults": [{"device": "d1", "round": 20}]}}, "round is 20; the last of 20", "0 to 19"),
     ],
 )
 def test_what_cannot_come_to_pass_on_a_fleet_is_refused(changes: dict[str, Any], message: str, hint: str) -> None:

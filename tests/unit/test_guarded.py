@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edge_agent import agent
+from edge_agent import settings
 from edge_agent.node import settings as node
 from edgebed.guarded import Guarded
-from edgebed.link.mqtt import Address
+from edgebed.link.connection import Address
 from edgebed.wire.boards import Join, Token
 from orchestrator.boards.service_folder import Live
 from orchestrator.broker.own import OwnBroker
@@ -33,7 +33,7 @@ WORD = "hunter2"
         Live(this_process(), Address("/socket", 0, "u", WORD), 0),
         Token(bytes(32), WORD, "pi"),
         Join(WORD, "csr"),
-        agent.AgentSettings("h", 1883, "u", WORD, "f", "d", Path("shard")),
+        settings.AgentSettings("h", 1883, "u", WORD, "f", "d", Path("shard")),
         node.HelperSettings("ca", "c", WORD, "c", WORD, 1, 1.0),
         OwnBroker(f"mqtts://u:{WORD}@h"),
     ],

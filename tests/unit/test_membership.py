@@ -7,7 +7,6 @@ import asyncio
 import msgspec
 import pytest
 
-import edgebed
 from edgebed.errors import FleetError
 from edgebed.wire.messages import (
     Configure,
@@ -22,6 +21,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from edgebed.wire.protocol import PROTOCOL
 from orchestrator.fleet.control import membership
 from orchestrator.fleet.control.member import DeviceEvent, Joined, Left
 from orchestrator.fleet.control.membership import RIVAL_BEATS, Membership
@@ -49,9 +49,7 @@ class RecordedMembership:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def presence(
-    device: str = "a", incarnation: str = "1", online: bool = True, protocol: int = edgebed.PROTOCOL
-) -> Presence:
+def presence(device: str = "a", incarnation: str = "1", online: bool = True, protocol: int = PROTOCOL) -> Presence:
     return Presence(device, incarnation, online, protocol, samples=7)
 
 

@@ -14,7 +14,8 @@ from orchestrator.records.words.vocabulary import server_note, threads_note
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.server import server_cpu, slots
-from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import START_S, VirtualLoop
+from tests.virtual import run_virtual
 
 
 def test_outputs_say_what_a_dilation_does_to_the_server() -> None:

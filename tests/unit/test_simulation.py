@@ -38,9 +38,10 @@ from orchestrator.simulation.paper_costs import OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
-from orchestrator.simulation.virtual import START_S, VirtualLoop, run_virtual
+from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard
 from tests.unit._assignments import MODEL, assignment
+from tests.virtual import run_virtual
 
 MB = 1 << 20
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-import edgebed
 from edgebed.errors import FleetError
 from edgebed.wire.messages import (
     Configure,
@@ -25,6 +24,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from edgebed.wire.protocol import PROTOCOL
 from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left, Member
 from orchestrator.fleet.control.pinning import Verdict
 from orchestrator.records.board_record import BoardReadings
@@ -106,10 +106,8 @@ class Membership:
             self.left(device.name, "its connection ended (last will)")
 
     def _joined(self, device: Member, message: Presence) -> None:
-        if message.protocol != edgebed.PROTOCOL:
-            why = (
-                f"agent speaks protocol {message.protocol}, this orchestrator {edgebed.PROTOCOL}: update the older side"
-            )
+        if message.protocol != PROTOCOL:
+            why = f"agent speaks protocol {message.protocol}, this orchestrator {PROTOCOL}: update the older side"
             self._record(Fault(time.monotonic_ns(), device.name, why))
             return
         match device.pin.verdict(message.incarnation, online=device.online):

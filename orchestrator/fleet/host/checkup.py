@@ -177,7 +177,9 @@ def _broker(facts: HostFacts, devices: int) -> Check:
         return Check("broker", f"Mosquitto {facts.mosquitto}")
     hint = "apt-get install mosquitto"
     if not facts.embedded:
-        return Check("broker", "none", "agents and orchestrator cannot talk", f"{hint}, or pip install amqtt")
+        return Check(
+            "broker", "none", "agents and orchestrator cannot talk", f"{hint}, or pip install 'edgebed[orchestrator]'"
+        )
     if devices > EMBEDDED_HOLDS:
         return Check("broker", "embedded", f"works for up to {EMBEDDED_HOLDS} devices; the fleet has {devices}", hint)
     return Check("broker", f"embedded (for up to {EMBEDDED_HOLDS} devices)", needed=False)

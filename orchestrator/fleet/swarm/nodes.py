@@ -17,7 +17,6 @@ import docker.types
 from edgebed.errors import CapacityError, FleetError
 from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.engine import (
-    DEVICE,
     FLEET,
     dead_things,
     engine_errors,
@@ -182,13 +181,6 @@ def remove_dead(engine: Any, keep: Collection[str] = ()) -> None:
         for volume in engine.volumes.list(filters={"label": OWNER}):
             if is_dead(parse_owner((volume.attrs.get("Labels") or {}).get(OWNER, ""))):
                 volume.remove(force=True)
-
-
-def device_containers(engine: Any, fleet_id: str) -> dict[str, Any]:
-    """Containers of a fleet on a node, by device."""
-    with engine_errors("the containers cannot be listed"):
-        found = engine.containers.list(all=True, filters={"label": [f"{FLEET}={fleet_id}", DEVICE]})
-    return {container.labels[DEVICE]: container for container in found}
 
 
 def _until_no(look: Callable[[], Sequence[Any]]) -> None:

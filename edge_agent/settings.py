@@ -1,0 +1,65 @@
+"""What an agent is started with, and what it tells of itself when it joins."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from edge_agent.sensors.watch import board_facts
+from edge_agent.telemetry import host_facts
+from edgebed.datasets.shard import Shard
+from edgebed.guarded import Guarded
+from edgebed.link.tls import Identity
+from edgebed.wire.messages import Presence, encode
+from edgebed.wire.protocol import PROTOCOL
+from edgebed.wire.topics import Topics
+
+
+class AgentSettings(Guarded, frozen=True):
+    """What an agent is started with.
+
+    Attributes:
+        identity: certificate and key, where the broker speaks TLS.
+        alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
+            heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
+        board: this machine is the device, and not its host: tell what the machine's sensors read.
+        accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
+        board_id: id of a board that has joined, which is the last level of its topics; "": the device's name is.
+    """
+
+    host: str
+    port: int
+    username: str
+    password: str
+    fleet: str
+    device: str
+    shard: Path
+    alone_s: float = 1800.0
+    identity: Identity | None = None
+    board: bool = False
+    accelerator: str = "cpu"
+    board_id: str = ""
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.fleet, self.board_id)
+
+
+def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Shard | None = None) -> bytes:
+    """The retained Presence of this agent; with `online=False` its last will."""
+    return encode(
+        Presence(
+            device=settings.device,
+            incarnation=incarnation,
+            online=online,
+            protocol=PROTOCOL,
+            samples=shard.samples if shard else 0,
+            labels=tuple(shard.label_counts) if shard else (),
+            shard=shard.sha256 if shard else "",
+            host=host_facts() | (board_facts(shard.accelerator) if settings.board else {}) if shard else {},
+        )
+    )
+
+
+def new_incarnation() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,82 @@
+"""Entry points of the commands `edgebed` and `edgebed-agent`, which run no package of another that has the name of one
+of ours.
+
+Another package on the public index installs a top-level `edge_agent`, too. So a package is looked at before it is
+imported: ours stands in the folder of this `edgebed`, and its `__init__` holds MARK, which a file written over it by
+another installation lacks. Children need no such look: `module_process` takes our packages from that folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+
+from edgebed.errors import UsageError
+from edgebed.module_process import HOME
+
+MARK = "a package of Edgebed"
+"""The constant BELONGS_TO of `orchestrator` and `edge_agent`."""
+
+
+def command_line() -> None:
+    """`edgebed`. The local backend starts agents, so `edge_agent` must be ours, too."""
+    _run("edgebed", "orchestrator.__main__", "orchestrator", "edge_agent")
+
+
+def agent() -> None:
+    """`edgebed-agent`."""
+    _run("edgebed-agent", "edge_agent.entry", "edge_agent")
+
+
+def _run(command: str, module: str, *packages: str) -> None:
+    try:
+        check_packages(*packages)
+    except UsageError as error:
+        print(f"{command}: {error}\nHint: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    importlib.import_module(module).main()
+
+
+def check_packages(*names: str) -> None:
+    """Raises UsageError where Python finds another's package under one of these names. One that is missing is no fault
+    here: its import names it."""
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and not _is_ours(spec):
+            place = spec.origin or ", ".join(spec.submodule_search_locations or ())
+            raise UsageError(
+                f"the package {name!r} at {place} does not belong to this Edgebed, which is in {HOME}",
+                hint=_cure(name, written_over=_folders(spec) == [os.path.realpath(HOME)]),
+            )
+
+
+def _is_ours(spec: ModuleSpec) -> bool:
+    return _folders(spec) == [os.path.realpath(HOME)] and _is_marked(spec)
+
+
+def _folders(spec: ModuleSpec) -> list[str]:
+    """Where a package stands; several for a folder without `__init__`, none for a module."""
+    return [os.path.realpath(os.path.dirname(each)) for each in spec.submodule_search_locations or ()]
+
+
+def _is_marked(spec: ModuleSpec) -> bool:
+    """Whether the package's `__init__` holds MARK. It is not run, and may be in an archive or compiled."""
+    try:
+        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+    except (AttributeError, ImportError, OSError, SyntaxError):
+        return False
+    return code is not None and MARK in code.co_consts
+
+
+def _cure(name: str, written_over: bool) -> str:
+    from importlib import metadata  # takes a while, and is needed only here
+
+    others = sorted(set(metadata.packages_distributions().get(name, ())) - {"edgebed"})
+    steps = [f"pip uninstall {' '.join(others)}"] if others else []
+    steps += ["pip install --force-reinstall --no-deps edgebed"] if written_over else []
+    if not steps:
+        return "take that folder off the module path: see the current directory and PYTHONPATH"
+    return f"{', then '.join(steps)}; or install Edgebed in a virtual environment of its own"
