@@ -15,9 +15,8 @@ from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
 from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
-from orchestrator.files.yaml_file import Document, load_yaml
+from orchestrator.files.yaml_file import Document, convert, load_yaml
 from orchestrator.fleet.spec.file_words import MOST_DEVICES, WORDS
 from orchestrator.fleet.spec.swarm import SwarmFile
 
