@@ -15,9 +15,7 @@ import docker.errors
 import docker.types
 
 from edgebed.errors import CapacityError, FleetError
-from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.engine import (
-    DEVICE,
     FLEET,
     dead_things,
     engine_errors,
@@ -25,6 +23,7 @@ from orchestrator.fleet.engine import (
     remove_fleet,
     remove_named,
 )
+from orchestrator.fleet.many_hosts import NodeReading
 from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
 from orchestrator.fleet.swarm.clocks import notes, refuse_wrong
 from orchestrator.fleet.swarm.node_link import NodeLink, Told
@@ -180,13 +179,6 @@ def remove_dead(engine: Any, keep: Collection[str] = ()) -> None:
         for volume in engine.volumes.list(filters={"label": OWNER}):
             if is_dead(parse_owner((volume.attrs.get("Labels") or {}).get(OWNER, ""))):
                 volume.remove(force=True)
-
-
-def device_containers(engine: Any, fleet_id: str) -> dict[str, Any]:
-    """Containers of a fleet on a node, by device."""
-    with engine_errors("the containers cannot be listed"):
-        found = engine.containers.list(all=True, filters={"label": [f"{FLEET}={fleet_id}", DEVICE]})
-    return {container.labels[DEVICE]: container for container in found}
 
 
 def _until_no(look: Callable[[], Sequence[Any]]) -> None:
