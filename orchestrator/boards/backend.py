@@ -45,13 +45,13 @@ SHARD_KEPT_S = 7 * 86400.0
 AWAY = BoardState(False)
 
 
-class BoardsFleet:
+class BoardsBackend:
     """Args:
     spec: the fleet; its boards are the devices here.
     ids: the boards' ids, by device.
     """
 
-    backend = "boards"
+    name = "boards"
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Script(Protocol):
 
 
 class Rounds(Protocol):
-    """Carries out rounds: a `RoundDriver`, or a `RoundRouter` where several rounds run at once."""
+    """Carries out rounds: a `RoundDriver`, or a `DriverPool` where several rounds run at once."""
 
     async def run(self, job: RoundJob) -> RoundResult: ...
 

@@ -23,11 +23,11 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.event_loop import in_thread, now_ns
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
-from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.seams import Judge
 from orchestrator.rounds.settings import round_settings
@@ -188,7 +188,7 @@ class Run:
             FileError: records or checkpoint could not be kept; the run can go on from the last checkpoint.
         """
         await self.begin()
-        self._fleet.attach(self._record, self._driver)
+        self._fleet.attach(self._record)
         while not self.over:
             await self._or_end(self._loop.step())
         await self.finish()
@@ -246,7 +246,7 @@ class Run:
         """One round between those of other runs. Before it, the records get what happened to the fleet meanwhile."""
         for record in self._fleet.facts(self._seen_ns):
             self._record(record)
-        self._fleet.attach(self._record, self._driver)
+        self._fleet.attach(self._record)
         await self._loop.step()
         if self._player is not None:
             await self._player.pause()
@@ -254,7 +254,7 @@ class Run:
         end_ns = now_ns()
         await self._fleet.flush()
         self._record(TurnEnded(end_ns, self.next_round - 1, turn.block, turn.position, turn.of))
-        self._fleet.attach(None, None)
+        self._fleet.attach(None)
         self._seen_ns = now_ns()
 
     def _write_start(self, progress: Progress) -> None:
@@ -268,7 +268,7 @@ class Run:
                 experiment=self._experiment.name,
                 method=self._method.name,
                 seed=training.seed,
-                backend=fleet.backend,
+                backend=fleet.backend_name,
                 enforcement=str(fleet.enforcement),
                 dilation=fleet.dilation,
                 calibrated=self._platform.calibrated,
@@ -288,7 +288,7 @@ class Run:
         for record in fleet.facts():
             self._record(record)
         self._seen_ns = now_ns()
-        fleet.attach(self._record, None)
+        fleet.attach(self._record)
 
     async def _conclude(self, why: str) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
@@ -299,7 +299,7 @@ class Run:
         try:
             await self._fleet.flush()
         finally:
-            self._fleet.attach(None, None)
+            self._fleet.attach(None)
             self._recorder.close()
             write_what_fits(self.folder.path, self._watch.notify)
 
@@ -308,11 +308,10 @@ class Run:
         await self._set_up()
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
-        self._driver = RoundRouter(self._round_driver)
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress)
-        self._fleet.attach(None, None)
+        self._fleet.attach(None)
 
     def _make_player(self, progress: Progress) -> ScenarioPlayer | None:
         """Plays the experiment's scenario, where it has one."""
@@ -335,7 +334,7 @@ class Run:
         method, dilation, prepared = self._method.name, self._fleet.dilation, self._request.prepared
         return Loop(
             method=self._method,
-            driver=self._driver,
+            driver=DriverPool(self._round_driver, self._fleet),
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.control.controller import FleetController
@@ -67,7 +68,7 @@ async def serve(
     try_folder(request.runs)
     trained = deploy.load_trained(request.run)
     experiment = trained.experiment
-    spec = load_fleet(request.fleet or (request.run / experiment.fleet).resolve())
+    spec = with_facts(load_fleet(request.fleet or (request.run / experiment.fleet).resolve()))
     _check_names(trained, spec)
     with OwnedFolder("edgebed-serve-") as folder:
         async with session.standing_fleet(
@@ -116,10 +117,11 @@ async def serve_on(
         liveness_s=trained.experiment.training.liveness_s * controller.dilation,
         watch=watch,
     )
-    controller.attach(recorder.record, router)
+    controller.attach(recorder.record)
     why = "interrupted"
     try:
-        why = await recorder.guard(router.run())
+        with controller.driven(controller.names, router):
+            why = await recorder.guard(router.run())
     except Exception as error:
         why = f"error: {error}"
         raise
@@ -128,7 +130,7 @@ async def serve_on(
         try:
             await controller.membership.flush()
         finally:
-            controller.attach(None, None)
+            controller.attach(None)
             recorder.close()
             summary = _write(files.path)
     return files.path, summary
@@ -169,7 +171,7 @@ def _run_started(run: str, trained: deploy.Trained, controller: FleetController,
         experiment=trained.experiment.name,
         method="serve",
         seed=trained.experiment.training.seed,
-        backend=controller.fleet.backend,
+        backend=controller.backend_name,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
         grain=controller.grain,

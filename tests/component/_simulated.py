@@ -16,11 +16,11 @@ from orchestrator.experiment import Environment, SimulatedFault, Simulation, Tra
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.event_loop import OwnWork, now_ns
 from orchestrator.rounds.local_judge import LocalJudge
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
-from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
 from orchestrator.scenario.schedule import Scenario
@@ -156,11 +156,11 @@ async def _play(
     note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
-    driver = RoundRouter(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings))
+    driver = DriverPool(lambda: RoundDriver(fleet, trainer, note, fleet.lost, settings), fleet)
     note(_started(fleet, at_once))
     for fact in fleet.facts():
         note(fact)
-    fleet.attach(note, driver)
+    fleet.attach(note)
     player = None
     if scenario is not None:
         named = {device.name: device.profile.name for device in specs}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.fleet.backends import choices
+
 MOST_DEVICES = 1000
 
 WORDS = {
@@ -16,7 +18,7 @@ WORDS = {
     "limit": "true or false: whether the board limits itself to its `profile`",
     "name": "a name of letters, digits, '_', '.' and '-'",
     "count": f"a whole number from 1 to {MOST_DEVICES}",
-    "backend": "docker, local, software (local with the software throttle), or swarm",
+    "backend": f"{choices()} (software is local with the software throttle)",
     "node": "a node's host name, address or id (docker node ls)",
     "cores": "a number of CPUs above 0 and at most 1024, such as 3.5",
 }

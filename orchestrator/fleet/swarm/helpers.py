@@ -15,7 +15,8 @@ import docker.types
 import msgspec
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.base import ALONE, Certifier
+from orchestrator.fleet.base import ALONE
+from orchestrator.fleet.many_hosts import Certifier
 from orchestrator.fleet.ownership import OWNER, this_process
 from orchestrator.fleet.swarm.clocks import Clock, clock_of, refuse_wrong
 from orchestrator.fleet.swarm.manager import Manager
