@@ -53,8 +53,8 @@ class OpenedFleet:
     def __init__(
         self, spec: FleetSpec, fleet_id: str, backend: Backend, boards: BoardsBroker | None, ids: Mapping[str, str]
     ) -> None:
-        self.backend = backend
-        self._spec, self._fleet_id, self._boards, self._ids = spec, fleet_id, boards, ids
+        self.fleet_id, self.backend = fleet_id, backend
+        self._spec, self._boards, self._ids = spec, boards, ids
 
     @classmethod
     async def open(
@@ -85,7 +85,7 @@ class OpenedFleet:
             names = [device.name for device in self._spec.here]
             hosts = many_hosts(self.backend)
             tls = hosts.tls_listener() if hosts else None
-            broker = open_broker(addresses, own, fleet=self._fleet_id, devices=names, tls=tls)
+            broker = open_broker(addresses, own, fleet=self.fleet_id, devices=names, tls=tls)
             return await stack.enter_async_context(broker)
         if own is not None:
             raise UsageError(
@@ -103,7 +103,7 @@ class OpenedFleet:
             purpose: control or data.
         """
         # nobody can guess the client id and take the connection's place
-        client = f"{self._fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
+        client = f"{self.fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
         if self._boards is None:
             return MqttLink(broker.address, client)
         here = MqttLink(broker.address, client) if self._spec.here else None

@@ -8,7 +8,7 @@ import functools
 import os
 import platform
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,8 @@ from edgebed.methods.base import METHODS, Method
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
 from orchestrator.boards.members import with_facts
+from orchestrator.boards.standing import BoardsBroker
+from orchestrator.broker.open_broker import Broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
@@ -96,34 +98,23 @@ async def standing_fleet(
         held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
         notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
         broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
-        hosts = many_hosts(devices)
-        factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
-        controller = FleetController(
-            fleet_id,
-            spec,
-            devices,
-            broker,
-            opened.link(broker, "control"),
-            opened.link(broker, "data"),
-            lambda profile: load_profile(profile, spec.path),
-            dilation=factor,
-            dilation_by=set_by,
-            heartbeat_s=heartbeat_s * factor,
-            grain=grain,
-        )
-        await _connect(controller, stack)
+        controller = await _connect(stack, spec, opened, broker, admitted, heartbeat_s, grain)
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
-        for name in controller.names:
-            await controller.put_on_limits(name, "start")
-        notify(f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}")
-        cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
-        for note in (server_note(factor, spec.server_cpus), threads_note(factor, cpus)):
-            if note:
-                notify(note)
+        for device in controller.names:
+            await controller.put_on_limits(device, "start")
+        for line in _limits_in_words(controller):
+            notify(line)
         yield controller
+
+
+def _limits_in_words(controller: FleetController) -> Iterator[str]:
+    spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
+    yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
+    cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, cpus)))
 
 
 async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) -> Admitted:
@@ -139,13 +130,37 @@ async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) 
     return await asyncio.shield(asking)
 
 
-async def _connect(controller: FleetController, stack: contextlib.AsyncExitStack) -> None:
-    """Open the orchestrator's two connections; `stack` closes them and the controller."""
+async def _connect(
+    stack: contextlib.AsyncExitStack,
+    spec: FleetSpec,
+    opened: OpenedFleet,
+    broker: Broker | BoardsBroker,
+    admitted: Admitted,
+    heartbeat_s: float,
+    grain: Grain,
+) -> FleetController:
+    """The controller of a fleet that is prepared, with its two connections open; `stack` closes all of them."""
+    hosts = many_hosts(opened.backend)
+    factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
+    controller = FleetController(
+        opened.fleet_id,
+        spec,
+        opened.backend,
+        broker,
+        opened.link(broker, "control"),
+        opened.link(broker, "data"),
+        lambda name: load_profile(name, spec.path),
+        dilation=factor,
+        dilation_by=set_by,
+        heartbeat_s=heartbeat_s * factor,
+        grain=grain,
+    )
     for link in (controller.control, controller.data):
         await link.open()
         stack.push_async_callback(link.close)
     stack.push_async_callback(controller.endpoint.close)
     stack.push_async_callback(controller.close)
+    return controller
 
 
 def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
