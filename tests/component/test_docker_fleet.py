@@ -173,7 +173,6 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.local.software import SoftwareBackend
 from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.spec.profile import load_fleet
 
