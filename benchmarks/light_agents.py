@@ -180,11 +180,17 @@ async def _rounds(
 
 
 async def _controller(stack: contextlib.AsyncExitStack, spec: FleetSpec, broker: Broker) -> FleetController:
-    fleet = NoBackend(Enforcement.KERNEL)
-    controller = FleetController(FLEET, spec, fleet, 1.0, HEARTBEAT_S, lambda name: load_profile(name, spec.path))
-    controller.broker = broker
     control, data = (MqttLink(broker.address, f"{ORCHESTRATOR}-{kind}") for kind in ("control", "data"))
-    controller.connect(control, data)
+    controller = FleetController(
+        FLEET,
+        spec,
+        NoBackend(Enforcement.KERNEL),
+        broker,
+        control,
+        data,
+        lambda name: load_profile(name, spec.path),
+        heartbeat_s=HEARTBEAT_S,
+    )
     for link in (control, data):
         await link.open()
         stack.push_async_callback(link.close)

@@ -58,7 +58,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class Agent:
-    """One device's agent. `run` returns when the orchestrator sends Shutdown.
+    """One device's agent, made while an event loop runs. `run` returns when the orchestrator sends Shutdown.
 
     Args:
         make_trainer: makes what trains the tasks.
@@ -108,10 +108,6 @@ class Agent:
         self._jobs: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._beat_now = asyncio.Event()
-
-    async def run(self) -> None:
-        """Join the fleet and serve until Shutdown. Raises LinkError if the broker cannot be reached at the start, or if
-        nothing was received from an orchestrator for `alone_s` seconds."""
         self._loop = asyncio.get_running_loop()
         self._tools = Tools(
             loop=self._loop,
@@ -123,6 +119,10 @@ class Agent:
             send=functools.partial(self.endpoint.send, ORCHESTRATOR),
             advance=self._advance,
         )
+
+    async def run(self) -> None:
+        """Join the fleet and serve until Shutdown. Raises LinkError if the broker cannot be reached at the start, or if
+        nothing was received from an orchestrator for `alone_s` seconds."""
         self.endpoint.start()
         self._control.on_connect(self._announce)
         await self._control.open()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from edgebed import typed
 from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import PARTITIONS, Partition
 from edgebed.errors import UsageError
@@ -18,13 +17,12 @@ from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, shown
 from edgebed.wire.messages import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.files.yaml_file import Document, load_yaml, plain
+from orchestrator.files.yaml_file import Document, convert, load_yaml, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-T = TypeVar("T")
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
 
@@ -256,12 +254,3 @@ def _check_names(experiment: Experiment, document: Document) -> None:
             f"{document.where('partition.kind')}: there is no partition {kind!r}{nearest(kind, list(PARTITIONS))}",
             hint=f"choose one of: {', '.join(PARTITIONS)}",
         )
-
-
-def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:
-    """Convert `data`, read from the file `path`, to `kind`. Raises UsageError like `edgebed.typed.convert`."""
-
-    def where(place: str) -> str:
-        return f"{path}{f': {place}' if place else ''}"
-
-    return typed.convert(data, kind, data.where if isinstance(data, Document) else where, words=words)

@@ -45,7 +45,7 @@ SHARD_KEPT_S = 7 * 86400.0
 AWAY = BoardState(False)
 
 
-class BoardsFleet:
+class BoardsBackend:
     """The boards of one fleet.
 
     Args:
@@ -53,7 +53,7 @@ class BoardsFleet:
         ids: the boards' ids, by device.
     """
 
-    backend = "boards"
+    name = "boards"
 
     def __init__(
         self,

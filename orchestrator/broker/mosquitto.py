@@ -15,7 +15,7 @@ from edgebed.limits.shell import which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.runner import Listen, Runner
-from orchestrator.fleet.base import TlsListener
+from orchestrator.fleet.many_hosts import TlsListener
 
 TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 LARGEST_MESSAGE = 8 << 20

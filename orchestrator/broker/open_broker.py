@@ -33,7 +33,8 @@ from orchestrator.broker.child import Child
 from orchestrator.broker.mosquitto import socket_path
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
 from orchestrator.broker.runner import BACKLOG, Listen, Runner
-from orchestrator.fleet.base import Access, TlsListener
+from orchestrator.fleet.base import Access
+from orchestrator.fleet.many_hosts import TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
 
 KINDS = ("mosquitto", "container", "embedded")
@@ -99,7 +100,7 @@ async def open_broker(
     """A broker that listens on loopback and `addresses`, or the user's own; stopped and removed at the end.
 
     Args:
-        addresses: host addresses at which devices reach us (`Fleet.prepare`).
+        addresses: host addresses at which devices reach us (`Backend.prepare`).
         own: the user's own broker.
         kinds: what may be started, best first.
         fleet, devices: each device gets a user of its own, who may use the topics of this device in this fleet only. A

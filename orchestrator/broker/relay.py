@@ -24,7 +24,7 @@ from edgebed.link.tls import client_context, reason_of, server_context
 from edgebed.link.tls_acceptor import TlsAcceptor, streams
 from edgebed.module_process import module_command
 from orchestrator.broker.runner import BACKLOG, Listen
-from orchestrator.fleet.base import TlsListener
+from orchestrator.fleet.many_hosts import TlsListener
 
 PIECE = 1 << 16
 CONNECT_S = 20.0

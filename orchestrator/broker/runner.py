@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgebed.guarded import Guarded
-from orchestrator.fleet.base import TlsListener
+from orchestrator.fleet.many_hosts import TlsListener
 
 BACKLOG = 512
 """Connections that wait until the broker accepts them, for sockets that it inherits."""

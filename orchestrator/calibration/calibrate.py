@@ -18,8 +18,9 @@ from orchestrator.calibration import verdicts
 from orchestrator.calibration.far_end import far_end
 from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
-from orchestrator.fleet.base import FarEnd, Fleet, Held
+from orchestrator.fleet.base import Backend, Held
 from orchestrator.fleet.host.cores import Disturbance, HostWatch, tick_s, usable_cores
+from orchestrator.fleet.many_hosts import FarEnd
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
 
@@ -57,7 +58,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 async def calibrate(
-    fleet: Fleet,
+    backend: Backend,
     limits: Mapping[str, Limits],
     prober: Prober,
     *,
@@ -77,8 +78,8 @@ async def calibrate(
     plan = verdicts.short_plan(len(limits)) if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
-    async with far_end(fleet, limits) as peer:
-        bench = Bench(fleet, limits, prober, peer)
+    async with far_end(backend, limits) as peer:
+        bench = Bench(backend, limits, prober, peer)
         for item in plan:
             for row in await bench.item(item):
                 rows.append(row)
@@ -91,8 +92,8 @@ async def calibrate(
 class Bench:
     """Measures the items of a plan on a fleet's devices, failed rows again."""
 
-    def __init__(self, fleet: Fleet, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd) -> None:
-        self._fleet, self._limits, self._prober, self._peer = fleet, limits, prober, peer
+    def __init__(self, backend: Backend, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd) -> None:
+        self._backend, self._limits, self._prober, self._peer = backend, limits, prober, peer
         self._cores, self._tick_s = usable_cores(), tick_s() or verdicts.TICK_S
 
     async def item(self, item: Item) -> list[Calibrated]:
@@ -179,12 +180,12 @@ class Bench:
                 under = await self._steps(item, device, limits)
                 pairs.append((under, await self._steps(item, device, free)))
         finally:
-            await self._fleet.limit(device, limits)
+            await self._backend.limit(device, limits)
         return verdicts.report_efficiency(await self._context(device), item, pairs)
 
     async def _steps(self, item: Item, device: str, limits: Limits) -> ProbeResult:
         """Training steps under other limits than the device's own."""
-        await self._fleet.limit(device, limits)
+        await self._backend.limit(device, limits)
         seconds, period_s = verdicts.window_s(item, limits, self._tick_s), limits.period_us / 1e6
         probe = Probe(id=uuid.uuid4().hex, kind="real step", seconds=seconds, period_s=period_s)
         return await ask(self._prober, device, probe, seconds)
@@ -192,13 +193,13 @@ class Bench:
     async def _link(self, item: Item, device: str) -> Calibrated:
         limits = self._limits[device]
         rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
-        size, host = item.bytes_for(rate), self._fleet.host_of(device)
+        size, host = item.bytes_for(rate), self._backend.host_of(device)
         moved = await move(
             self._prober, self._peer.of(device), device, host, item.kind, size, item.connections, size * 8 / rate
         )
         return verdicts.judge_link(await self._context(device), item, moved.seconds, moved.payload, moved.error)
 
     async def _context(self, device: str) -> Context:
-        held: Held = await self._fleet.held(device)
+        held: Held = await self._backend.held(device)
         cores = held.cores or self._cores
         return Context(device, self._limits[device], held, cores, time.monotonic_ns(), self._tick_s)

@@ -1,4 +1,4 @@
-"""The far end of a fleet's link probes: in this process, or where the fleet has it."""
+"""The far end of a fleet's link probes: in this process, or where its backend has it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 
 from edgebed.link.probe_server import ProbeServer
-from orchestrator.fleet.base import FarEnd, Fleet, ManyHosts, ProbePeer
-from orchestrator.fleet.mixed import MixedFleet
+from orchestrator.fleet.base import Backend
+from orchestrator.fleet.many_hosts import FarEnd, ManyHosts, ProbePeer
+from orchestrator.fleet.mixed import MixedBackend
 
 
-def far_end(fleet: Fleet, devices: Collection[str]) -> FarEnd:
-    if isinstance(fleet, MixedFleet):
-        of = {device: fleet.of(device) for device in devices}
+def far_end(backend: Backend, devices: Collection[str]) -> FarEnd:
+    if isinstance(backend, MixedBackend):
+        of = {device: backend.of(device) for device in devices}
         backends = dict.fromkeys(of.values())
         return _Several({each: far_end(each, [name for name in of if of[name] is each]) for each in backends}, of)
-    return fleet.far_end() if isinstance(fleet, ManyHosts) else _Here(fleet, devices)
+    return backend.far_end() if isinstance(backend, ManyHosts) else _Here(backend, devices)
 
 
 class _Here:
     """In this process, on this host's ends of the devices' links."""
 
-    def __init__(self, fleet: Fleet, devices: Collection[str]) -> None:
-        self._server = ProbeServer(fleet.host_of(device) for device in devices)
+    def __init__(self, backend: Backend, devices: Collection[str]) -> None:
+        self._server = ProbeServer(backend.host_of(device) for device in devices)
 
     async def __aenter__(self) -> FarEnd:
         await self._server.__aenter__()
@@ -38,7 +39,7 @@ class _Here:
 class _Several:
     """Of a fleet of several backends: that of each backend for its devices."""
 
-    def __init__(self, ends: Mapping[Fleet, FarEnd], of: Mapping[str, Fleet]) -> None:
+    def __init__(self, ends: Mapping[Backend, FarEnd], of: Mapping[str, Backend]) -> None:
         self._ends, self._backend_of = ends, of
         self._stack = AsyncExitStack()
 

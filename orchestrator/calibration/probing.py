@@ -10,7 +10,7 @@ import msgspec
 
 from edgebed.errors import EdgebedError
 from edgebed.wire.messages import Probe, ProbeResult
-from orchestrator.fleet.base import ProbePeer
+from orchestrator.fleet.many_hosts import ProbePeer
 
 PATIENCE_S = 60.0
 """Extra seconds that a probe may take beyond its own length: a device with 0.02 CPU answers slowly."""

@@ -9,6 +9,7 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.broker.own import OwnBroker, parse_url
+from orchestrator.fleet.backends import choices
 from orchestrator.runs.find import complete_run
 
 Runs = Annotated[
@@ -18,6 +19,8 @@ Runs = Annotated[
         autocompletion=complete_run,
     ),
 ]
+
+Backend = Annotated[str | None, typer.Option("--backend", help=f"{choices()}; overrides the fleet file.")]
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")

@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from orchestrator.boards.members import with_facts
 from orchestrator.calibration import verdicts
 from orchestrator.calibration.calibrate import Calibration, calibrate
+from orchestrator.cli.arguments import Backend
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import Grain
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
@@ -30,16 +32,14 @@ def register(app: typer.Typer) -> None:
 
 def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""
-    spec = load_fleet(fleet)
+    spec = with_facts(load_fleet(fleet))
     outcome = run_to_end(_calibrate(spec, backend, dilation, grain, short))
     if as_json:
         print_json(outcome.builtins())
@@ -87,7 +87,7 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
             plan = verdicts.short_plan(len(controller.limits)) if short else verdicts.full_plan()
             notify(f"calibrating, about {verdicts.estimate_s(plan, list(controller.limits.values())):.0f} s")
             result = await calibrate(
-                controller.fleet,
+                controller.backend,
                 controller.limits,
                 controller.prober,
                 short=short,

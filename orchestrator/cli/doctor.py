@@ -11,11 +11,12 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.errors import UsageError
+from orchestrator.cli.arguments import Backend
 from orchestrator.cli.console import console, log, print_json
-from orchestrator.fleet.backends import BACKENDS
+from orchestrator.fleet.backends import DEFAULT
 from orchestrator.fleet.host.checkup import Check, FleetFit, HostFacts, check, fit, fit_fleet
 from orchestrator.fleet.host.facts import gather
+from orchestrator.fleet.named import backend_class
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
 from orchestrator.records.words.formatting import NONE, number
@@ -29,22 +30,18 @@ def register(app: typer.Typer) -> None:
 
 def command(
     fleet: Annotated[Path | None, typer.Option(help="A fleet file, to check which of its devices fit.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this host without starting anything. Exit code 1 if something is missing that the backend (default: local)
     or the fleet needs."""
     spec = load_fleet(fleet) if fleet else None
-    backend = backend or (spec.backend if spec else "local")
-    if backend not in BACKENDS:
-        raise UsageError(f"there is no backend {backend!r}", hint=f"choose one of: {', '.join(BACKENDS)}")
+    backend = backend or (spec.backend if spec else DEFAULT)
+    needs = backend_class(backend).needs
     with log.status("checking this host"):
         facts, swarm = gather(runs_folder()), _swarm()
-    on_swarm = backend == "swarm"
-    rows = [*check(facts, backend, len(spec.devices) if spec else 0), *check_swarm(swarm, on_swarm)]
-    fitting = None if spec is None else fit_swarm(spec, swarm) if on_swarm else fit_fleet(spec, facts, backend)
+    rows = [*check(facts, needs, len(spec.devices) if spec else 0), *check_swarm(swarm, needs.swarm)]
+    fitting = None if spec is None else fit_swarm(spec, swarm) if needs.swarm else fit_fleet(spec, facts, needs)
     healthy = fit(rows) and (fitting is None or fitting.fits)
     if as_json:
         print_json(_builtins(backend, healthy, facts, rows, fitting))

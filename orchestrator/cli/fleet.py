@@ -14,7 +14,7 @@ from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
-from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
+from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json, print_whole
 from orchestrator.experiment import Grain
 from orchestrator.fleet.backends import check_backend
@@ -45,9 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def up(
     fleet: Fleet,
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     broker: Broker = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.arguments import Backend
 from orchestrator.cli.console import console, log
 from orchestrator.cli.run import watching
 from orchestrator.records.words.formatting import number, seconds
@@ -24,9 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def host(
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 3,
     save: Annotated[
         Path | None, typer.Option(help="Write the costs to this file, instead of the host's folder.")

@@ -17,6 +17,7 @@ from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
+from orchestrator.fleet.backends import DEFAULT, choices
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.compare.ratios import Cell
@@ -39,7 +40,7 @@ def command(
         ),
     ] = None,
     real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
-    backend: Annotated[str | None, typer.Option(help="With --real: docker, local, software or swarm.")] = None,
+    backend: Annotated[str | None, typer.Option(help=f"With --real: {choices()}.")] = None,
     full: Annotated[bool, typer.Option(help="The paper's own size instead of the file's `scale`.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated. Default: those of the file.")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
@@ -57,7 +58,7 @@ def command(
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
     match table.kind:
         case "tiers":
-            tiers.command(backend=backend or "local", as_json=as_json)
+            tiers.command(backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
         case _:

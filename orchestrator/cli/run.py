@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, Overrides, own_broker
+from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import console, log
 from orchestrator.cli.live import LiveWatch
@@ -38,9 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import UsageError
-from orchestrator.cli.arguments import Broker, BrokerCA, BrokerUsers, own_broker
+from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, own_broker
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.records.words.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
@@ -28,9 +28,7 @@ def command(
         typer.Argument(help="A run of a method that trains exits: its folder or its id.", autocompletion=complete_run),
     ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="docker, local, software or swarm; overrides the fleet file.")
-    ] = None,
+    backend: Backend = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,

@@ -11,13 +11,16 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
+from edgebed import typed
 from edgebed.errors import UsageError
 from edgebed.typed import Place, spelled
+
+T = TypeVar("T")
 
 MOST_BYTES = 2**20
 MOST_VALUES = 100_000
@@ -70,6 +73,15 @@ class Document(dict[str, Any]):
         own = ".".join(keys)
         self.lines = {p: line for p, line in self.lines.items() if not re.match(rf"{re.escape(own)}($|[.\[])", p)}
         self.lines |= dict.fromkeys((own, *places), f", {option}")
+
+
+def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:
+    """Convert `data`, read from the file `path`, to `kind`. Raises UsageError like `edgebed.typed.convert`."""
+
+    def where(place: str) -> str:
+        return f"{path}{f': {place}' if place else ''}"
+
+    return typed.convert(data, kind, data.where if isinstance(data, Document) else where, words=words)
 
 
 def plain(value: Any, place: Place = ()) -> Any:

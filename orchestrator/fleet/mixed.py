@@ -1,4 +1,4 @@
-"""A fleet of two backends: devices of this host, and others, such as boards. Each device belongs to one of them."""
+"""Two backends as one: that of this host's devices, and that of others, such as boards. Each device has one of them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from orchestrator.fleet.base import Access, Fleet, Held, ManyHosts
+from orchestrator.fleet.base import Access, Backend, Held
+from orchestrator.fleet.many_hosts import ManyHosts
 from orchestrator.fleet.spec.profile import Limits
 
 
-class MixedFleet:
+class MixedBackend:
     """Passes each call to the backend that has the device.
 
     Args:
-        here: has all other devices; backend and enforcement are its.
+        here: has all other devices; name and enforcement are its.
         there: has the devices `names`.
     """
 
-    def __init__(self, here: Fleet, there: Fleet, names: Collection[str]) -> None:
+    def __init__(self, here: Backend, there: Backend, names: Collection[str]) -> None:
         self.here, self._there, self._names = here, there, frozenset(names)
-        self.enforcement, self.backend = here.enforcement, here.backend
+        self.enforcement, self.name = here.enforcement, here.name
 
-    def of(self, device: str) -> Fleet:
+    def of(self, device: str) -> Backend:
         """The backend that has this device."""
         return self._there if device in self._names else self.here
 
@@ -37,9 +38,9 @@ class MixedFleet:
         return self.of(device).pins(device)
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
-        for fleet, ours in ((self._there, True), (self.here, False)):
+        for backend, ours in ((self._there, True), (self.here, False)):
             mine = [name for name in shards if (name in self._names) == ours]
-            await fleet.start({n: access[n] for n in mine if n in access}, {n: shards[n] for n in mine})
+            await backend.start({n: access[n] for n in mine if n in access}, {n: shards[n] for n in mine})
 
     async def limit(self, device: str, limits: Limits) -> Held:
         return await self.of(device).limit(device, limits)
@@ -73,12 +74,12 @@ class MixedFleet:
         await asyncio.gather(self.here.close(), self._there.close())
 
 
-def many_hosts(fleet: Fleet) -> ManyHosts | None:
-    """The backend of this fleet that is on other hosts; None if there is none."""
-    here = fleet.here if isinstance(fleet, MixedFleet) else fleet
+def many_hosts(backend: Backend) -> ManyHosts | None:
+    """The backend that is on other hosts; None if there is none."""
+    here = backend.here if isinstance(backend, MixedBackend) else backend
     return here if isinstance(here, ManyHosts) else None
 
 
-def backend_of(fleet: Fleet, device: str) -> Fleet:
+def backend_of(backend: Backend, device: str) -> Backend:
     """The backend that has this device."""
-    return fleet.of(device) if isinstance(fleet, MixedFleet) else fleet
+    return backend.of(device) if isinstance(backend, MixedBackend) else backend

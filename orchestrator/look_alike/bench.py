@@ -56,7 +56,6 @@ class Bench:
     def __init__(self, controller: FleetController, device: str, peer: ProbeServer, job: Job) -> None:
         self._controller, self._device, self._peer, self._job = controller, device, peer, job
         self._runner = OneTask(controller)
-        controller.attach(None, self._runner)
         self._count: dict[int, int] = {}
 
     async def step(self, cut: int) -> Step:
@@ -94,7 +93,7 @@ class Bench:
         return await self._move(kind, size, size * 8 / rate)
 
     async def _move(self, kind: str, size: int, seconds: float) -> float:
-        host = self._controller.fleet.host_of(self._device)
+        host = self._controller.backend.host_of(self._device)
         moved = await move(self._controller.prober, self._peer, self._device, host, kind, size, 1, seconds)
         if moved.error or moved.seconds <= 0 or moved.payload <= 0:
             raise CalibrationError(

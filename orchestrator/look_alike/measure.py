@@ -19,6 +19,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
 from edgebed.limits.spec import Limits
 from edgebed.link.probe_server import ProbeServer
+from orchestrator.boards.members import with_facts
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.ownership import OwnedFolder
@@ -72,14 +73,14 @@ async def measure(board: FleetSpec, name: str, job: Job, backend: str, notify: C
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(OwnedFolder("edgebed-data-"))
         both: list[FleetController] = []
-        for spec in (twin, board):
+        for spec in (twin, with_facts(board)):
             (device,) = [each.name for each in spec.devices]
             shard = folder / f"{len(both)}.safetensors"
             shape, classes = job.model.input_shape, job.model.classes
             write_idle_shard(shard, samples=job.batch_size, input_shape=shape, classes=classes)
             fleet = standing_fleet(spec, dilation="off", shards={device: shard}, notify=notify)
             both.append(await stack.enter_async_context(fleet))
-        peer = await stack.enter_async_context(ProbeServer(each.fleet.host_of(each.names[0]) for each in both))
+        peer = await stack.enter_async_context(ProbeServer(each.backend.host_of(each.names[0]) for each in both))
         return await _measure(both[1], both[0], peer, name, job, room, notify)
 
 

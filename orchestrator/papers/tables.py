@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.experiment import Experiment, Share, convert
-from orchestrator.files.yaml_file import load_yaml
+from orchestrator.experiment import Experiment, Share
+from orchestrator.files.yaml_file import convert, load_yaml
 
 Figures = dict[str, list[float | None]]
 Settings = dict[str, Any]

@@ -47,7 +47,6 @@ async def measure_tiers(
 ) -> list[Measurement]:
     """Measure seconds per batch for every quota and cut, on the first device of the fleet."""
     device, runner = controller.names[0], OneTask(controller)
-    controller.attach(None, runner)
     results = []
     for quota in quotas:
         await controller.change(device, _profile(controller, device, quota))

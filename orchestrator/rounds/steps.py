@@ -49,7 +49,7 @@ class Script(Protocol):
 
 
 class Rounds(Protocol):
-    """Carries out rounds, several at once where the method has lanes: a `RoundRouter`."""
+    """Carries out rounds: a `RoundDriver`, or a `DriverPool` where several rounds run at once."""
 
     async def run(self, job: RoundJob) -> RoundResult: ...
 

@@ -18,6 +18,7 @@ import msgspec
 from edgebed.errors import EdgebedError, FileError, FleetError
 from edgebed.module_process import module_command
 from edgebed.wire.reading import BoardReading
+from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Held
@@ -218,7 +219,7 @@ async def state_of(controller: FleetController) -> FleetState:
     return FleetState(
         fleet=controller.spec.name,
         fleet_id=controller.fleet_id,
-        backend=controller.fleet.backend,
+        backend=controller.backend_name,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
         broker=str(controller.broker.address),
@@ -235,7 +236,7 @@ async def _device_state(controller: FleetController, name: str) -> DeviceInFleet
     )
     facts = member.presence.host if member.presence is not None else {}
     try:
-        held, error = await controller.fleet.held(name), ""
+        held, error = await controller.backend.held(name), ""
     except EdgebedError as problem:
         held, error = None, str(problem)
     board = facts if SENSORS in facts else {}
@@ -247,7 +248,7 @@ def main() -> None:
     path, folder, wanted, _lock = sys.argv[1:]
     place = FleetFolder(Path(folder))
     try:
-        asyncio.run(hold(load_fleet(Path(path)), place, msgspec.json.decode(wanted, type=Wanted)))
+        asyncio.run(hold(with_facts(load_fleet(Path(path))), place, msgspec.json.decode(wanted, type=Wanted)))
     except (EdgebedError, OSError) as error:
         told = error if isinstance(error, EdgebedError) else FileError.of(error)
         (place.folder / "failure").write_text(f"{told}\n{told.hint}")

@@ -26,8 +26,9 @@ class OneTask:
         task = Task(f"alone/{device}/{time.time_ns():x}", "alone", 0, assignment)
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._waiting[device] = future
-        await self._controller.endpoint.send(device, task, body)
-        return await future
+        with self._controller.driven([device], self):
+            await self._controller.endpoint.send(device, task, body)
+            return await future
 
     def admit(self, peer: str, header: Header, size: int) -> None:
         if not isinstance(header, Update | Failure):

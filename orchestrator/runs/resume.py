@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.experiment import Experiment, Overrides, Training, convert, load
-from orchestrator.files.yaml_file import load_yaml
+from orchestrator.experiment import Experiment, Overrides, Training, load
+from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.records.types import SIMULATED
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request

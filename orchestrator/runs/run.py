@@ -24,12 +24,12 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver, RoundJob
+from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator, Trainer
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
-from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
@@ -192,7 +192,7 @@ class MethodRun:
             FileError: records or checkpoint could not be kept; the run can go on from the last checkpoint.
         """
         await self.begin()
-        self._fleet.attach(self._record, self._driver)
+        self._fleet.attach(self._record)
         while not self.over:
             await self._or_end(self._loop.step())
         await self.finish()
@@ -250,7 +250,7 @@ class MethodRun:
         """One round between those of other runs. Before it, the records get what happened to the fleet meanwhile."""
         for record in self._fleet.facts(self._seen_ns):
             self._record(record)
-        self._fleet.attach(self._record, self._driver)
+        self._fleet.attach(self._record)
         await self._loop.step()
         if self._player is not None:
             await self._player.pause()
@@ -258,7 +258,7 @@ class MethodRun:
         end_ns = now_ns()
         await self._fleet.flush()
         self._record(TurnEnded(end_ns, self.next_round - 1, turn.block, turn.position, turn.of))
-        self._fleet.attach(None, None)
+        self._fleet.attach(None)
         self._seen_ns = now_ns()
 
     def _write_start(self, progress: Progress) -> None:
@@ -272,7 +272,7 @@ class MethodRun:
                 experiment=self._experiment.name,
                 method=self._method.name,
                 seed=training.seed,
-                backend=fleet.backend,
+                backend=fleet.backend_name,
                 enforcement=str(fleet.enforcement),
                 dilation=fleet.dilation,
                 calibrated=self._platform.calibrated,
@@ -293,7 +293,7 @@ class MethodRun:
         for record in fleet.facts():
             self._record(record)
         self._seen_ns = now_ns()
-        fleet.attach(self._record, None)
+        fleet.attach(self._record)
 
     async def _conclude(self, why: str, ending: Ending) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
@@ -304,7 +304,7 @@ class MethodRun:
         try:
             await self._fleet.flush()
         finally:
-            self._fleet.attach(None, None)
+            self._fleet.attach(None)
             self._recorder.close()
             write_what_fits(self.folder.path, self._watch.notify)
 
@@ -313,11 +313,10 @@ class MethodRun:
         await self._set_up()
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
-        self._driver = RoundRouter(self._make_trainer, self._make_driver)
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress)
-        self._fleet.attach(None, None)
+        self._fleet.attach(None)
 
     def _make_player(self, progress: Progress) -> ScenarioPlayer | None:
         """Plays the experiment's scenario, where it has one."""
@@ -340,7 +339,7 @@ class MethodRun:
         method, dilation, prepared = self._method.name, self._fleet.dilation, self._request.prepared
         return Loop(
             method=self._method,
-            driver=self._driver,
+            driver=DriverPool(self._make_trainer, self._make_driver, self._fleet),
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,

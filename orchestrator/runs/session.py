@@ -8,7 +8,7 @@ import functools
 import os
 import platform
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,26 +18,28 @@ from edgebed.errors import CalibrationError
 from edgebed.limits.shell import which
 from edgebed.methods.base import METHODS, Method
 from orchestrator.boards.authority import Authority
+from orchestrator.boards.backend import BoardsBackend
+from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.members import with_facts
+from orchestrator.broker.open_broker import Broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
-from orchestrator.fleet.backends import admit_to, check_backend, open_backend, open_swarm
-from orchestrator.fleet.base import Fleet
+from orchestrator.fleet.base import Backend
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.host.cores import kernel_hz
-from orchestrator.fleet.host.cpus import Admitted
+from orchestrator.fleet.host.cpus import Admitted, admit
 from orchestrator.fleet.host.load import HostLoad
 from orchestrator.fleet.host.server_quota import ServerQuota
 from orchestrator.fleet.host.speed import watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.mixed import many_hosts
+from orchestrator.fleet.named import Opening, backend_class
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.environment import fleets_over
 from orchestrator.fleet.spec.profile import FleetSpec, load_profile
-from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.records.words.vocabulary import held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
@@ -70,67 +72,54 @@ async def standing_fleet(
     """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end.
 
     Args:
+        spec: as `with_facts` gives it.
         becomes: other fleets that this one becomes, because its devices change profiles. The dilation fits them too.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    backend = backend or spec.backend
-    if spec.here:
-        check_backend(backend)
-    spec, becomes = with_facts(spec), [with_facts(each) for each in becomes]
+    becomes = [with_facts(each) for each in becomes]
+    name = (backend or spec.backend) if spec.here else BoardsBackend.name
+    choose = backend_class(name).admit if spec.here else admit
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
-        claim_boards(stack, spec, fleet_id)
-        admitted = await _admit(stack, fleet_id, backend if spec.here else "boards", (spec, *becomes), dilation)
+        boards = claim_boards(stack, spec, fleet_id)
+        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, (spec, *becomes), dilation))
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
-        open_here = functools.partial(
-            _open_here, backend=backend, fleet_id=fleet_id, admitted=admitted, folder=folder, notify=notify
-        )
-        opened = await OpenedFleet.open(stack, spec, fleet_id, notify, open_here)
-        fleet = opened.fleet
-        stack.push_async_callback(fleet.close)
-        held = held_by(fleet.enforcement, spec.unlimited, spec.limited_boards)
-        notify(f"preparing {len(spec.devices)} devices ({fleet.backend}, {held})")
-        await opened.open_broker(stack, await fleet.prepare(), own_broker)
-        broker = opened.broker
-        hosts = many_hosts(fleet)
-        factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
-        controller = FleetController(
-            fleet_id, spec, fleet, factor, heartbeat_s * factor, lambda name: load_profile(name, spec.path), grain
-        )
-        await _connect(controller, opened, stack)
-        controller.broker, controller.dilation_by = broker, set_by
-        access = {device.name: broker.access(fleet.host_of(device.name), device.name) for device in spec.here}
-        await fleet.start(access, shards or _idle_shards(controller.names, folder))
+
+        def open_here(here: FleetSpec) -> Backend:
+            return backend_class(name).open(Opening(here, fleet_id, admitted, folder, Authority, notify))
+
+        opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here)
+        devices = opened.backend
+        stack.push_async_callback(devices.close)
+        held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
+        notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
+        broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
+        controller = await _connect(stack, spec, opened, broker, admitted, heartbeat_s, grain)
+        access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
+        await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
-        for name in controller.names:
-            await controller.put_on_limits(name, "start")
-        notify(f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}")
-        cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
-        for note in (server_note(factor, spec.server_cpus), threads_note(factor, cpus)):
-            if note:
-                notify(note)
+        for device in controller.names:
+            await controller.put_on_limits(device, "start")
+        for line in _limits_in_words(controller):
+            notify(line)
         yield controller
 
 
-def _open_here(
-    spec: FleetSpec, *, backend: str, fleet_id: str, admitted: Admitted, folder: Path, notify: Notify
-) -> Fleet:
-    """The fleet of all devices that are no boards."""
-    if isinstance(admitted, AdmittedToSwarm):
-        return open_swarm(spec, fleet_id, admitted, Authority(folder), folder, notify)
-    return open_backend(spec, backend, fleet_id, notify)
+def _limits_in_words(controller: FleetController) -> Iterator[str]:
+    spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
+    yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
+    cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, cpus)))
 
 
-async def _admit(
-    stack: contextlib.AsyncExitStack, fleet_id: str, backend: str, fleets: Sequence[FleetSpec], dilation: str | float
-) -> Admitted:
+async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) -> Admitted:
     """As `admit`; `stack` gives the claim back at its end, also if the caller is cancelled meanwhile."""
-    asking = asyncio.create_task(asyncio.to_thread(admit_to, backend, fleet_id, fleets, dilation))
+    asking = asyncio.create_task(asyncio.to_thread(ask))
 
     async def give_back() -> None:
         await asyncio.wait([asking])
@@ -141,16 +130,37 @@ async def _admit(
     return await asyncio.shield(asking)
 
 
-async def _connect(controller: FleetController, opened: OpenedFleet, stack: contextlib.AsyncExitStack) -> None:
-    """Open the orchestrator's two connections, and connect endpoint, membership and fleet to each other."""
-    control, data = opened.link("control"), opened.link("data")
-    controller.connect(control, data)
-    controller.fleet.on_exit(controller.on_exit)
-    for link in (control, data):
+async def _connect(
+    stack: contextlib.AsyncExitStack,
+    spec: FleetSpec,
+    opened: OpenedFleet,
+    broker: Broker | BoardsBroker,
+    admitted: Admitted,
+    heartbeat_s: float,
+    grain: Grain,
+) -> FleetController:
+    """The controller of a fleet that is prepared, with its two connections open; `stack` closes all of them."""
+    hosts = many_hosts(opened.backend)
+    factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
+    controller = FleetController(
+        opened.fleet_id,
+        spec,
+        opened.backend,
+        broker,
+        opened.link(broker, "control"),
+        opened.link(broker, "data"),
+        lambda name: load_profile(name, spec.path),
+        dilation=factor,
+        dilation_by=set_by,
+        heartbeat_s=heartbeat_s * factor,
+        grain=grain,
+    )
+    for link in (controller.control, controller.data):
         await link.open()
         stack.push_async_callback(link.close)
     stack.push_async_callback(controller.endpoint.close)
     stack.push_async_callback(controller.close)
+    return controller
 
 
 def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
@@ -233,7 +243,7 @@ async def run_methods(
         await trainer.ready()
         held = await _limit_server(stack, controller, trainer)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
-        hosts = many_hosts(controller.fleet)
+        hosts = many_hosts(controller.backend)
         nodes = tuple if hosts is None else hosts.nodes
         load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
         return await _run_methods(
@@ -343,7 +353,7 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
     """The short calibration before a run. Raises CalibrationError with the limits that do not hold."""
     notify("calibrating")
     result = await calibrate(
-        controller.fleet, controller.limits, controller.prober, short=True, on_row=controller.record
+        controller.backend, controller.limits, controller.prober, short=True, on_row=controller.record
     )
     failed = [row for row in result.rows if row.judged and not row.passed]
     if not result.passed and not allow_uncalibrated:

@@ -32,8 +32,8 @@ from edgebed.methods.parts.serving import LOT, OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
-from orchestrator.experiment import Experiment, convert
-from orchestrator.files.yaml_file import load_yaml
+from orchestrator.experiment import Experiment
+from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.rounds.bounds import upload_bytes
 from orchestrator.runs.data import data_root, validation_of
 from orchestrator.runs.folder import RunFolder

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.control.controller import FleetController
@@ -75,7 +76,7 @@ async def serve(
     try_folder(request.runs)
     trained = deploy.load_trained(request.run)
     experiment = trained.experiment
-    spec = load_fleet(request.fleet or (request.run / experiment.fleet).resolve())
+    spec = with_facts(load_fleet(request.fleet or (request.run / experiment.fleet).resolve()))
     _check_names(trained, spec)
     with OwnedFolder("edgebed-serve-") as folder:
         async with session.standing_fleet(
@@ -124,11 +125,12 @@ async def serve_on(
         liveness_s=trained.experiment.training.liveness_s * controller.dilation,
         watch=watch,
     )
-    controller.attach(recorder.record, router)
+    controller.attach(recorder.record)
     why: str = "interrupted"
     ending: Ending = "interrupted"
     try:
-        why, ending = await recorder.guard(router.run()), "finished"
+        with controller.driven(controller.names, router):
+            why, ending = await recorder.guard(router.run()), "finished"
     except Exception as error:
         why, ending = f"error: {error}", "failed"
         raise
@@ -137,7 +139,7 @@ async def serve_on(
         try:
             await controller.membership.flush()
         finally:
-            controller.attach(None, None)
+            controller.attach(None)
             recorder.close()
             summary = _write(files.path)
     return files.path, summary
@@ -178,7 +180,7 @@ def _run_started(run: str, trained: deploy.TrainedRun, controller: FleetControll
         experiment=trained.experiment.name,
         method="serve",
         seed=trained.experiment.training.seed,
-        backend=controller.fleet.backend,
+        backend=controller.backend_name,
         enforcement=str(controller.enforcement),
         dilation=controller.dilation,
         grain=controller.grain,

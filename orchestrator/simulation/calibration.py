@@ -14,8 +14,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
-from orchestrator.experiment import convert
-from orchestrator.files.yaml_file import load_yaml, write_yaml
+from orchestrator.files.yaml_file import convert, load_yaml, write_yaml
 from orchestrator.simulation.costs import ServerTurns
 from orchestrator.simulation.layer_costs import WidthLaw
 from orchestrator.simulation.reference import BatchLaw, SizeLaw

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from orchestrator.experiment import Grain
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
-from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Record
+from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases
 from orchestrator.scenario.agenda import Condition
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.device import SimulatedDevice
@@ -83,7 +84,7 @@ class SimulatedFleet(RunFleet):
         )
 
     @property
-    def backend(self) -> str:
+    def backend_name(self) -> str:
         return SIMULATED
 
     @property
@@ -99,11 +100,12 @@ class SimulatedFleet(RunFleet):
         limits = msgspec.structs.replace(who.limits, cpus=_left_by(condition, who.limits, self.dilation))
         return msgspec.structs.replace(who, limits=limits)
 
-    def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
-        """As `RunFleet.attach`. Heartbeats begin with the first driver."""
-        super().attach(sink, driver)
-        if driver is not None and self._heartbeats is None:
-            self._heartbeats = asyncio.ensure_future(self._beat())
+    @contextlib.contextmanager
+    def driven(self, devices: Collection[str], driver: Driver) -> Iterator[None]:
+        """As `RunFleet.driven`. Heartbeats begin with the first driver."""
+        self._heartbeats = self._heartbeats or asyncio.ensure_future(self._beat())
+        with super().driven(devices, driver):
+            yield
 
     async def _beat(self) -> None:
         while True:
@@ -223,8 +225,8 @@ class SimulatedFleet(RunFleet):
         if was_here:
             self.record(DeviceLeft(now_ns(), name, why))
         self.forget(name)
-        if self.driver is not None:
-            self.driver.lost(name, why)
+        if (driver := self.drivers.get(name)) is not None:
+            driver.lost(name, why)
 
     def _return(self, name: str) -> None:
         self._incarnations[name] += 1

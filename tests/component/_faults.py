@@ -14,7 +14,7 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.calibration.verdicts import is_slow
 from orchestrator.cli import build
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 
@@ -39,7 +39,7 @@ SHARED_HOST_TRIES = 3
 async def short_calibration(controller: FleetController) -> Calibration:
     for _ in range(SHARED_HOST_TRIES):
         found = await calibrate(
-            controller.fleet, controller.limits, controller.prober, short=True, on_row=lambda row: None
+            controller.backend, controller.limits, controller.prober, short=True, on_row=lambda row: None
         )
         failed = [row for row in found.rows if row.judged and not row.passed]
         if not failed or not all(is_slow(row) for row in failed):
@@ -95,8 +95,8 @@ def assert_each_fault_is_named(faults: dict[str, list[str]]) -> None:
 
 def pid_of(controller: FleetController, device: str) -> int:
     """The process of a local device's agent, as the host numbers it."""
-    assert isinstance(controller.fleet, LocalFleet)
-    return controller.fleet.pid_of(device)
+    assert isinstance(controller.backend, LocalBackend)
+    return controller.backend.pids[device]
 
 
 def process_status(pid: int) -> dict[str, str]:

@@ -25,6 +25,7 @@ from edgebed.device.phases import PhaseLog
 from edgebed.link.base import Link
 from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.memory import MemoryHub, MemoryLink
+from edgebed.link.mqtt import Address
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
@@ -36,11 +37,11 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
-from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.settings import QUEUED_UPLOADS, round_settings
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
@@ -93,7 +94,7 @@ def write_noise_shard(path: Path, samples: int, shape: tuple[int, ...] = SHAPE) 
 class NoBackend:
     """Holds every limit, in that it says so."""
 
-    backend = "memory"
+    name = "memory"
 
     def __init__(self, enforcement: Enforcement) -> None:
         self.enforcement = enforcement
@@ -135,6 +136,21 @@ class NoBackend:
     def on_exit(self, callback: Callable[[str, str], None]) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class NoBroker:
+    """Agents reach each other without one."""
+
+    address = Address("", 0)
+
+    def pid(self) -> int | None:
+        return None
+
+    def access(self, host: str, device: str) -> Access:
+        return Access(host, 0, device, "")
+
+
+NO_BROKER = NoBroker()
 
 
 class Hooked(DeviceTrainer):
@@ -221,11 +237,12 @@ class Fleet:
             trainers.append(ServerTrainer(CPU, slots=slots))
             return trainers[-1]
 
-        driver = RoundRouter(
+        driver = DriverPool(
             make_trainer,
             lambda trainer, job: RoundDriver(self.endpoint, trainer, self.record, self.controller.lost, settings, job),
+            self.controller,
         )
-        self.controller.attach(self.record, driver)
+        self.controller.attach(self.record)
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
             method=begun,
@@ -245,7 +262,7 @@ class Fleet:
                 await loop.run(saved.weights, saved.progress)
             await self.controller.membership.flush()
         finally:
-            self.controller.attach(None, None)
+            self.controller.attach(None)
             for trainer in trainers:
                 await trainer.close()
         return self.saved[-1]
@@ -271,11 +288,18 @@ async def fleet(
     connect = connect or (lambda name, will: MemoryLink(hub, will=will))
     specs = tuple(DeviceSpec(name, (profiles or {}).get(name, WIDE)) for name in devices)
     spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml")
-    controller = FleetController(
-        FLEET, spec, NoBackend(enforcement), 1.0, heartbeat_s, lambda name: (profiles or {})[name]
-    )
     control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
-    controller.connect(control, data, chunk_bytes=8192)
+    controller = FleetController(
+        FLEET,
+        spec,
+        NoBackend(enforcement),
+        NO_BROKER,
+        control,
+        data,
+        lambda name: (profiles or {})[name],
+        heartbeat_s=heartbeat_s,
+        chunk_bytes=8192,
+    )
     made = Fleet(controller, hub, connect, controller.endpoint)
     await control.open()
     await data.open()

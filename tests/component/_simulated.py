@@ -18,11 +18,11 @@ from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
-from orchestrator.rounds.round_router import RoundRouter
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import QUEUED_UPLOADS, RoundSettings, round_settings
 from orchestrator.scenario.agenda import Scenario
@@ -159,13 +159,13 @@ async def _play(
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     settings = msgspec.structs.replace(settings, queued_uploads=queued_uploads)
     trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
-    driver = RoundRouter(
-        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, note, fleet.lost, settings, job)
+    driver = DriverPool(
+        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, note, fleet.lost, settings, job), fleet
     )
     note(_started(fleet, at_once, settings))
     for fact in fleet.facts():
         note(fact)
-    fleet.attach(note, driver)
+    fleet.attach(note)
     player = None
     if scenario is not None:
         named = {device.name: device.profile.name for device in specs}

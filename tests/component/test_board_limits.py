@@ -42,20 +42,20 @@ async def test_a_board_holds_its_limits_divided_by_d_calibrates_and_undoes_them(
     spec = load_fleet(fleet_file(tmp_path, beside=", {profile: like-pi, name: cpu}"))
     with artificial_board(tmp_path, "pi", LIMITS, limited=False) as board:
         before = board.qdiscs()
-        async with standing_fleet(spec, dilation=2.0) as controller:
+        async with standing_fleet(with_facts(spec), dilation=2.0) as controller:
             assert str(controller.enforcement) == "kernel"
-            held = await controller.fleet.held("pi")
+            held = await controller.backend.held("pi")
             assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.15, 6_000_000, 12_500_000)
             assert held.period_us == 200_000
             set_ = {row.device: row for row in controller.facts() if isinstance(row, LimitsSet)}
             assert (set_["pi"].cpus, set_["pi"].held_cpus) == (set_["cpu"].cpus, set_["cpu"].held_cpus) == (0.15, 0.15)
             assert "tbf" in board.qdiscs()
             agent = controller.membership.devices["pi"].incarnation
-            again = await controller.fleet.limit("pi", Limits(0.15, 3_000_000, 12_500_000, 1024))
+            again = await controller.backend.limit("pi", Limits(0.15, 3_000_000, 12_500_000, 1024))
             assert again.uplink_bit_s == 3_000_000
-            await controller.fleet.limit("pi", controller.limits["pi"])
+            await controller.backend.limit("pi", controller.limits["pi"])
             result = await calibrate(
-                controller.fleet, controller.limits, controller.prober, short=True, on_row=lambda row: None
+                controller.backend, controller.limits, controller.prober, short=True, on_row=lambda row: None
             )
             assert controller.membership.devices["pi"].incarnation == agent
             assert result.passed, [row for row in result.rows if row.judged and not row.passed]
@@ -84,7 +84,7 @@ async def test_a_queueing_discipline_of_somebody_else_is_not_replaced(
         board.inside("tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "7:", "bfifo")
         before = board.qdiscs()
         with pytest.raises(LimitError, match="the board pi cannot be limited: eth0 has a queueing discipline") as error:
-            async with standing_fleet(load_fleet(fleet_file(tmp_path)), dilation="off"):
+            async with standing_fleet(with_facts(load_fleet(fleet_file(tmp_path))), dilation="off"):
                 pass
         assert "tc qdisc del dev eth0 root" in str(error.value)
         assert board.qdiscs() == before

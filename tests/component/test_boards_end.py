@@ -17,6 +17,7 @@ pytest.importorskip("cryptography")
 
 from edgebed.errors import FleetError
 from edgebed.wire.messages import Probe
+from orchestrator.boards.members import with_facts
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished, TaskSent
 from orchestrator.runs import session
@@ -102,7 +103,10 @@ async def test_a_board_that_is_renamed_and_revoked_while_it_is_measured_ends_the
     lab: Lab, tmp_path: Path, uncalibrated: None
 ) -> None:
     request(tmp_path, "  - {board: b1}\n")
-    async with standing(await lab.board("b1")), session.standing_fleet(load_fleet(tmp_path / "fleet.yaml")) as fleet:
+    async with (
+        standing(await lab.board("b1")),
+        session.standing_fleet(with_facts(load_fleet(tmp_path / "fleet.yaml"))) as fleet,
+    ):
         measuring = asyncio.create_task(fleet.membership.probe("b1", Probe("", "busy", seconds=60)))
         with lab.store.change() as registry:
             registry.rename(registry.find("b1"), "other", time.time())

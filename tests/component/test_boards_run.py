@@ -16,6 +16,7 @@ pytest.importorskip("cryptography")
 
 from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError
+from orchestrator.boards.members import with_facts
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.account import summarise
 from orchestrator.records.reader import read
@@ -59,7 +60,7 @@ async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
         await until(lambda: bool(running_.done() or list(wanted.runs.glob("*/records.jsonl"))), 120)
         if not running_.done():
             with pytest.raises(FleetError, match=r"b2 works for the fleet lab \(f[0-9a-f]{8}, process"):
-                async with session.standing_fleet(load_fleet(tmp_path / "fleet.yaml")):
+                async with session.standing_fleet(with_facts(load_fleet(tmp_path / "fleet.yaml"))):
                     pass
         await until(lambda: bool(running_.done() or list(wanted.runs.glob("*fedavg*/records.jsonl"))), 120)
         await lab.stop()  # the service restarts in mid-run

@@ -67,7 +67,8 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
     it. Nothing of them is in the way of the next task."""
     async with fleet(tmp_path, {"dev-1": 2 * SCHEDULE.batch_size}) as made:
         holding = Holding()
-        made.controller.attach(made.record, holding)
+        made.controller.attach(made.record)
+        made.controller.drivers["dev-1"] = holding
         await give(made, "first")
         await holding.until(lambda: holding.phases.get("first") == "upload_tail")
         sending = made.agents["dev-1"].endpoint._peers[ORCHESTRATOR].sending  # noqa: SLF001
@@ -83,7 +84,7 @@ async def test_an_agent_that_waits_for_its_receipts_gives_up_when_it_is_cancelle
             ("second", 0),
             ("second", 1),
         ]
-        made.controller.attach(None, None)
+        made.controller.drivers.clear()
 
 
 async def test_abandoned_uploads_end_last_first_and_no_other_follows() -> None:

@@ -31,7 +31,7 @@ from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.host.speed import watch_speed
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.runs.daemon import FleetFolder, Wanted, spawn
 from orchestrator.training.process import TrainerProcess
 from tests.broker_address import free_port
@@ -100,13 +100,13 @@ async def trainer(folder: Path) -> None:
 async def fork_server(folder: Path) -> None:
     """The software fleet's. Its agent waits for a broker that is not there."""
     write_idle_shard(folder / "shard")
-    fleet = LocalFleet(small_fleet(folder, 0.2), "f0cd", kernel=False)
+    backend = LocalBackend(small_fleet(folder, 0.2), "f0cd", kernel=False)
     try:
-        await fleet.prepare()
-        await fleet.start({"d0": Access(HOST, free_port(), "u", "p")}, {"d0": folder / "shard"})
-        assert fleet.pid_of("d0")
+        await backend.prepare()
+        await backend.start({"d0": Access(HOST, free_port(), "u", "p")}, {"d0": folder / "shard"})
+        assert backend.pids["d0"]
     finally:
-        await fleet.close()
+        await backend.close()
 
 
 async def reference_loop(folder: Path) -> None:

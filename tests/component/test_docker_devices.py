@@ -52,7 +52,7 @@ async def test_a_device_reaches_the_host_over_its_shaped_link_and_nobody_else(co
     (theirs,) = [network["IPAddress"] for network in other.attrs["NetworkSettings"]["Networks"].values()]
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        ours = f"{controller.fleet.host_of('d0')}:{port}"
+        ours = f"{controller.backend.host_of('d0')}:{port}"
         assert await asyncio.to_thread(reached_from, device, ours, f"{theirs}:9") == ["open", "unreachable"]
     with pytest.raises(ConnectionRefusedError):  # that address answers where it can be reached
         socket.create_connection((theirs, 9), timeout=5)
@@ -84,9 +84,9 @@ async def test_the_agent_in_a_container_has_no_privilege(controller: FleetContro
 
 
 async def test_a_killed_container_is_reported_and_comes_back_limited(controller: FleetController) -> None:
-    fleet = controller.fleet
+    backend = controller.backend
     told: asyncio.Queue[str] = asyncio.Queue()
-    fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
+    backend.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
     first = await asyncio.to_thread(container_of, controller, "d0")
     password = controller.broker.access("host", "d0").password
     assert password not in json.dumps(first.attrs)  # what `docker inspect` shows
@@ -94,9 +94,9 @@ async def test_a_killed_container_is_reported_and_comes_back_limited(controller:
     await asyncio.to_thread(first.kill)
     async with asyncio.timeout(60):
         assert "d0: its container ended with exit code 137" in await told.get()
-        await fleet.restart("d0")
-    fresh = await fleet.held("d0")
+        await backend.restart("d0")
+    fresh = await backend.held("d0")
     assert fresh.alive
     assert fresh.cpus is None  # it starts without limits
-    held = await fleet.limit("d0", controller.limits["d0"])  # another veth pair than before
+    held = await backend.limit("d0", controller.limits["d0"])  # another veth pair than before
     assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)

@@ -19,12 +19,12 @@ from edgebed.errors import LimitError
 from edgebed.limits.shell import run
 from edgebed.limits.throttle import unshape_command
 from orchestrator.fleet import engine, leftovers, ownership
-from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.docker import devices as container_devices
-from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.docker.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.engine import DEVICE, FLEET
+from orchestrator.fleet.local.software import SoftwareBackend
 from orchestrator.fleet.network import links
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
@@ -75,7 +75,7 @@ async def test_a_device_is_held_unprivileged_and_leaves_nothing(tmp_path: Path) 
         assert container.exec_run(["tc", "qdisc", "del", "dev", "eth0", "root"]).exit_code != 0
         assert "password" not in json.dumps(container.attrs["Args"])
 
-        held = await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))  # in place
+        held = await controller.backend.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))  # in place
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
         fleet_id = controller.fleet_id
     assert await asyncio.to_thread(traces, fleet_id) == []
@@ -122,13 +122,13 @@ async def test_a_start_that_is_interrupted_leaves_nothing(
 
     monkeypatch.setattr(collection, step, slowly)
     fleet_id = f"finterrupt{step[0]}"
-    fleet = DockerFleet(small_fleet(tmp_path, 0.3, 0.2), fleet_id)
-    start = asyncio.create_task(_prepare_and_start(fleet, tmp_path))
+    backend = DockerBackend(small_fleet(tmp_path, 0.3, 0.2), fleet_id)
+    start = asyncio.create_task(_prepare_and_start(backend, tmp_path))
     assert await asyncio.to_thread(began.wait, 60)
     start.cancel()
     await asyncio.wait([start])
     ending = watch_end(monkeypatch)
-    close = asyncio.create_task(fleet.close())
+    close = asyncio.create_task(backend.close())
     assert await waits_for_threads(close, ending)
     go.set()
     await close
@@ -136,12 +136,12 @@ async def test_a_start_that_is_interrupted_leaves_nothing(
     assert traces(fleet_id) == []
 
 
-async def _prepare_and_start(fleet: DockerFleet, folder: Path) -> None:
-    await fleet.prepare()
+async def _prepare_and_start(backend: DockerBackend, folder: Path) -> None:
+    await backend.prepare()
     shard = folder / "shard.safetensors"
     write_idle_shard(shard)
-    access = {name: Access(fleet.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
-    await fleet.start(access, dict.fromkeys(access, shard))
+    access = {name: Access(backend.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
+    await backend.start(access, dict.fromkeys(access, shard))
 
 
 @pytest.mark.alone
@@ -156,7 +156,7 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
 
     monkeypatch.setattr(links, "choose", helper)
     async with standing_fleet(small_fleet(tmp_path, 0.3), backend="docker", dilation="off") as controller:
-        held = await controller.fleet.held("d0")
+        held = await controller.backend.held("d0")
         assert held.details["shaped from"] == "helper"
         good = await short_calibration(controller)
         assert good.passed, causes(good)
@@ -173,12 +173,12 @@ async def test_the_helper_shapes_as_well_as_the_host_and_faults_are_found(
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.spec.profile import load_fleet
 
 async def main():
-    fleet = DockerFleet(load_fleet(Path(sys.argv[1])), sys.argv[2])
-    await fleet.prepare()
+    backend = DockerBackend(load_fleet(Path(sys.argv[1])), sys.argv[2])
+    await backend.prepare()
     print("made", flush=True)
     await asyncio.Event().wait()
 
@@ -188,7 +188,7 @@ asyncio.run(main())
 
 async def test_what_a_killed_owner_left_goes_at_the_next_start_and_no_living_ones(tmp_path: Path) -> None:
     spec = small_fleet(tmp_path, 0.3)
-    living = DockerFleet(spec, "fliving02")
+    living = DockerBackend(spec, "fliving02")
     await living.prepare()
     try:
         await asyncio.to_thread(_start_and_kill, spec.path, "fdead0002")
@@ -242,7 +242,7 @@ async def test_agents_of_a_killed_orchestrator_end_and_any_backend_removes_all_i
     assert b"nothing was received from an orchestrator" in container.logs()
     folders = await asyncio.to_thread(lambda: list(ownership.abandoned()))
     assert any(path.name.startswith(f"edgebed-{fleet_id}-") for path in folders)
-    software = open_backend(small_fleet(tmp_path, 0.3), "software", "fsoftware1")
+    software = SoftwareBackend(small_fleet(tmp_path, 0.3), "fsoftware1", kernel=False)
     try:
         await software.prepare()
     finally:

@@ -21,7 +21,7 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import run
 from edgebed.wire.fork_protocol import Fork, encode
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import pid_of, process_status, small_fleet
@@ -39,13 +39,13 @@ async def controller(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 async def test_limits_change_in_place_and_read_back(controller: FleetController) -> None:
-    held = await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))
+    held = await controller.backend.limit("d0", Limits(0.5, 5_000_000, 6_000_000, 900))
     assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (0.5, 5_000_000, 6_000_000, 900)
     assert held.alive
     assert held.uplink_bytes > 0
     memory = Cgroup.of_process(pid_of(controller, "d0")).paths["memory"]
     for mib in (1200, 800):  # up and down: version 1 takes the two limits in one order only
-        await controller.fleet.limit("d0", Limits(0.5, 5_000_000, 6_000_000, mib))
+        await controller.backend.limit("d0", Limits(0.5, 5_000_000, 6_000_000, mib))
         no_swap = {"memory.memsw.limit_in_bytes": mib * 2**20, "memory.swap.max": 0}
         found = {name: int((memory / name).read_text()) for name in no_swap if (memory / name).exists()}
         assert found == {name: no_swap[name] for name in found}
@@ -55,7 +55,7 @@ async def test_a_latency_that_is_no_longer_wanted_goes_and_the_rate_stays(contro
     inside = ["nsenter", "--target", str(pid_of(controller, "d0")), "--net", "tc"]
     delay = "qdisc replace dev eth0 parent 1:1 handle 10: pfifo limit 9"  # stands in for netem, which few kernels have
     run([*inside, *delay.split()])
-    await controller.fleet.limit("d0", Limits(0.3, 5_000_000, 6_000_000, 900))
+    await controller.backend.limit("d0", Limits(0.3, 5_000_000, 6_000_000, 900))
     qdiscs = json.loads(run([*inside, "-j", "qdisc", "show", "dev", "eth0"]))
     assert [(q["kind"], q["handle"]) for q in qdiscs] == [("tbf", "1:"), ("bfifo", "20:")]
 
@@ -144,8 +144,8 @@ def attack(victim: int, files: list[str], fork: Fork | None = None) -> list[str]
 async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_another_agent(
     controller: FleetController, tmp_path: Path
 ) -> None:
-    fleet = controller.fleet
-    assert isinstance(fleet, LocalFleet)
+    backend = controller.backend
+    assert isinstance(backend, LocalBackend)
     d0, d1 = (process_status(pid_of(controller, name)) for name in ("d0", "d1"))
     for fields in (d0, d1):
         assert {fields[name] for name in CAPABILITIES} == {"0" * 16}
@@ -158,16 +158,16 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
     presence = controller.membership.devices["d0"].presence
     assert presence is not None
     assert presence.host["pid"] == str(pid_of(controller, "d0"))  # what the records name
-    shard = fleet.forks["d0"].shard
+    shard = backend.forks["d0"].shard
     status = os.stat(shard)
     assert (status.st_mode & 0o777, str(status.st_uid)) == (0o400, d0["Uid"].split()[0])
 
     victim = pid_of(controller, "d0")
     quota = str(Cgroup.of_process(victim).paths["cpu"] / "cgroup.procs")
-    files = [quota, "/etc/shadow", fleet.forks["d0"].log, shard, f"/proc/{victim}/environ"]
+    files = [quota, "/etc/shadow", backend.forks["d0"].log, shard, f"/proc/{victim}/environ"]
     whole = await asyncio.to_thread(attack, victim, files)
     assert [line for line in whole if line.endswith("refused")] == []  # the attacks work, for who may
-    place = msgspec.structs.replace(fleet.forks["d1"], log=str(tmp_path / "probe.log"))
+    place = msgspec.structs.replace(backend.forks["d1"], log=str(tmp_path / "probe.log"))
     held = await asyncio.to_thread(attack, victim, files, place)
     good = ["read its own shard: done", "load a module: done"]
     assert [line for line in held if line.endswith("done")] == [f"read {quota} done", *good]  # /sys is read-only
@@ -180,14 +180,14 @@ async def test_an_agent_that_was_taken_over_reaches_nothing_of_the_host_or_of_an
 
 
 async def test_a_killed_agent_is_reported_and_comes_back_limited(controller: FleetController) -> None:
-    fleet = controller.fleet
+    backend = controller.backend
     told: asyncio.Queue[str] = asyncio.Queue()
-    fleet.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
+    backend.on_exit(lambda device, why: told.put_nowait(f"{device}: {why}"))
     os.kill(pid_of(controller, "d0"), signal.SIGKILL)
     async with asyncio.timeout(30):
         assert "d0: its process was killed (SIGKILL" in await told.get()
-        await fleet.restart("d0")
-    assert (await fleet.held("d0")).alive
-    assert (await fleet.held("d0")).cpus is None  # it starts without limits
-    held = await fleet.limit("d0", controller.limits["d0"])
+        await backend.restart("d0")
+    assert (await backend.held("d0")).alive
+    assert (await backend.held("d0")).cpus is None  # it starts without limits
+    held = await backend.limit("d0", controller.limits["d0"])
     assert held.cpus == pytest.approx(0.3)

@@ -20,7 +20,7 @@ from edgebed.limits.throttle import shape_commands
 from orchestrator.cli import build
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.local import backend as local
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.network.netlink import DEVICE_END
 from orchestrator.fleet.spec.profile import Limits
@@ -125,13 +125,13 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkey
 
     netns_make = netns.make
     monkeypatch.setattr(netns, "make", slowly)
-    fleet = LocalFleet(small_fleet(tmp_path, 0.3, 0.2), "finterrupt1", kernel=True)
-    start = asyncio.create_task(fleet.prepare())
+    backend = LocalBackend(small_fleet(tmp_path, 0.3, 0.2), "finterrupt1", kernel=True)
+    start = asyncio.create_task(backend.prepare())
     assert await asyncio.to_thread(began.wait, 20)
     start.cancel()
     await asyncio.wait([start])
     ending = watch_end(monkeypatch)
-    close = asyncio.create_task(fleet.close())
+    close = asyncio.create_task(backend.close())
     assert await waits_for_threads(close, ending)
     go.set()
     await close
@@ -140,9 +140,9 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, monkey
 
 
 async def test_a_close_that_is_interrupted_again_and_again_leaves_nothing(tmp_path: Path) -> None:
-    fleet = LocalFleet(small_fleet(tmp_path, 0.3, 0.2), "finterrupt2", kernel=True)
-    await fleet.prepare()
-    close = asyncio.create_task(fleet.close())
+    backend = LocalBackend(small_fleet(tmp_path, 0.3, 0.2), "finterrupt2", kernel=True)
+    await backend.prepare()
+    close = asyncio.create_task(backend.close())
     await asyncio.sleep(0)  # it has begun
     async with asyncio.timeout(60):
         while not close.done():
@@ -150,18 +150,18 @@ async def test_a_close_that_is_interrupted_again_and_again_leaves_nothing(tmp_pa
             await asyncio.sleep(0.01)
     assert close.cancelled()
     assert traces("finterrupt2") == []
-    await fleet.close()
+    await backend.close()
 
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.fleet.spec.profile import load_fleet
 
 async def main():
-    fleet = LocalFleet(load_fleet(Path(sys.argv[1])), sys.argv[2], kernel=True)
-    await fleet.prepare()
+    backend = LocalBackend(load_fleet(Path(sys.argv[1])), sys.argv[2], kernel=True)
+    await backend.prepare()
     print("made", flush=True)
     await asyncio.Event().wait()
 

@@ -20,7 +20,7 @@ from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, parse_url
 from orchestrator.cli import build
 from orchestrator.cli.arguments import own_broker
-from orchestrator.fleet.base import TlsListener
+from orchestrator.fleet.many_hosts import TlsListener
 from tests.broker_address import free_port, tcp_address
 from tests.component._boards import until
 from tests.component._foreign import HOST, Foreign

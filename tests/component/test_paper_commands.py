@@ -114,7 +114,6 @@ async def test_every_tier_is_measured_at_every_quota(tmp_path: Path) -> None:
             repeats=2,
             on_task=lambda quota, cut: told.append((quota, cut)),
         )
-        made.controller.attach(None, None)
     assert told == [(quota, cut) for quota in (0.5, 1.0) for _ in range(3) for cut in (2, 3)], "the first is a warm-up"
     assert [(each.quota, each.tier, each.cut, len(each.seconds)) for each in found] == [
         (quota, tier, cut, 2) for quota in (0.5, 1.0) for tier, cut in ((1, 2), (2, 3))
@@ -139,4 +138,3 @@ async def test_a_device_that_fails_ends_the_measurement(tmp_path: Path, monkeypa
                 repeats=1,
                 on_task=lambda quota, cut: None,
             )
-        made.controller.attach(None, None)

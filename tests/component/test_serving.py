@@ -58,7 +58,8 @@ def posts(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> tupl
 def route(made: Fleet, levels: Mapping[str, float], rate: float = 200.0) -> Router:
     found, labels = posts(made, levels, rate)
     router = Router(made.endpoint, made.record, found, labels, liveness_s=5.0)
-    made.controller.attach(made.record, router)
+    made.controller.attach(made.record)
+    made.controller.drivers |= dict.fromkeys(made.controller.names, router)
     return router
 
 

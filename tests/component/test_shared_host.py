@@ -61,12 +61,12 @@ async def test_quotas_of_two_fleets_fit_on_the_host(tmp_path: Path) -> None:
         standing_fleet(small_fleet(tmp_path, 0.3), backend="local", dilation="off") as first,
         standing_fleet(large, backend="local", notify=lines.append) as second,
     ):
-        quotas = [(await fleet.fleet.held(name)).cpus or 0 for fleet in (first, second) for name in fleet.names]
+        quotas = [(await fleet.backend.held(name)).cpus or 0 for fleet in (first, second) for name in fleet.names]
         assert sum(quotas) == pytest.approx(cores - 2 * 0.5, rel=0.01)
         assert second.dilation > dilation_of(large, "auto", cores)
         assert any("other fleets on this host hold 0.8 CPUs" in line for line in lines)
         with pytest.raises(CapacityError, match=r"hold .* of this host's .* small \(local, process \d+\)"):
-            admit("f00000009", "local", [large], "auto")
+            admit("local", "f00000009", [large], "auto")
     assert holding() == []
 
 

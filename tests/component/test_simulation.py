@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from orchestrator.scenario.schedule import Scenario
+from orchestrator.scenario.agenda import Scenario
 
 from edgebed.device import core
 from edgebed.methods.base import HALVES, Batch, DeviceHalf, Outgoing, Trained

@@ -18,7 +18,7 @@ async def test_the_software_throttle_holds_and_is_called_so(tmp_path: Path) -> N
         good = await short_calibration(controller)
         assert good.passed, causes(good)
         assert_short_work_is_not_too_fast(good)
-        held = await controller.fleet.held("d0")
+        held = await controller.backend.held("d0")
         assert not held.read_back  # what was asked for must not come back as if somebody had measured it
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (None, None, None, None)
         assert "not read back" in held.details["throttle"]

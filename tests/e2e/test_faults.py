@@ -224,7 +224,7 @@ async def test_a_device_that_joins_late_works_from_then_on(
     fleet: FleetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = fleet.controller
-    gate = hold_restarts(monkeypatch, controller.fleet)
+    gate = hold_restarts(monkeypatch, controller.backend)
     os.kill(standing_pid(fleet, "dev-2"), signal.SIGKILL)
     async with asyncio.timeout(30):
         while "dev-2" in controller.membership.present():  # noqa: ASYNC110

@@ -56,7 +56,7 @@ async def test_what_a_scenario_asks_is_in_force_and_is_undone(tmp_path: Path) ->
             assert_trace([step for step in steps if step.kind in ("trace", "rate")])
             assert_story(run)
         controller = fleet.controller
-        held = [await controller.fleet.held(name) for name in controller.names]
+        held = [await controller.backend.held(name) for name in controller.names]
         assert [each.uplink_bit_s for each in held] == [20_000_000] * 3, "the next run finds the fleet as it was"
         assert [each.cpus for each in held] == pytest.approx([0.3] * 3)
         assert len(controller.membership.present()) == 3

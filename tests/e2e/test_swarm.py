@@ -25,6 +25,7 @@ import pytest_asyncio
 
 from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.spec import Limits
+from orchestrator.boards.members import with_facts
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.spec import profile
@@ -117,7 +118,7 @@ async def fleet(spec: FleetSpec, board: ArtificialBoard) -> AsyncIterator[FleetU
     wanted, all_ = experiment(), (*spec.devices, DeviceSpec("pi", profile.BOARD, "pi"))
     spec = msgspec.structs.replace(spec, devices=all_)
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
-    async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
+    async with session.standing_fleet(with_facts(spec), shards=prepared.shards, heartbeat_s=0.5) as controller:
         yield FleetUp(controller, prepared, "swarm")
 
 
@@ -188,7 +189,7 @@ async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, 
     on_workers = [await asyncio.to_thread(devices_on, worker[0], controller) for worker in workers]
     assert sorted(len(devices) for devices in on_workers) == [4, 5]  # they have 0.4 CPU for devices, the first 0.3
     for name in set(controller.names) - {"pi"}:
-        held = await controller.fleet.held(name)
+        held = await controller.backend.held(name)
         assert held.cpus == 0.05
         assert (held.uplink_bit_s, held.downlink_bit_s, held.memory_mib) == (20_000_000, 20_000_000, 1024)
         assert held.details["read from"] == "the node's kernel"
@@ -197,7 +198,7 @@ async def test_the_limits_of_twelve_devices_on_three_nodes_hold(fleet: FleetUp, 
     its = [row for row in result.rows if row.device == "pi"]
     assert [row.quantity for row in its] == ["cpu busy", "uplink", "downlink"]
     assert not any(row.judged for row in its)
-    assert (await controller.fleet.held("pi")).alive
+    assert (await controller.backend.held("pi")).alive
 
 
 async def test_no_password_stands_in_a_service(fleet: FleetUp) -> None:
@@ -243,7 +244,7 @@ async def test_what_a_scenario_asks_is_in_force_on_a_node_and_is_undone(
     assert [told[third, "freeze", begins].held for begins in (True, False)] == ["container paused", "container running"]
     assert told[first, "compete", True].held == "busy processes in its container: 1"
     for name in set(controller.names) - {"pi"}:
-        held = await controller.fleet.held(name)
+        held = await controller.backend.held(name)
         assert (held.cpus, held.uplink_bit_s, held.downlink_bit_s) == (0.05, 20_000_000, 20_000_000)
 
 
@@ -278,4 +279,4 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
         assert node.here
         assert 0 < node.busy_s <= 1.1 * node.cores * node.wall_s
     for device in its:  # on a node that lives
-        assert (await controller.fleet.held(device)).details["node"] != workers[1][1]
+        assert (await controller.backend.held(device)).details["node"] != workers[1][1]

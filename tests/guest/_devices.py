@@ -15,7 +15,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.limits.cgroups import MOUNT, PARENT
 from edgebed.limits.throttle import mismatches
 from orchestrator.fleet.base import Access, Held
-from orchestrator.fleet.docker.backend import DockerFleet
+from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.engine import DEVICE, FLEET, connect
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, load_fleet
@@ -34,12 +34,14 @@ def fleet_file(folder: Path, **devices: tuple[float, float]) -> FleetSpec:
     return load_fleet(path)
 
 
-async def start_docker(fleet: DockerFleet, folder: Path, *names: str) -> None:
+async def start_docker(backend: DockerBackend, folder: Path, *names: str) -> None:
     """Start the containers of a fleet on a broker that is not there."""
-    await fleet.prepare()
+    await backend.prepare()
     shard = folder / "idle.safetensors"
     write_idle_shard(shard)
-    await fleet.start({name: Access(fleet.host_of(name), 1, "u", "p") for name in names}, dict.fromkeys(names, shard))
+    await backend.start(
+        {name: Access(backend.host_of(name), 1, "u", "p") for name in names}, dict.fromkeys(names, shard)
+    )
 
 
 @contextlib.contextmanager

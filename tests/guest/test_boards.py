@@ -9,6 +9,7 @@ import pytest
 
 from edgebed.limits.cgroups import MOUNT
 from edgebed.limits.spec import Limits
+from orchestrator.boards.members import with_facts
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs import session
 from tests.artificial_board import artificial_board
@@ -31,8 +32,8 @@ async def test_a_board_limits_itself_and_nothing_stays_after_a_crash(
     fleet.write_text("name: limited\ndevices: [{board: pi, profile: far, limit: true}]\n")
     with artificial_board(tmp_path, "pi", FREE, limited=False) as board:
         plain = board.qdiscs()
-        async with session.standing_fleet(load_fleet(fleet), dilation="off") as controller:
-            held = await controller.fleet.held("pi")
+        async with session.standing_fleet(with_facts(load_fleet(fleet)), dilation="off") as controller:
+            held = await controller.backend.held("pi")
             assert (held.uplink_bit_s, held.downlink_bit_s) == (12_000_000, 25_000_000)
             assert (held.uplink_latency_ms, held.downlink_latency_ms) == (40, 40)
             (agent,) = pids_in(MOUNT / "edgebed" / "board")

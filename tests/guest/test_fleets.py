@@ -34,12 +34,14 @@ class Stand:
     """A standing fleet with the records of what happened to it."""
 
     def __init__(self, controller: FleetController) -> None:
-        self.controller, self.fleet = controller, controller.fleet
+        self.controller = controller
         self.records: list[Record] = []
-        controller.attach(self.records.append, None)
+        controller.attach(self.records.append)
 
     def pid(self, device: str) -> int:
-        return pid_of(self.fleet.backend, self.controller.fleet_id, device, self.controller.names.index(device))
+        return pid_of(
+            self.controller.backend.name, self.controller.fleet_id, device, self.controller.names.index(device)
+        )
 
     async def limited_again(self, device: str) -> LimitsSet:
         """The record of its limits after it has come back."""
@@ -64,7 +66,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 async def test_limits_are_in_force_and_read_back(stand: Stand) -> None:
     for name, limits in stand.controller.limits.items():
-        held = await stand.fleet.held(name)
+        held = await stand.controller.backend.held(name)
         assert held.alive
         assert_holds(limits, held, stand.pid(name))
 
@@ -76,7 +78,7 @@ async def test_a_cut_link_is_cut_and_comes_back_limited(stand: Stand) -> None:
         await stand.controller.membership.measure_clock("near", rounds=1)
     in_network(pid, "ip", "link", "set", "eth0", "up")
     await stand.controller.membership.measure_clock("near", rounds=60)
-    assert_holds(stand.controller.limits["near"], await stand.fleet.held("near"), pid)
+    assert_holds(stand.controller.limits["near"], await stand.controller.backend.held("near"), pid)
 
 
 async def test_a_killed_agent_comes_back_limited(stand: Stand) -> None:
@@ -85,4 +87,4 @@ async def test_a_killed_agent_comes_back_limited(stand: Stand) -> None:
     record = await stand.limited_again("near")
     assert record.held_cpus == pytest.approx(0.3, rel=0.01)
     assert stand.pid("near") != killed
-    assert_holds(stand.controller.limits["near"], await stand.fleet.held("near"), stand.pid("near"))
+    assert_holds(stand.controller.limits["near"], await stand.controller.backend.held("near"), stand.pid("near"))

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
@@ -28,14 +30,20 @@ FLEET = "name: hostile\nbackend: local\ndevices:\n  - {profile: wide.yaml, count
 WIDE = "name: wide\ncpus: 0.3\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 512\n"
 
 
-class Processes(NoBackend):
+class Processes(NoBackend, NamedBackend):
     """Starts agents, one of them hostile, and limits nobody."""
 
-    backend = "processes"
+    name = "processes"
 
-    def __init__(self, fleet_id: str, environment: Mapping[str, str]) -> None:
+    environment: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def open(cls, opening: Opening) -> Processes:
+        return cls(opening.fleet_id)
+
+    def __init__(self, fleet_id: str) -> None:
         super().__init__(Enforcement.KERNEL)
-        self._fleet_id, self._environment = fleet_id, environment
+        self._fleet_id = fleet_id
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
@@ -48,7 +56,7 @@ class Processes(NoBackend):
                     *command,
                     "--shard",
                     str(shards[device]),
-                    env={**os.environ, **self._environment, "EDGEBED_BROKER": broker, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, **self.environment, "EDGEBED_BROKER": broker, "OMP_NUM_THREADS": "1"},
                     cwd=Path(__file__).parents[2],
                 )
             )
@@ -95,10 +103,8 @@ async def attacked(
     prepared = prepare_data(wanted, [device.name for device in spec.devices], folder / "shards")
     request = session.Request(wanted, folder / "experiment.yaml", folder / "runs")
 
-    def processes(spec: object, backend: object, fleet_id: str, notify: object) -> Processes:
-        return Processes(fleet_id, {"HOSTILE_NAMES": str(names)})
-
-    with mock.patch.object(session, "open_backend", processes):
+    kind = type("Attacked", (Processes,), {"environment": {"HOSTILE_NAMES": str(names)}})
+    with mock.patch.object(session, "backend_class", return_value=kind):
         opening = session.standing_fleet(spec, dilation="off", shards=prepared.shards, heartbeat_s=0.5)
         async with opening as controller:
             told = watch or session.Watch(session.quiet)

@@ -188,7 +188,7 @@ def test_one_fleet_at_a_time_has_a_board(place: ServiceFolder) -> None:
 
 async def test_a_board_never_becomes_larger_than_it_is(tmp_path: Path, place: ServiceFolder) -> None:
     keep(place, board("b1", 1, cores="1", memory_mib="4096"))
-    small = fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n")
+    small = with_facts(fleet(tmp_path, "  - {board: b1, profile: pi.yaml, limit: true}\n"))
     (tmp_path / "pi.yaml").write_text(PI.replace("0.2", "2"))
     large = load_fleet(small.path)
     with pytest.raises(CapacityError, match="has 2 cores, the board b1 1"):
@@ -310,9 +310,8 @@ async def test_a_broker_of_ones_own_is_of_no_use_to_boards_only(tmp_path: Path) 
     address = BoardsBroker(
         ServiceFolder(tmp_path), Live(this_process(), Address("/socket", 0), 0), Where(("h",), 1, 2), started=False
     )
-    opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address)
+    opened = OpenedFleet(spec, "f1", NoBackend(Enforcement.UNLIMITED), address, {"b1": ID})
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(UsageError, match="all devices of f are boards"):
             await opened.open_broker(stack, [], "mqtt://elsewhere")
-        await opened.open_broker(stack, [], None)
-    assert opened.broker is address
+        assert await opened.open_broker(stack, [], None) is address

@@ -15,8 +15,11 @@ from orchestrator.cli.console import console
 from orchestrator.fleet.host import checkup
 from orchestrator.fleet.host import facts as host_facts
 from orchestrator.fleet.host.checkup import Engine, HostFacts, check, fit, fit_fleet
+from orchestrator.fleet.named import backend_class
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+
+LOCAL, DOCKER, SOFTWARE = (backend_class(name).needs for name in ("local", "docker", "software"))
 
 VERSION = {
     "Version": "20.10.24+dfsg1",
@@ -70,7 +73,7 @@ def changed(host: HostFacts, **changes: object) -> HostFacts:
 
 def lacks(host: HostFacts, backend: str, devices: int = 0) -> dict[str, bool]:
     """Names of what is missing, and whether it is needed. Each has a hint, and only they have."""
-    rows = check(host, backend, devices)
+    rows = check(host, backend_class(backend).needs, devices)
     assert all(bool(row.lack) == bool(row.hint) for row in rows)
     return {row.name: row.needed for row in rows if row.lack}
 
@@ -79,8 +82,8 @@ def lacks(host: HostFacts, backend: str, devices: int = 0) -> dict[str, bool]:
 def test_hosts_that_can_hold_everything_lack_nothing(backend: str) -> None:
     assert lacks(V2, backend) == {}
     assert lacks(V1, backend) == {"latency (netem)": False}
-    assert fit(check(V1, backend))
-    assert fit(check(V2, backend))
+    assert fit(check(V1, backend_class(backend).needs))
+    assert fit(check(V2, backend_class(backend).needs))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +115,11 @@ def test_each_lack_is_named_with_its_hint(
     changes: dict[str, object], backend: str, name: str, needed: bool, hint: str
 ) -> None:
     host = changed(V2, **changes)
-    (row,) = [row for row in check(host, backend) if row.name == name]
+    (row,) = [row for row in check(host, backend_class(backend).needs) if row.name == name]
     assert row.lack
     assert row.needed is needed
     assert hint in row.hint
-    assert fit(check(host, backend)) is not needed
+    assert fit(check(host, backend_class(backend).needs)) is not needed
 
 
 def test_the_embedded_broker_is_refused_for_a_fleet_that_is_too_large_for_it() -> None:
@@ -134,7 +137,7 @@ def a_fleet(folder: Path, *profiles: str) -> FleetSpec:
 
 
 def test_a_fleet_gets_its_dilation_and_each_device_its_limits(tmp_path: Path) -> None:
-    found = fit_fleet(a_fleet(tmp_path, "cpus: 2\nmemory_mib: 2048", "cpus: 1\nmemory_mib: 2048"), V2, "local")
+    found = fit_fleet(a_fleet(tmp_path, "cpus: 2\nmemory_mib: 2048", "cpus: 1\nmemory_mib: 2048"), V2, LOCAL)
     assert found.dilation == 2.0
     assert found.fits
     assert [device.limits.cpus for device in found.devices] == [1.0, 0.5]
@@ -148,26 +151,37 @@ def test_devices_that_do_not_fit_say_why(tmp_path: Path) -> None:
         "cpus: 0.3\nmemory_mib: 256\nlatency_ms: 20",
         "cpus: 0.3\nmemory_mib: 4096",
     )
-    assert [device.lack.split(":")[0] for device in fit_fleet(spec, V1, "local").devices] == [
+    assert [device.lack.split(":")[0] for device in fit_fleet(spec, V1, LOCAL).devices] == [
         "",
         "latency does not work here",
         "",
     ]
-    assert [bool(device.lack) for device in fit_fleet(spec, V2, "local").devices] == [False, False, True]
-    assert [bool(device.lack) for device in fit_fleet(spec, V2, "software").devices] == [False, True, False]
+    assert [bool(device.lack) for device in fit_fleet(spec, V2, LOCAL).devices] == [
+        False,
+        False,
+        True,
+    ]
+    assert [bool(device.lack) for device in fit_fleet(spec, V2, SOFTWARE).devices] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_quotas_that_systemd_would_round_do_not_fit_where_it_has_the_last_word(tmp_path: Path) -> None:
     spec = a_fleet(tmp_path, "cpus: 0.0205\nmemory_mib: 256", "cpus: 0.03\nmemory_mib: 256")
     user = changed(V2, root=False)
-    assert ["round" in device.lack for device in fit_fleet(spec, user, "docker").devices] == [True, False]
-    assert fit_fleet(spec, V2, "docker").fits
-    assert fit_fleet(spec, user, "local").fits
+    assert ["round" in device.lack for device in fit_fleet(spec, user, DOCKER).devices] == [
+        True,
+        False,
+    ]
+    assert fit_fleet(spec, V2, DOCKER).fits
+    assert fit_fleet(spec, user, LOCAL).fits
 
 
 def test_a_fleet_that_no_dilation_fits(tmp_path: Path) -> None:
     spec = a_fleet(tmp_path, "cpus: 1000\nmemory_mib: 256", "cpus: 0.1\nmemory_mib: 256")
-    found = fit_fleet(spec, V2, "local")
+    found = fit_fleet(spec, V2, LOCAL)
     assert found.dilation is None
     assert not found.fits
     assert found.hint

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from edgebed.wire.messages import Augment, Codec, Optimizer
-from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training, convert
+from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training
+from orchestrator.files.yaml_file import convert
 from orchestrator.fleet.spec import profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()

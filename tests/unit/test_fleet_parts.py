@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from edgebed.errors import FleetError, LimitError, UsageError, WireError
 from edgebed.limits import cgroups
 from edgebed.limits.cpu_quota import CpuQuota
 from edgebed.wire import fork_protocol
+from orchestrator.boards.authority import Authority
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.backends import open_backend
 from orchestrator.fleet.host.cores import quota_cpus
+from orchestrator.fleet.host.cpus import Admitted
 from orchestrator.fleet.local import backend as local
-from orchestrator.fleet.local.backend import LocalFleet
+from orchestrator.fleet.local.backend import LocalBackend
+from orchestrator.fleet.named import Opening, backend_class
 from orchestrator.fleet.network import links, netns
 from orchestrator.fleet.network.subnets import free_subnets, parse_routes
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
@@ -186,15 +189,22 @@ def spec(latency_ms: float = 0.0) -> FleetSpec:
     return FleetSpec("f", "local", 0.5, (DeviceSpec("d", ProfileSpec("p", limits)),), Path("f.yaml"))
 
 
+def opening(spec: FleetSpec, notify: Callable[[str], None]) -> Opening:
+    admitted: Admitted = None  # type: ignore[assignment]  # a backend of this host alone does not look at it
+    return Opening(spec, "f1", admitted, Path(), Authority, notify)
+
+
 def test_backends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="kubernetes"):
-        open_backend(spec(), "kubernetes", "f1")
+        backend_class("kubernetes")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     said: list[str] = []
-    assert open_backend(spec(), "local", "f1", said.append).enforcement == "software"
+    assert backend_class("local").open(opening(spec(), said.append)).enforcement == "software"
     assert "not root" in said[0]
+    assert backend_class("software").open(opening(spec(), said.append)).enforcement == "software"
+    assert "software was asked for" in said[1]
     with pytest.raises(FleetError, match="cannot add latency"):
-        open_backend(spec(latency_ms=5), "local", "f1")
+        backend_class("local").open(opening(spec(latency_ms=5), said.append))
 
 
 def a_cgroup(folder: Path, processes: str) -> cgroups.Cgroup:
@@ -234,7 +244,7 @@ async def test_a_fleet_does_not_wait_for_ever_for_another_one_that_starts(
     monkeypatch.setattr(leftovers, "STATE", tmp_path)
     with (tmp_path / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)  # as an orchestrator that is stopped holds it
-        closed = LocalFleet(spec(), "f00000001", kernel=True)
+        closed = LocalBackend(spec(), "f00000001", kernel=True)
         waiting = asyncio.create_task(closed.prepare())
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
@@ -243,4 +253,4 @@ async def test_a_fleet_does_not_wait_for_ever_for_another_one_that_starts(
                 await waiting
         monkeypatch.setattr(local, "LOCK_S", 0.05)
         with pytest.raises(FleetError, match=r"another process has held .*lock"):
-            await LocalFleet(spec(), "f00000002", kernel=True).prepare()
+            await LocalBackend(spec(), "f00000002", kernel=True).prepare()

@@ -16,7 +16,8 @@ from edgebed.wire.boards import Join, Token
 from orchestrator.boards.service_folder import Live
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.runner import Listen
-from orchestrator.fleet.base import Access, TlsListener
+from orchestrator.fleet.base import Access
+from orchestrator.fleet.many_hosts import TlsListener
 from orchestrator.fleet.ownership import this_process
 from orchestrator.runs.daemon import state_of
 
@@ -58,7 +59,7 @@ async def test_the_state_of_a_fleet_has_its_broker_without_a_password() -> None:
         broker=SimpleNamespace(address=Address("h", 1883, "orchestrator", WORD)),
         spec=SimpleNamespace(name="f"),
         fleet_id="f1",
-        fleet=SimpleNamespace(backend="local"),
+        backend_name="local",
         enforcement="kernel",
         dilation=1.0,
         names=[],

@@ -52,7 +52,7 @@ def spec(*cpus: float, name: str = "mine", reserve: float = 0.5) -> FleetSpec:
 
 
 def start(number: int, fleet: FleetSpec, setting: str | float = "auto", *more: FleetSpec) -> Admitted:
-    return admit(f"f{number:08x}", "local", [fleet, *more], setting)
+    return admit("local", f"f{number:08x}", [fleet, *more], setting)
 
 
 def held(fleets: list[Standing]) -> dict[str, tuple[float, float]]:

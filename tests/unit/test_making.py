@@ -161,12 +161,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 async def start() -> None:
-    fleet = containers.DockerFleet(SPEC, "f1", shaper=links.HostShaper())
-    await fleet.prepare()
+    backend = containers.DockerBackend(SPEC, "f1", shaper=links.HostShaper())
+    await backend.prepare()
     try:
-        await fleet.start({"d": Access("10.0.0.1", 1883, "u", "secret")}, {"d": Path("/s")})
+        await backend.start({"d": Access("10.0.0.1", 1883, "u", "secret")}, {"d": Path("/s")})
     finally:
-        await fleet.close()
+        await backend.close()
 
 
 async def test_ipv6_is_switched_off_where_there_is_one(engine: Engine) -> None:

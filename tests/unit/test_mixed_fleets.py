@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from edgebed.limits.spec import Limits
+from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure
 from orchestrator.calibration.far_end import far_end
-from orchestrator.fleet.base import Enforcement, FarEnd, NodeReading, ProbePeer, TlsListener
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.mixed import MixedFleet, backend_of, many_hosts
+from orchestrator.fleet.many_hosts import FarEnd, NodeReading, ProbePeer, TlsListener
+from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
-from tests.component._fleet import NoBackend
+from tests.component._fleet import NO_BROKER, NoBackend
 
 SMALL = ProfileSpec("small", Limits(0.5, 10**7, 10**7, 512))
 
@@ -37,8 +39,11 @@ async def test_a_limited_board_beside_devices_of_software_is_held_by_its_own_ker
         DeviceSpec("free", unlimited(SMALL), "b2"),
     )
     spec = FleetSpec("f", "software", 0.0, devices, Path("f.yaml"))
-    fleet = MixedFleet(NoBackend(Enforcement.SOFTWARE), NoBackend(Enforcement.KERNEL), ["limited", "free"])
-    controller = FleetController("f1", spec, fleet, 2.0, 1.0, lambda name: SMALL)
+    backend = MixedBackend(NoBackend(Enforcement.SOFTWARE), NoBackend(Enforcement.KERNEL), ["limited", "free"])
+    links = [MemoryLink(MemoryHub()) for _ in range(2)]
+    controller = FleetController(
+        "f1", spec, backend, NO_BROKER, *links, lambda name: SMALL, dilation=2.0, heartbeat_s=1.0
+    )
     controller.membership = configured = Configured()  # type: ignore[assignment]
     for name in controller.names:
         await controller.put_on_limits(name, "start")
@@ -90,10 +95,10 @@ class NodesEnd:
 
 async def test_link_probes_of_each_device_end_where_its_backend_has_them() -> None:
     nodes, boards = OnNodes(), NoBackend(Enforcement.UNLIMITED)
-    fleet = MixedFleet(nodes, boards, ["board"])
-    assert (backend_of(fleet, "d1"), backend_of(fleet, "board"), backend_of(nodes, "d1")) == (nodes, boards, nodes)
-    assert (many_hosts(fleet), many_hosts(nodes), many_hosts(boards)) == (nodes, nodes, None)
-    async with far_end(fleet, ["d1", "board", "d2"]) as end:
+    backend = MixedBackend(nodes, boards, ["board"])
+    assert (backend_of(backend, "d1"), backend_of(backend, "board"), backend_of(nodes, "d1")) == (nodes, boards, nodes)
+    assert (many_hosts(backend), many_hosts(nodes), many_hosts(boards)) == (nodes, nodes, None)
+    async with far_end(backend, ["d1", "board", "d2"]) as end:
         assert (end.of("d1"), end.of("d2")) == ("node of d1", "node of d2")
         assert end.of("board").port("127.0.0.1") > 0
         assert nodes.end.events == ["opened"]
@@ -104,6 +109,6 @@ async def test_a_far_end_that_cannot_listen_closes_the_others() -> None:
     first, second = OnNodes(), OnNodes()
     second.end = NodesEnd("no route")
     with pytest.raises(OSError, match="no route"):
-        async with far_end(MixedFleet(first, second, ["board"]), ["d1", "board"]):
+        async with far_end(MixedBackend(first, second, ["board"]), ["d1", "board"]):
             pass
     assert first.end.events == ["opened", "closed"]

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from edge_agent.node import facts as node_facts
-from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.host.load import HostLoad
 from orchestrator.fleet.host.node_load import rounds_of_nodes
 from orchestrator.fleet.host.speed import HostSpeed
+from orchestrator.fleet.many_hosts import NodeReading
 from orchestrator.fleet.swarm.clocks import Clock
 from orchestrator.fleet.swarm.node_link import Told
 from orchestrator.fleet.swarm.nodes import reading

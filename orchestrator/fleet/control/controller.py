@@ -17,7 +17,7 @@ from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
-from orchestrator.fleet.base import BrokerAccess, Enforcement, Fleet
+from orchestrator.fleet.base import Backend, BrokerAccess, Enforcement
 from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
@@ -40,31 +40,39 @@ CHUNKS_UNDER_WAY = 4
 
 class FleetController(RunFleet):
     """A standing fleet of agents: keeps them at work with their limits on, whatever dies or returns. Made by
-    `session.standing_fleet`, which also sets `broker` and calls `connect`.
+    `session.standing_fleet`.
+
+    Args:
+        chunk_bytes: size of a chunk that the endpoint sends.
 
     Attributes:
-        fleet: the backend that starts the agents and limits them.
+        backend: starts the agents and limits them.
         broker: how a device reaches the broker.
-        control: the orchestrator's connection for control messages.
+        control, data: the orchestrator's connections, which the caller opens and closes.
     """
 
-    broker: BrokerAccess
-    control: Link
     endpoint: TransferEndpoint
-    membership: Membership
 
     def __init__(
         self,
         fleet_id: str,
         spec: FleetSpec,
-        fleet: Fleet,
-        dilation: float,
-        heartbeat_s: float,
+        backend: Backend,
+        broker: BrokerAccess,
+        control: Link,
+        data: Link,
         resolve_profile: ResolveProfile,
+        *,
+        heartbeat_s: float,
+        dilation: float = 1.0,
+        dilation_by: str = "",
         grain: Grain = "quota",
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        super().__init__(spec, dilation, resolve_profile, grain, round((tick_s() or 0.0) * 1e6) or TICK_US)
-        self.fleet_id, self.fleet = fleet_id, fleet
+        tick_us = round((tick_s() or 0.0) * 1e6) or TICK_US
+        super().__init__(spec, dilation, resolve_profile, grain, tick_us, dilation_by)
+        self.fleet_id, self.backend, self.broker = fleet_id, backend, broker
+        self.control, self.data = control, data
         self._heartbeat_s = heartbeat_s
         self._ready: set[str] = set()
         self._ready_changed = asyncio.Event()
@@ -74,17 +82,9 @@ class FleetController(RunFleet):
         self._in_force: dict[str, Limits] = {}
         self._left: set[str] = set()  # devices that the scenario has taken away
         self._closing = False
-
-    def connect(self, control: Link, data: Link, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Make endpoint and membership over the orchestrator's two connections, before these are opened.
-
-        Args:
-            chunk_bytes: size of a chunk that the endpoint sends.
-        """
-        self.control = control
         self.endpoint = TransferEndpoint(
             ORCHESTRATOR,
-            Topics(self.fleet_id),
+            Topics(fleet_id),
             control,
             data,
             deliver=self.deliver,
@@ -95,17 +95,18 @@ class FleetController(RunFleet):
             on_dropped=self.dropped,
             chunk_bytes=chunk_bytes,
         )
-        self.membership = Membership(self.names, self.endpoint.control, self.record, self.dilation, self.fleet.pins)
+        self.membership = Membership(self.names, self.endpoint.control, self.record, dilation, backend.pins)
         self.membership.listen(self.on_device)
+        backend.on_exit(self.on_exit)
         self.endpoint.start()
 
     @property
-    def backend(self) -> str:
-        return self.fleet.backend
+    def backend_name(self) -> str:
+        return self.backend.name
 
     @property
     def enforcement(self) -> Enforcement:
-        return self.fleet.enforcement
+        return self.backend.enforcement
 
     @property
     def prober(self) -> Membership:
@@ -136,7 +137,7 @@ class FleetController(RunFleet):
     async def _limit(self, name: str, why: str) -> Limits:
         """Set the limits that a device is to have, read them back and record them."""
         limits = self.limits[name]
-        held = await self.fleet.limit(name, limits)
+        held = await self.backend.limit(name, limits)
         self._in_force[name] = limits
         self.record(self._limits_set(time.monotonic_ns(), name, why, held))
         return limits
@@ -155,7 +156,7 @@ class FleetController(RunFleet):
         )
 
     def _held_by_agent(self, name: str) -> bool:
-        return backend_of(self.fleet, name).enforcement is Enforcement.SOFTWARE
+        return backend_of(self.backend, name).enforcement is Enforcement.SOFTWARE
 
     async def change(self, name: str, profile: ProfileSpec) -> None:
         """As `RunFleet.change`. A device that is away gets the limits when it returns."""
@@ -181,18 +182,18 @@ class FleetController(RunFleet):
         if not before.present:
             self._left.discard(name)
             self.membership.expect(name)
-            await self.fleet.restart(name)
+            await self.backend.restart(name)
             said.append("its agent was started")
             before = NORMAL
         if condition.link != before.link:
-            said.append(await self.fleet.set_link(name, condition.link))
+            said.append(await self.backend.set_link(name, condition.link))
         if condition.running and not before.running:
-            said.append(await self.fleet.set_frozen(name, False))
+            said.append(await self.backend.set_frozen(name, False))
         rates = await self._put_limits(name) if condition.running else Applied()
         if condition.rival_cpus != before.rival_cpus:
-            said.append(await self.fleet.set_rival(name, condition.rival_cpus / self.dilation))
+            said.append(await self.backend.set_rival(name, condition.rival_cpus / self.dilation))
         if before.running and not condition.running:
-            said.append(await self.fleet.set_frozen(name, True))
+            said.append(await self.backend.set_frozen(name, True))
         return msgspec.structs.replace(rates, held="; ".join([*said, *([rates.held] if rates.held else [])]))
 
     async def _take_away(self, name: str, before: Condition) -> None:
@@ -200,12 +201,12 @@ class FleetController(RunFleet):
         self._left.add(name)
         self.membership.left(name, "the scenario took it away")
         if not before.link:
-            await self.fleet.set_link(name, True)
+            await self.backend.set_link(name, True)
         if before.rival_cpus:
-            await self.fleet.set_rival(name, 0.0)
+            await self.backend.set_rival(name, 0.0)
         if not before.running:
-            await self.fleet.set_frozen(name, False)
-        await self.fleet.stop(name)
+            await self.backend.set_frozen(name, False)
+        await self.backend.stop(name)
 
     async def _put_limits(self, name: str) -> Applied:
         """Bring the limits in force to those wanted, where the device has its limits on."""
@@ -214,7 +215,7 @@ class FleetController(RunFleet):
             return Applied()
         software = self._held_by_agent(name)
         if only_rates(had, wanted):
-            up, down = await self.fleet.set_rates(name, wanted)
+            up, down = await self.backend.set_rates(name, wanted)
             self._in_force[name] = wanted
             applied = Applied("", up, down)
         else:
@@ -272,8 +273,8 @@ class FleetController(RunFleet):
             case Left(device, _):
                 self._ready.discard(device)
             case Heard(device, moved, task, phase):
-                if self.driver is not None:
-                    self.driver.heard(device, moved, task, phase)
+                if (driver := self.drivers.get(device)) is not None:
+                    driver.heard(device, moved, task, phase)
 
     def _begin_rejoin(self, device: str) -> None:
         self._ready.discard(device)
@@ -303,8 +304,8 @@ class FleetController(RunFleet):
 
     def _work_gone(self, device: str, why: str) -> None:
         self.endpoint.forget(device)
-        if self.driver is not None:
-            self.driver.lost(device, why)
+        if (driver := self.drivers.get(device)) is not None:
+            driver.lost(device, why)
 
     async def _restart(self, device: str, why: str) -> None:
         budget = self._restarts[device]
@@ -315,7 +316,7 @@ class FleetController(RunFleet):
             self.membership.give_up(device, what)
             return
         try:
-            await self.fleet.restart(device)
+            await self.backend.restart(device)
         except EdgebedError as error:
             self.record(Fault(time.monotonic_ns(), device, f"could not be restarted: {error}"))
             self.membership.give_up(device, str(error))
@@ -366,7 +367,7 @@ class FleetController(RunFleet):
             job.cancel()
         self.membership.shutdown("the fleet is closed")
         await asyncio.sleep(0.05)  # time for the message to leave; the backend ends agents that miss it
-        await self.fleet.close()
+        await self.backend.close()
         for name in self.names:  # clear the retained messages, which a user's own broker would keep
             self.control.publish(Topics(self.fleet_id).state(name), b"", retain=True)
 

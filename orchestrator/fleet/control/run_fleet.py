@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -60,7 +61,7 @@ class RunFleet(ABC):
         limits: in force, by device, after dilation.
         labels: samples per class of every device, as the shards of the run in hand were cut.
         grain: how the CPU quotas are divided into pieces of time; `tick_us`: of the accounting that stops a thread.
-        driver: sends tasks to the devices at the moment; None where no run is going on.
+        drivers: by device, who sends it tasks at the moment.
     """
 
     endpoint: Sender
@@ -72,6 +73,7 @@ class RunFleet(ABC):
         resolve_profile: ResolveProfile,
         grain: Grain = "quota",
         tick_us: int = TICK_US,
+        dilation_by: str = "",
     ) -> None:
         self.spec, self.dilation, self.grain, self.tick_us = spec, dilation, grain, tick_us
         self._resolve = resolve_profile
@@ -83,16 +85,16 @@ class RunFleet(ABC):
         for name in self.own:
             self._assign(name)
         self.names = list(self.profiles)
-        self.dilation_by = ""
+        self.dilation_by = dilation_by
         self.labels: Mapping[str, Sequence[int]] = {}
-        self.driver: Driver | None = None
+        self.drivers: dict[str, Driver] = {}
         self._sink: Callable[[Record], None] | None = None
         self._calibration: list[Calibrated] = []
         self._facts: dict[tuple[object, str], Fact] = {}  # the latest of each kind and device
 
     @property
     @abstractmethod
-    def backend(self) -> str:
+    def backend_name(self) -> str:
         """What carries the devices, in the word of the records."""
 
     @property
@@ -124,9 +126,9 @@ class RunFleet(ABC):
         """
         return [record for record in (*self._calibration, *self._facts.values()) if record.at_ns > after_ns]
 
-    def attach(self, sink: Callable[[Record], None] | None, driver: Driver | None) -> None:
-        """Send records and events of the fleet to a run from now on; None: to no run."""
-        self._sink, self.driver = sink, driver
+    def attach(self, sink: Callable[[Record], None] | None) -> None:
+        """Send records of the fleet to a run from now on; None: to no run."""
+        self._sink = sink
 
     def infos(self) -> tuple[DeviceInfo, ...]:
         """The devices with their profiles (before dilation) and their data, for RunStarted."""
@@ -247,19 +249,29 @@ class RunFleet(ABC):
         """Have every device report its phases up to now. Called at the end of a turn, and after the run's last
         record."""
 
-    # ---- transfers from the devices, for the driver ----
+    # ---- what comes from the devices, for their drivers ----
+
+    @contextlib.contextmanager
+    def driven(self, devices: Collection[str], driver: Driver) -> Iterator[None]:
+        """What comes from these devices goes to `driver` while the `with` block runs."""
+        self.drivers |= dict.fromkeys(devices, driver)
+        try:
+            yield
+        finally:
+            for device in devices:
+                del self.drivers[device]
 
     def admit(self, peer: str, header: Header, size: int) -> None:
         """Raises TransferRefused for what nobody waits for."""
-        if self.driver is None:
-            raise TransferRefused("no run is going on")
-        self.driver.admit(peer, header, size)
+        if (driver := self.drivers.get(peer)) is None:
+            raise TransferRefused(f"no round of {peer} is open: its task is over")
+        driver.admit(peer, header, size)
 
     async def deliver(self, inbound: ReceivedTransfer) -> None:
-        if self.driver is not None:
-            await self.driver.deliver(inbound)
+        if (driver := self.drivers.get(inbound.peer)) is not None:
+            await driver.deliver(inbound)
 
     def progress(self, device: str, transfer: str = "") -> None:
         """The device, or its link with this transfer, has made progress."""
-        if self.driver is not None:
-            self.driver.progress(device)
+        if (driver := self.drivers.get(device)) is not None:
+            driver.progress(device)

@@ -34,7 +34,9 @@ from orchestrator.fleet.docker.devices import (
 )
 from orchestrator.fleet.docker.image import ensure_image
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
+from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.making import CleanUp
+from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network import links
 from orchestrator.fleet.network.subnets import DOCKER_POOL, free_subnets, host_networks
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
@@ -43,7 +45,7 @@ BROKER = "/broker"
 """Where the container has the file with its broker's address and its password."""
 
 
-class DockerFleet(ContainerDevices):
+class DockerBackend(ContainerDevices, NamedBackend):
     """One fleet of containers.
 
     Args:
@@ -54,7 +56,12 @@ class DockerFleet(ContainerDevices):
     """
 
     enforcement = Enforcement.DOCKER
-    backend = "docker"
+    name = "docker"
+    needs = HostNeeds(engine=True)
+
+    @classmethod
+    def open(cls, opening: Opening) -> DockerBackend:
+        return cls(opening.spec, opening.fleet_id, notify=opening.notify)
 
     def __init__(
         self,

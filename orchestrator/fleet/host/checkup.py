@@ -52,6 +52,22 @@ class HostFacts(msgspec.Struct, frozen=True):
     carried: Carried | None = None  # by the network path; None: not measured
 
 
+class HostNeeds(msgspec.Struct, frozen=True):
+    """What a backend needs of this host.
+
+    Attributes:
+        kernel: this process limits the agents: root, cgroups, and links made with ip, tc and nsenter.
+        engine: a Docker engine.
+        swarm: the engine manages a Swarm, and helpers on its nodes make the links.
+        software: the agents limit themselves, which gives no latency and no limit of memory.
+    """
+
+    kernel: bool = False
+    engine: bool = False
+    swarm: bool = False
+    software: bool = False
+
+
 class Check(msgspec.Struct, frozen=True):
     """One row of the table. `lack` is empty if all is well. `needed`: the backend does not work without it."""
 
@@ -68,9 +84,9 @@ LITTLE_MEMORY_MIB, LITTLE_DISK_MIB = 1024, 2048
 FINE_HZ = 250
 
 
-def check(facts: HostFacts, backend: str, devices: int = 0) -> list[Check]:
+def check(facts: HostFacts, needs: HostNeeds, devices: int = 0) -> list[Check]:
     """All rows for a backend and a fleet of `devices` devices. Those of a Swarm are in `swarm.checkup`."""
-    rows = [*_kernel(facts, backend), *_links(facts, backend), _engine(facts, backend)]
+    rows = [*_kernel(facts, needs), *_links(facts, needs), _engine(facts, needs.engine)]
     return [*rows, _broker(facts, devices), *_resources(facts)]
 
 
@@ -82,7 +98,7 @@ def fit(rows: list[Check]) -> bool:
 # ---- the host --------------------------------------------------------------------------------------------------------
 
 
-def _kernel(facts: HostFacts, backend: str) -> Iterator[Check]:
+def _kernel(facts: HostFacts, needs: HostNeeds) -> Iterator[Check]:
     coarse = facts.hz is not None and facts.hz < FINE_HZ
     yield Check("kernel", facts.kernel)
     yield Check(
@@ -99,35 +115,33 @@ def _kernel(facts: HostFacts, backend: str) -> Iterator[Check]:
         lack="its resolution is too coarse to time phases" if jumpy else "",
         hint="dmesg says why the kernel rejected tsc or kvm-clock" if jumpy else "",
     )
-    for_local = backend == "local"
     yield Check(
         "root",
         "yes" if facts.root else "no",
         lack="" if facts.root else "kernel limits need root; without it the agents would throttle themselves",
         hint="" if facts.root else "run as root, or choose --backend software",
-        needed=for_local,
+        needed=needs.kernel,
     )
     yield Check(
         "cgroups",
         f"version {facts.cgroup}{' under systemd' if facts.systemd else ''}" if facts.cgroup else "none",
         lack="" if facts.cgroup else "no CPU quota can be set",
         hint="" if facts.cgroup else "mount them (/sys/fs/cgroup), or choose --backend software",
-        needed=for_local,
+        needed=needs.kernel,
     )
 
 
-def _links(facts: HostFacts, backend: str) -> Iterator[Check]:
+def _links(facts: HostFacts, needs: HostNeeds) -> Iterator[Check]:
     tools = ", ".join(facts.missing_tools)
-    for_local = backend == "local"
     yield Check(
         "tools", f"no {tools}" if tools else "ip, tc, nsenter", tools and f"{tools} not installed",
-        tools and "apt-get install iproute2 util-linux", for_local,
+        tools and "apt-get install iproute2 util-linux", needs.kernel,
     )  # fmt: skip
-    held_here = for_local or backend == "swarm" or (backend == "docker" and facts.engine.beside_us)
+    held_here = needs.kernel or needs.swarm or (needs.engine and facts.engine.beside_us)
     yield _module("rate (tbf)", facts.tbf, facts.how, "a kernel with CONFIG_NET_SCH_TBF (modprobe sch_tbf)", held_here)
     yield Check(
         "links", _LINKS[facts.how == "tried", bool(facts.link)],
-        facts.link, facts.link and "a kernel with veth and network namespaces (modprobe veth)", for_local,
+        facts.link, facts.link and "a kernel with veth and network namespaces (modprobe veth)", needs.kernel,
     )  # fmt: skip
     yield _module(
         "latency (netem)",
@@ -136,7 +150,7 @@ def _links(facts: HostFacts, backend: str) -> Iterator[Check]:
         "modprobe sch_netem; or remove latency_ms from the profiles",
         False,
     )
-    by_helper = backend == "swarm" or (backend == "docker" and not (facts.root and facts.engine.beside_us))
+    by_helper = needs.swarm or (needs.engine and not (facts.root and facts.engine.beside_us))
     yield _module(
         "helper's link (ifb)", facts.ifb, facts.how, "modprobe ifb, or run as root on the engine's host", by_helper
     )
@@ -154,8 +168,8 @@ _LINKS = {
 }
 
 
-def _engine(facts: HostFacts, backend: str) -> Check:
-    engine, needed = facts.engine, backend in ("docker", "swarm")
+def _engine(facts: HostFacts, needed: bool) -> Check:
+    engine = facts.engine
     if engine.error:
         return Check("docker", "none", engine.error, "start Docker, set DOCKER_HOST, or choose --backend local", needed)
     found = f"{engine.version}, runc {engine.runc or 'unknown'}, cgroup driver {engine.cgroup_driver}, "
@@ -236,7 +250,7 @@ class FleetFit(msgspec.Struct, frozen=True):
         return not self.lack and not any(device.lack for device in self.devices)
 
 
-def fit_fleet(spec: FleetSpec, facts: HostFacts, backend: str) -> FleetFit:
+def fit_fleet(spec: FleetSpec, facts: HostFacts, needs: HostNeeds) -> FleetFit:
     """Which devices of a fleet this host can hold, and the dilation they would get."""
     lack = hint = ""
     try:
@@ -246,38 +260,38 @@ def fit_fleet(spec: FleetSpec, facts: HostFacts, backend: str) -> FleetFit:
     devices = [(device.name, device.profile.limits.dilated(dilation or 1.0)) for device in spec.devices]
     return FleetFit(
         dilation,
-        tuple(DeviceFit(name, limits, _why_not(limits, facts, backend)) for name, limits in devices),
+        tuple(DeviceFit(name, limits, _why_not(limits, facts, needs)) for name, limits in devices),
         lack,
         hint,
-        _crowded([limits for _, limits in devices if not limits.unlimited], facts, backend),
+        _crowded([limits for _, limits in devices if not limits.unlimited], facts, needs),
     )
 
 
-def _crowded(limits: Sequence[Limits], facts: HostFacts, backend: str) -> str:
+def _crowded(limits: Sequence[Limits], facts: HostFacts, needs: HostNeeds) -> str:
     """A warning if the devices would not fit when all use their whole memory. They seldom do."""
     total = sum(each.memory_mib for each in limits)
-    if backend == "software" or total <= facts.memory_mib:
+    if needs.software or total <= facts.memory_mib:
         return ""
     return f"the devices together may use {total} MiB, but {facts.memory_mib} MiB are available"
 
 
-def _why_not(limits: Limits, facts: HostFacts, backend: str) -> str:
+def _why_not(limits: Limits, facts: HostFacts, needs: HostNeeds) -> str:
     if limits.unlimited:
         return ""
-    if limits.latency_ms and backend == "software":
+    if limits.latency_ms and needs.software:
         return "the software throttle cannot add latency"
     if limits.latency_ms and facts.netem:
         return f"latency does not work here: {facts.netem}"
     if limits.cpus < LEAST_CPUS:
         return f"{limits.cpus:.4f} CPUs are below the smallest quota, {LEAST_CPUS:g}"
-    if backend in ("docker", "swarm") and _would_round(limits, facts):
+    if needs.engine and _would_round(limits, facts):
         return f"systemd may round its {limits.cpus:.4f} CPUs"
-    if backend != "software" and limits.memory_mib > facts.memory_mib:
+    if not needs.software and limits.memory_mib > facts.memory_mib:
         return f"it may use {limits.memory_mib} MiB of memory, but {facts.memory_mib} MiB are available"
     return ""
 
 
 def _would_round(limits: Limits, facts: HostFacts) -> bool:
     """Whether systemd manages the quota and would round it, because it is not a multiple of 0.01 CPU."""
-    lack = _engine(facts, "docker").lack
+    lack = _engine(facts, True).lack
     return lack == ROUNDS and round(limits.cpus * 1e6) % 10_000 != 0

@@ -108,12 +108,15 @@ class Admitted(msgspec.Struct, frozen=True):
         return f"other fleets on this host hold {taken_cpus(self.others):.3g} CPUs: {_list(self.others)}{more}"
 
 
-def admit(fleet_id: str, backend: str, fleets: Sequence[FleetSpec], setting: str | float) -> Admitted:
+def admit(
+    backend: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float, *, over_links: bool = True
+) -> Admitted:
     """Choose the dilation of a fleet beside those that stand, and claim its CPUs.
 
     Args:
         fleets: what the fleet will be in the course of the run.
         setting: as in `dilation_of`.
+        over_links: its traffic goes through links on this host; else the network path does not matter.
 
     Raises:
         CapacityError: the fleet does not fit, alone or beside the others.
@@ -121,7 +124,7 @@ def admit(fleet_id: str, backend: str, fleets: Sequence[FleetSpec], setting: str
     """
     cores = usable_cores()
     by_cpus = dilation_over(fleets, setting, cores)
-    carried = None if backend == "software" else carried_for(fleets, by_cpus)
+    carried = carried_for(fleets, by_cpus) if over_links else None
     alone = dilation_over(fleets, setting, cores, carried)
     with lock():
         others = standing()

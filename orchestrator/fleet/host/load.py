@@ -13,10 +13,10 @@ import msgspec
 import psutil
 
 from edgebed.limits.cgroups import MOUNT, PARENT, SLICE
-from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.host.cores import machine_id
 from orchestrator.fleet.host.node_load import rounds_of_nodes
 from orchestrator.fleet.host.speed import HostSpeed
+from orchestrator.fleet.many_hosts import NodeReading
 from orchestrator.records.types import HostRound, NodeRound, Record, RoundFinished, RoundStarted
 
 Processes = Mapping[str, Callable[[], int | None]]

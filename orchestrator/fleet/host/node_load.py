@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.fleet.base import NodeReading
+from orchestrator.fleet.many_hosts import NodeReading
 from orchestrator.records.types import NodeRound
 
 

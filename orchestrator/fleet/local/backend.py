@@ -23,9 +23,12 @@ from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, dec
 from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
+from orchestrator.fleet.host.checkup import HostNeeds
+from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
 from orchestrator.fleet.local.processes import set_stopped, use_of
 from orchestrator.fleet.local.users import Users, closed_to_others
 from orchestrator.fleet.making import CleanUp, Making
+from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.rival import Rivals
@@ -33,12 +36,11 @@ from orchestrator.fleet.spec.profile import FleetSpec, Limits
 
 START_TIMEOUT_S = LOCK_S = 120.0
 FORK_SERVER_END_S = 5.0
-CAP_SYS_ADMIN = 21
 KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
 """Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
 
 
-class LocalFleet:
+class LocalBackend(NamedBackend):
     """One fleet of processes.
 
     Args:
@@ -48,9 +50,24 @@ class LocalFleet:
 
     Attributes:
         forks: what each device's agent was started with.
+        pids: the agents' processes, as the host numbers them, by device.
     """
 
-    backend = "local"
+    name = "local"
+    needs = HostNeeds(kernel=True)
+    kernel_obstacle = staticmethod(kernel_obstacle)
+
+    @classmethod
+    def open(cls, opening: Opening) -> LocalBackend:
+        """With the software throttle where the kernel cannot hold the limits."""
+        if why := cls.kernel_obstacle():
+            opening.notify(f"limits are held by the agents themselves (software): {why}")
+            if late := [each.name for each in opening.spec.devices if each.profile.limits.latency_ms]:
+                raise FleetError(
+                    f"{late[0]}: the software throttle cannot add latency",
+                    hint="remove latency_ms from the profile, or run as root",
+                )
+        return cls(opening.spec, opening.fleet_id, kernel=not why)
 
     def __init__(self, spec: FleetSpec, fleet_id: str, *, kernel: bool) -> None:
         self.enforcement = Enforcement.KERNEL if kernel else Enforcement.SOFTWARE
@@ -63,7 +80,7 @@ class LocalFleet:
         self._cgroups: dict[str, Cgroup] = {}
         self._limits: dict[str, Limits] = {}
         self.forks: dict[str, Fork] = {}
-        self._pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
         self._fork_server: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -126,7 +143,7 @@ class LocalFleet:
         for name in self._names:
             self.forks[name] = self._fork_of(name, access[name], shards[name])
             self._send(self.forks[name])
-        await self._until(lambda: set(self._pids) == set(self._names), "the agents were not forked")
+        await self._until(lambda: set(self.pids) == set(self._names), "the agents were not forked")
 
     def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
         who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
@@ -141,10 +158,6 @@ class LocalFleet:
             netns=str(self._wires[name].path) if self._kernel else "",
             cgroups=tuple(self._cgroups[name].procs_files()) if self._kernel else (),
         )
-
-    def pid_of(self, device: str) -> int:
-        """The process of a device's agent, as the host numbers it. Raises KeyError while there is none."""
-        return self._pids[device]
 
     def _give(self, name: str, shard: Path) -> int:
         """Make the device's user the owner of the shard. Returns the user id; 0 without root, with one user for all."""
@@ -173,7 +186,7 @@ class LocalFleet:
             await self._making.run(self._lift, device)
         self._limits.pop(device, None)
         self._send(self.forks[device])
-        await self._until(lambda: device in self._pids, f"{device} was not forked again")
+        await self._until(lambda: device in self.pids, f"{device} was not forked again")
 
     def _lift(self, device: str) -> None:
         netns.lift(self._wires[device])
@@ -238,13 +251,13 @@ class LocalFleet:
             group,
             netns.read(wire),
             netns.counters(wire),
-            alive=device in self._pids,
+            alive=device in self.pids,
             details={"netns": wire.netns, "cgroup": f"v{cgroup.version}; {group.dump}"},
         )
 
     def _use_alone(self, device: str) -> Held:
         """The use of an agent that enforces its own limits. The kernel knows none of them."""
-        cpu_s, memory = use_of(self._pids.get(device))
+        cpu_s, memory = use_of(self.pids.get(device))
         return Held(
             device=device,
             requested=self._limits.get(device, NONE_SET),
@@ -258,7 +271,7 @@ class LocalFleet:
             memory_used_mib=memory,
             uplink_bytes=0,
             downlink_bytes=0,
-            alive=device in self._pids,
+            alive=device in self.pids,
             details={
                 "throttle": "software: the agent limits its own CPU time and rates; they are not read back, and memory "
                 "is not limited"
@@ -273,7 +286,7 @@ class LocalFleet:
         return await asyncio.to_thread(netns.set_link, self._wires[device], up)
 
     async def set_frozen(self, device: str, frozen: bool) -> str:
-        pids = self._cgroups[device].pids() if self._kernel else [self._pids[device]]
+        pids = self._cgroups[device].pids() if self._kernel else [self.pids[device]]
         return await asyncio.to_thread(set_stopped, pids, frozen)
 
     async def set_rival(self, device: str, cpus: float) -> str:
@@ -287,8 +300,8 @@ class LocalFleet:
 
     async def stop(self, device: str) -> None:
         with contextlib.suppress(KeyError, ProcessLookupError):
-            os.kill(self._pids[device], 9)
-        await self._until(lambda: device not in self._pids, f"{device} could not be killed")
+            os.kill(self.pids[device], 9)
+        await self._until(lambda: device not in self.pids, f"{device} could not be killed")
 
     # ---- the fork server ----
 
@@ -332,7 +345,7 @@ class LocalFleet:
         self._ready = False
         if self._writer is not None:
             self._writer.close()
-        for device, pid in list(self._pids.items()):
+        for device, pid in list(self.pids.items()):
             self._heard(Exited(device, pid, "its process ended with the fork server that forked it"))
 
     def _heard(self, message: Message) -> None:
@@ -340,9 +353,9 @@ class LocalFleet:
             case Ready():
                 self._ready = True
             case Forked(device, pid):
-                self._pids[device] = pid
-            case Exited(device, pid, why) if self._pids.get(device) == pid:
-                del self._pids[device]
+                self.pids[device] = pid
+            case Exited(device, pid, why) if self.pids.get(device) == pid:
+                del self.pids[device]
                 if device not in self._ending:
                     said = last_line(self._log(device))
                     self._exit(device, f"{why}; its last words: {said}" if said else why)
@@ -354,8 +367,8 @@ class LocalFleet:
         self._ending.add(device)
         try:
             with contextlib.suppress(KeyError, ProcessLookupError):
-                os.kill(self._pids[device], 9)
-            await self._until(lambda: device not in self._pids, f"{device} could not be killed")
+                os.kill(self.pids[device], 9)
+            await self._until(lambda: device not in self.pids, f"{device} could not be killed")
         finally:
             self._ending.discard(device)
 
@@ -371,12 +384,6 @@ class LocalFleet:
                 f"{otherwise}; its last words: {last_line(self._folder / 'fork-server.log') or 'nothing'}",
                 hint="run `python -m edge_agent --help` with this Python: the agent's packages must load",
             )
-
-
-def may_mount() -> bool:
-    """Whether this process may make mounts and PID namespaces. Root in a container without CAP_SYS_ADMIN may not."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return bool(int(fields["CapEff"], 16) & 1 << CAP_SYS_ADMIN)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgebed.limits.spec import LEAST_MBIT_S, MOST_LATENCY_MS, MOST_MBIT_S
+from orchestrator.fleet.backends import choices
 
 MOST_DEVICES = 1000
 MBIT = f"a number of megabits per second from {LEAST_MBIT_S:g} to {MOST_MBIT_S:.0f}, such as 10"
@@ -19,7 +20,7 @@ WORDS = {
     "limit": "true or false: whether the board limits itself to its `profile`",
     "name": "a name of letters, digits, '_', '.' and '-'",
     "count": f"a whole number from 1 to {MOST_DEVICES}",
-    "backend": "docker, local, software (local with the software throttle), or swarm",
+    "backend": f"{choices()} (software is local with the software throttle)",
     "node": "a node's host name, address or id (docker node ls)",
     "cores": "a number of CPUs above 0 and at most 1024, such as 3.5",
 }

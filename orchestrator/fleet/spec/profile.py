@@ -16,9 +16,9 @@ from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
 from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import convert
 from orchestrator.files.shipped import shipped
-from orchestrator.files.yaml_file import Document, load_yaml
+from orchestrator.files.yaml_file import Document, convert, load_yaml
+from orchestrator.fleet.backends import BACKENDS, DEFAULT
 from orchestrator.fleet.spec.file_words import MOST_DEVICES, WORDS
 from orchestrator.fleet.spec.swarm import SwarmFile
 
@@ -139,7 +139,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A fleet file as it is written."""
 
     name: str
-    backend: Literal["docker", "local", "software", "swarm"] = "local"
+    backend: Literal[tuple(BACKENDS)] = DEFAULT  # type: ignore[valid-type]  # checkers cannot follow the registry
     reserve_cpus: Annotated[float, msgspec.Meta(ge=0, le=1024)] = 0.5
     swarm: SwarmFile | None = None
     devices: Annotated[list[FleetEntry], msgspec.Meta(min_length=1)]

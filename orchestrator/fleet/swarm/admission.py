@@ -24,10 +24,11 @@ from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, d
 ENGINE_S = 20
 
 
-def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> AdmittedToSwarm:
+def admit_swarm(name: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> AdmittedToSwarm:
     """Place a fleet on the Swarm's nodes, beside the fleets that stand on this host, and claim its CPUs here.
 
     Args:
+        name: of the backend.
         fleets: what the fleet will be in the course of the run.
         setting: as in `dilation_of`.
 
@@ -46,7 +47,7 @@ def admit_swarm(fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float
         spec = fleets[0]
         boards = tuple(device.name for device in spec.boards)
         reserve = spec.reserve_cpus if own else 0.0
-        claim = Claim(Standing(fleet_id, spec.name, "swarm", here, reserve, os.getpid(), boards))
+        claim = Claim(Standing(fleet_id, spec.name, name, here, reserve, os.getpid(), boards))
     alone = _alone(found, own, fleets, setting, factor)
     set_by = "" if factor <= 1 else "CPUs" if setting == "auto" else "the experiment"
     return AdmittedToSwarm(

@@ -10,7 +10,7 @@ import asyncio
 import datetime as dt
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import docker.types
 
 from edgebed.errors import FleetError
 from orchestrator.fleet import ownership
-from orchestrator.fleet.base import Access, Certifier, Enforcement, FarEnd, NodeReading, TlsListener
+from orchestrator.fleet.base import Access, Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
@@ -33,11 +33,15 @@ from orchestrator.fleet.docker.devices import (
 )
 from orchestrator.fleet.docker.image import ensure_image
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors
+from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.making import CleanUp
+from orchestrator.fleet.many_hosts import Certifier, FarEnd, NodeReading, TlsListener
+from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm import nodes as on_node
+from orchestrator.fleet.swarm.admission import admit_swarm
 from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.fleet.swarm.clocks import drift_note
 from orchestrator.fleet.swarm.far_end import NodesEnd
@@ -56,7 +60,7 @@ BROKER = "broker"
 START_S = 120.0
 
 
-class SwarmFleet(ContainerDevices):
+class SwarmBackend(ContainerDevices, NamedBackend):
     """One fleet on a Swarm.
 
     Args:
@@ -66,7 +70,19 @@ class SwarmFleet(ContainerDevices):
     """
 
     enforcement = Enforcement.DOCKER
-    backend = "swarm"
+    name = "swarm"
+    needs = HostNeeds(engine=True, swarm=True)
+
+    @classmethod
+    def admit(cls, name: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> AdmittedToSwarm:
+        return admit_swarm(name, fleet_id, fleets, setting)
+
+    @classmethod
+    def open(cls, opening: Opening) -> SwarmBackend:
+        admitted, folder = opening.admitted, opening.folder
+        assert isinstance(admitted, AdmittedToSwarm)
+        ca = opening.certifier(folder)
+        return cls(opening.spec, opening.fleet_id, admitted, ca, folder, notify=opening.notify)
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from edgebed.errors import CalibrationError, FleetError
 from edgebed.link.probe_server import Received
-from orchestrator.fleet.base import FarEnd, ProbePeer
+from orchestrator.fleet.many_hosts import FarEnd, ProbePeer
 from orchestrator.fleet.swarm.node_link import NodeLink
 
 LONGEST_S = 3600.0

@@ -16,7 +16,8 @@ import msgspec
 
 from edgebed.errors import FleetError
 from edgebed.wire.topics import ORCHESTRATOR
-from orchestrator.fleet.base import ALONE, Certifier
+from orchestrator.fleet.base import ALONE
+from orchestrator.fleet.many_hosts import Certifier
 from orchestrator.fleet.ownership import OWNER, this_process
 from orchestrator.fleet.swarm.clocks import Clock, clock_of, refuse_wrong
 from orchestrator.fleet.swarm.manager import Manager

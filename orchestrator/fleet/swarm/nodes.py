@@ -15,7 +15,6 @@ import docker.errors
 import docker.types
 
 from edgebed.errors import CapacityError, FleetError
-from orchestrator.fleet.base import NodeReading
 from orchestrator.fleet.engine import (
     FLEET,
     dead_things,
@@ -24,6 +23,7 @@ from orchestrator.fleet.engine import (
     remove_fleet,
     remove_named,
 )
+from orchestrator.fleet.many_hosts import NodeReading
 from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
 from orchestrator.fleet.swarm.clocks import notes, refuse_wrong
 from orchestrator.fleet.swarm.node_link import NodeLink, Told

@@ -1,0 +1,77 @@
+"""The classes of the backends that a fleet file can name: how one is found, admits a fleet, and is opened."""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from edgebed.errors import FleetError
+from orchestrator.fleet.backends import BACKENDS, check_backend
+from orchestrator.fleet.base import Backend
+from orchestrator.fleet.host.checkup import HostNeeds
+from orchestrator.fleet.host.cpus import Admitted, admit
+from orchestrator.fleet.many_hosts import Certifier
+from orchestrator.fleet.spec.profile import FleetSpec
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What a backend is opened with.
+
+    Attributes:
+        spec: the devices; none of them is a board.
+        fleet_id: unique on this host.
+        admitted: what `admit` of the class returned.
+        folder: of the fleet, for this user only.
+        certifier: makes the certificate authority of the run, with its key in a folder.
+        notify: called with a line of progress.
+    """
+
+    spec: FleetSpec
+    fleet_id: str
+    admitted: Admitted
+    folder: Path
+    certifier: Callable[[Path], Certifier]
+    notify: Callable[[str], None]
+
+
+class NamedBackend(Backend):
+    """A backend that a fleet file can name.
+
+    Attributes:
+        needs: what `edgebed doctor` checks for it.
+    """
+
+    needs: ClassVar[HostNeeds] = HostNeeds()
+
+    @classmethod
+    def admit(cls, name: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> Admitted:
+        """As `host.cpus.admit`: here the devices take CPUs of this host alone."""
+        return admit(name, fleet_id, fleets, setting, over_links=not cls.needs.software)
+
+    @classmethod
+    @abstractmethod
+    def open(cls, opening: Opening) -> Backend:
+        """The backend for a fleet, not prepared. Raises FleetError if it cannot run here."""
+
+
+def backend_class(name: str) -> type[NamedBackend]:
+    """Load a backend's class.
+
+    Raises:
+        UsageError: there is no such backend. FleetError: it needs a package that is not installed.
+    """
+    check_backend(name)
+    module, _, cls = BACKENDS[name].partition(":")
+    try:
+        found: type[NamedBackend] = getattr(importlib.import_module(module), cls)
+    except ModuleNotFoundError as error:
+        raise FleetError(
+            f"the backend {name} needs the Python package {error.name}, which is not installed",
+            hint="pip install 'edgebed[orchestrator]', or choose another --backend",
+        ) from None
+    return found
