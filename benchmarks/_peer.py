@@ -21,7 +21,8 @@ from edgebed.link.connection import Address
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Codec, Control, Ping, Pong, Upload
+from edgebed.wire.messages import Control, Ping, Pong, Upload
+from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 TOPICS = Topics("bench")

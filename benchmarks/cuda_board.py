@@ -16,7 +16,8 @@ from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.models.staged import MODELS, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Task, Upload
+from edgebed.wire.messages import Assignment, Task, Upload
+from edgebed.wire.settings import Codec, Optimizer
 
 SHAPE, CLASSES, SAMPLES, BATCH = (3, 32, 32), 10, 512, 64
 MODEL: dict[str, object] = {"name": "resnet-tiny"}

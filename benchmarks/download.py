@@ -14,7 +14,8 @@ from benchmarks._figures import figure
 from benchmarks._link import over_rates, shaped_link
 from benchmarks._near import Near, both_ends
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Codec, Reply
+from edgebed.wire.messages import Reply
+from edgebed.wire.settings import Codec
 
 RATES = (10, 30, 100)
 SIZES = {8_000: 40, 190_000: 20, 2_000_000: 4}

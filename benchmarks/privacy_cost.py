@@ -17,7 +17,8 @@ from benchmarks._figures import figure
 from edgebed.methods.base import Batch
 from edgebed.methods.parts.local_training import head_half
 from edgebed.models.staged import MODELS, StagedModel, seeded
-from edgebed.wire.messages import Assignment, Privacy
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Privacy
 
 SHAPE, CLASSES, BATCH, REPEATS = (3, 32, 32), 10, 50, 5
 CUTS = (1, 4, 7)

@@ -14,7 +14,7 @@ from edgebed.datasets.shard import Shard
 from edgebed.device.phases import PhaseLog
 from edgebed.methods.base import Batch
 from edgebed.methods.parts.serving import arrival_times_ns
-from edgebed.wire.messages import Arrivals
+from edgebed.wire.settings import Arrivals
 
 
 class Patience(Protocol):

@@ -32,7 +32,8 @@ from edgebed.device.phases import PhaseLog
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Task, Upload
+from edgebed.wire.messages import Assignment, Task, Upload
+from edgebed.wire.settings import Codec, Optimizer
 
 
 class TaskIO(Protocol):

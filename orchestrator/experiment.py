@@ -15,7 +15,7 @@ from edgebed.limits.cpu_quota import Grain as Grain
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.typed import nearest, shown
-from edgebed.wire.messages import Augment, Codec, Optimizer
+from edgebed.wire.settings import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
 from orchestrator.files.yaml_file import Document, convert, load_yaml, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent

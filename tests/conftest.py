@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("edgebed")
 
 ORCHESTRATORS = re.compile(
     r"^\s*(from|import) (orchestrator|benchmarks|PIL|yaml|tests\."
-    r"(equality|contract\.models|unit\._(assignments|boards|runs)))\b",
+    r"(equality|contract\.models|summaries|virtual|unit\._(assignments|boards|fleets|runs)))\b",
     re.MULTILINE,
 )
 """What a test imports that cannot run where only the agent is installed (`make test-agent`)."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgebed.wire.messages import Augment
+from edgebed.wire.settings import Augment
 
 STREAM = 1 << 63
 """Part of the key of these random numbers, so that they differ from those of the batch order (`shard.shuffled`)."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from edgebed.datasets.augment import cropped, cut_out, draws
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Augment, Privacy
 from edgebed.wire.order import batch_bounds, shuffled
+from edgebed.wire.settings import Augment, Privacy
 
 VERSION = 2
 MOST_CLASSES = 1_000_000

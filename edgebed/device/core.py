@@ -23,7 +23,8 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Task, Upload
+from edgebed.wire.messages import Assignment, Task, Upload
+from edgebed.wire.settings import Codec
 
 Body = bytes | bytearray | memoryview
 """Encoded tensors."""

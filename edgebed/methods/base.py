@@ -22,7 +22,8 @@ from edgebed.methods.parts.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
-from edgebed.wire.messages import Assignment, Augment, Codec, Optimizer, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.settings import Augment, Codec, Optimizer
 
 # ---- what a plan is made from ----
 

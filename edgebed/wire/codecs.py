@@ -30,7 +30,7 @@ import zstandard
 from torch import Tensor
 
 from edgebed.errors import UsageError, WireError, short
-from edgebed.wire.messages import Codec
+from edgebed.wire.settings import Codec
 
 DTYPES = ("float32", "float16", "uint8")
 LOSSLESS = Codec()

@@ -12,7 +12,7 @@ from rich.table import Table
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.cli.arguments import numbers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.fleet.ownership import OwnedFolder

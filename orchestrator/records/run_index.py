@@ -21,6 +21,7 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
 from orchestrator.records.board_record import BoardReadings
+from orchestrator.records.host_records import HostRound
 
 FOREVER = 1 << 62
 """A time that never comes, in nanoseconds."""
@@ -117,7 +118,7 @@ class RoundFacts(msgspec.Struct):
     done: dict[str, t.DeviceDone] = {}
     out: dict[str, t.DeviceOut] = {}
     own: list[t.OrchestratorPhase] = []
-    host: t.HostRound | None = None
+    host: HostRound | None = None
     offset: int = 0
 
     @property
@@ -300,7 +301,7 @@ _LISTS: dict[type, str] = {t.ServerStep: "steps", t.HalfWork: "half_work", t.Orc
 _SINGLE: dict[type, str] = {
     t.RoundFinished: "finished",
     t.Evaluated: "evaluated",
-    t.HostRound: "host",
+    HostRound: "host",
     t.TurnEnded: "turn",
 }
 """Where a round keeps its records, by their kind."""

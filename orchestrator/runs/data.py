@@ -21,7 +21,7 @@ from edgebed.datasets.partition import Indices, Samples, partition
 from edgebed.datasets.shard import normalise, write_shard
 from edgebed.errors import UsageError
 from edgebed.typed import nearest, shown, within
-from edgebed.wire.messages import Privacy
+from edgebed.wire.settings import Privacy
 from orchestrator.experiment import Experiment, PrivacyChoice
 
 LARGE_BATCH = 1000

@@ -10,7 +10,8 @@ from edgebed.errors import FleetError, RunError, TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Failure, Header, Optimizer, Report, Task, Update
+from edgebed.wire.messages import Assignment, Failure, Header, Report, Task, Update
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.fleet.control.controller import FleetController
 
 

@@ -15,7 +15,7 @@ import torch
 
 from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep

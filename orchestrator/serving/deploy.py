@@ -31,7 +31,8 @@ from edgebed.methods.parts.inference_tree import normalised
 from edgebed.methods.parts.serving import LOT, OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Arrivals, Assignment, Codec, Task
+from edgebed.wire.messages import Assignment, Task
+from edgebed.wire.settings import Arrivals, Codec
 from orchestrator.experiment import Experiment
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.rounds.bounds import upload_bytes

@@ -19,7 +19,8 @@ from edgebed.errors import EdgebedError, TransferError, TransferRefused, short
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Codec, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.settings import Codec
 from orchestrator.clock import now_ns, now_s
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (

@@ -23,8 +23,9 @@ from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
 from edgebed.methods.parts.local_training import Half, make_optimizer
 from edgebed.models.staged import StagedModel, Weights
-from edgebed.wire.messages import Assignment, Privacy
+from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
+from edgebed.wire.settings import Privacy
 
 ALIKE = ("head", "output")
 """Objectives that can be stacked. Their arithmetic is repeated here; they wait for no reply and read no options."""

@@ -9,7 +9,8 @@ import msgspec
 
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Codec, Header
+from edgebed.wire.messages import Assignment, Header
+from edgebed.wire.settings import Codec
 from orchestrator.experiment import Grain
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts

@@ -9,8 +9,9 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, real_work
-from edgebed.wire.messages import Assignment, Codec, Phase
+from edgebed.wire.messages import Assignment, Phase
 from edgebed.wire.order import batch_bounds
+from edgebed.wire.settings import Codec
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
 from orchestrator.records.types import SIMULATED, LimitsSet, TaskDelivered, TaskSent, UpdateReceived

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Codec, Header
+from edgebed.wire.messages import Assignment, Header
+from edgebed.wire.settings import Codec
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
 from orchestrator.simulation.counts import Flops, Operations

@@ -16,7 +16,8 @@ from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec
 from orchestrator.simulation.layer_costs import LayerCosts, LayerMeter
 from orchestrator.simulation.timing import REPEATS, Meter, ThreadMeter, best_s
 from orchestrator.training.threads import one_thread

@@ -21,7 +21,8 @@ from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
-from edgebed.wire.messages import Assignment, Codec, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Header, Reply, Task, Update, Upload
+from edgebed.wire.settings import Codec
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations

@@ -23,7 +23,7 @@ from edgebed.methods.base import METHODS, Context, Method, ServerHalf
 from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import Weights
 from edgebed.pacing import Pacer
-from edgebed.wire.messages import Optimizer
+from edgebed.wire.settings import Optimizer
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy

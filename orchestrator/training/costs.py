@@ -16,7 +16,8 @@ from edgebed.methods.base import Batch, CutCost
 from edgebed.methods.parts.local_training import UpperHalf, head_half
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.training.threads import one_thread
 
 

@@ -11,7 +11,7 @@ from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import CutCost
 from edgebed.methods.parts.evaluation import Score
 from edgebed.pacing import LATE_S
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.settings import Codec, Optimizer
 
 COPY = "copy"
 """Name of a pickle (`copies.copy_of`) among the tensors of the group of the same name."""

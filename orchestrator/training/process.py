@@ -28,7 +28,8 @@ from edgebed.models.staged import StagedModel, Weights
 from edgebed.module_process import module_command
 from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
-from edgebed.wire.messages import Assignment, Codec, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.child import READY

@@ -29,7 +29,8 @@ from edgebed.link.mqtt import Address
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Task
+from edgebed.wire.messages import Assignment, Task
+from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held

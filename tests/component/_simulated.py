@@ -12,7 +12,8 @@ import torch
 from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Assignment, Codec
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec

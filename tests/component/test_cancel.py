@@ -16,7 +16,8 @@ from edgebed.errors import TransferError
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.dtfl import Dtfl
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Cancel, Codec, Header, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Cancel, Header, Task, Update, Upload
+from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR
 from tests.component._fleet import Fleet, fleet, method, start_weights
 from tests.contract.rounds import SCHEDULE

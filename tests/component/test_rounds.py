@@ -36,7 +36,8 @@ from edgebed.methods.parts.aggregation import merge_by_name
 from edgebed.methods.parts.local_training import Half, UpperHalf, output_half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Pong, Report, Update, Upload, encode
+from edgebed.wire.messages import Assignment, Pong, Report, Update, Upload, encode
+from edgebed.wire.settings import Codec
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec

@@ -14,7 +14,8 @@ from edgebed.datasets.shard import single_rows
 from edgebed.methods.parts.exits import NEVER, confidence, exit_logits, serving_weights
 from edgebed.methods.parts.inference_tree import rooted
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Arrivals, Assignment, Codec, Task, Upload
+from edgebed.wire.messages import Assignment, Task, Upload
+from edgebed.wire.settings import Arrivals, Codec
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.records.serving_records import RequestsLost, Served
 from orchestrator.records.types import DeviceDone, DeviceOut, ReplyDelivered, TaskDelivered, TaskSent, UploadReceived

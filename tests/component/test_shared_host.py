@@ -29,8 +29,9 @@ from orchestrator.fleet.host.speed import HostSpeed, watch_speed
 from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.spec.capacity import dilation_of
 from orchestrator.fleet.spec.profile import Limits
+from orchestrator.records.host_records import HostRound
 from orchestrator.records.timeline.disturbance import TaskWork, not_got_s
-from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
+from orchestrator.records.types import Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
 from tests.component._faults import small_fleet
 from tests.hangs import run

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from orchestrator.scenario.agenda import Scenario
 
 from edgebed.device import core
 from edgebed.methods.base import HALVES, Batch, DeviceHalf, Outgoing, Trained
@@ -36,6 +35,7 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.event_loop import OwnWork
+from orchestrator.scenario.agenda import Scenario
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart
 from tests.component._fleet import buggy, fleet, model, training, warm_up_once
 from tests.component._simulated import PlainCosts, play

@@ -23,7 +23,7 @@ import torch
 from edgebed.errors import RunError
 from edgebed.methods.base import METHODS, Method
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.training import orders as o
 from orchestrator.training import parcel

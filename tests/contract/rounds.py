@@ -51,7 +51,8 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.timeouts import timeout
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Report, Task
+from edgebed.wire.messages import Assignment, Report, Task
+from edgebed.wire.settings import Codec, Optimizer, Privacy
 from orchestrator.training.copies import copy_of, from_copy
 from orchestrator.training.server import ServerTrainer, StepResult
 

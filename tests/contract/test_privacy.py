@@ -12,7 +12,8 @@ import torch
 from edgebed.methods import base
 from edgebed.methods.base import HALVES, METHODS, DeviceHalf, Method, Outgoing, Plan
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Assignment, Privacy
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Privacy
 from tests.contract.rounds import SCHEDULE, make_method, play, small_model, view
 
 THREE = {"a": 10, "b": 9, "c": 5}

@@ -31,15 +31,8 @@ from orchestrator.fleet.engine import DEVICE, FLEET
 from orchestrator.fleet.spec import profile
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
-from orchestrator.records.types import (
-    DeviceJoined,
-    DeviceOut,
-    HostRound,
-    LimitsSet,
-    RoundFinished,
-    ScenarioStep,
-    TaskSent,
-)
+from orchestrator.records.host_records import HostRound
+from orchestrator.records.types import DeviceJoined, DeviceOut, LimitsSet, RoundFinished, ScenarioStep, TaskSent
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from orchestrator.scenario.spec import ScenarioEvent

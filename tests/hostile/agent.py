@@ -36,7 +36,6 @@ from edgebed.models.staged import MODELS, Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.frames import pack_chunk
 from edgebed.wire.messages import (
-    Codec,
     Configure,
     Control,
     Failure,
@@ -51,6 +50,7 @@ from edgebed.wire.messages import (
     Upload,
     encode,
 )
+from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 MIB = 1 << 20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Optimizer
 from tests.component._fleet import CLASSES, SHAPE
 
 MODEL: dict[str, object] = {"name": "resnet-tiny", "widths": [4, 4, 8]}

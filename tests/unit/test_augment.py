@@ -12,7 +12,8 @@ from edgebed.datasets.augment import cropped, cut_out, draws
 from edgebed.datasets.shard import Shard, read_shard, write_shard
 from edgebed.errors import WireError
 from edgebed.methods.parts.local_training import make_optimizer
-from edgebed.wire.messages import Assignment, Augment, Optimizer, Task, decode_header, encode
+from edgebed.wire.messages import Assignment, Task, decode_header, encode
+from edgebed.wire.settings import Augment, Optimizer
 
 SIDE = 8
 ALL = Augment(crop=2, flip=True, cutout=4)

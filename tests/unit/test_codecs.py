@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgebed.errors import UsageError, WireError
 from edgebed.wire.codecs import DTYPES, decode_tensors, encode_tensors
-from edgebed.wire.messages import Codec
+from edgebed.wire.settings import Codec
 
 ALL = [Codec(dtype, zstd) for dtype in DTYPES for zstd in (False, True)]
 shapes = st.lists(st.integers(0, 5), max_size=5).map(tuple)

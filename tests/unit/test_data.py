@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Privacy
+from edgebed.wire.settings import Privacy
 from orchestrator.cli import build
 from orchestrator.experiment import Experiment
 from orchestrator.files.yaml_file import parse

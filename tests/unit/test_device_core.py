@@ -36,7 +36,8 @@ from edgebed.errors import RunError, TransferError, TransferRefused, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Task, Upload
+from edgebed.wire.messages import Assignment, Task, Upload
+from edgebed.wire.settings import Codec, Optimizer
 from tests.contract.rounds import CLASSES, SHAPE, as_shard, shard, small_model
 
 HEAD: dict[str, Any] = {"objective": "head", "stages": 2, "uploads": ("features", "weights")}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from edgebed.wire.messages import Augment, Codec, Optimizer
+from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.experiment import Environment, Experiment, Partition, PrivacySection, Training
 from orchestrator.files.yaml_file import convert
 from orchestrator.fleet.spec import profile

@@ -14,7 +14,8 @@ from edgebed.methods.base import ServerHalf, trained_names
 from edgebed.methods.dtfl import Dtfl
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Header, Report, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Header, Report, Task, Update, Upload
+from edgebed.wire.settings import Codec
 from orchestrator.records.types import Record, ServerStep
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.settings import RoundSettings

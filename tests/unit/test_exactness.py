@@ -13,7 +13,8 @@ from edgebed.methods.base import Batch, Method, find_half
 from edgebed.methods.parts.local_training import Half, UpperHalf
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec, Optimizer
 from tests.contract.rounds import SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 OPTIMIZERS = {

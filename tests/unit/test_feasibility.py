@@ -10,8 +10,8 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.runs.feasibility import check_fleet, check_methods
+from tests.unit._fleets import fleet
 
 PATH = Path("e.yaml")
 
@@ -19,11 +19,6 @@ PATH = Path("e.yaml")
 def experiment(**changes: Any) -> Experiment:
     base = {"name": "t", "fleet": "f.yaml", "methods": [{"name": "fedavg"}]}
     return msgspec.convert({**base, **changes}, Experiment)
-
-
-def fleet(devices: int) -> FleetSpec:
-    profile = ProfileSpec("p", Limits(1.0, 10**7, 10**7, 512))
-    return FleetSpec("f", "local", 0.5, tuple(DeviceSpec(f"d{i}", profile) for i in range(devices)), Path("f.yaml"))
 
 
 @pytest.mark.parametrize(

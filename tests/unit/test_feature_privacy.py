@@ -23,7 +23,8 @@ from edgebed.methods.parts.feature_privacy import distance_correlation, patch_or
 from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import MODELS, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy, Task, decode_header, encode
+from edgebed.wire.messages import Assignment, Task, decode_header, encode
+from edgebed.wire.settings import Codec, Optimizer, Privacy
 from tests.contract.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
 
 SGD = Optimizer("sgd", 0.05, momentum=0.9)

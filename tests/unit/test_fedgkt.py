@@ -15,8 +15,8 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution, find_half
 from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation, server_logits
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Optimizer
 from edgebed.wire.order import shuffled
+from edgebed.wire.settings import Optimizer
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 SGD = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))

@@ -10,7 +10,8 @@ from edgebed.methods.base import find_half
 from edgebed.methods.fedprox import FedProx
 from edgebed.methods.parts.device_speed import Speeds
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Optimizer
 from tests.contract.rounds import SCHEDULE, make_method, play, small_model, view
 
 

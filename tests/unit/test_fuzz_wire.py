@@ -23,7 +23,6 @@ from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.frames import Mark, chunk_count, pack_chunk, pack_mark, unpack
 from edgebed.wire.messages import (
     Assignment,
-    Codec,
     Configure,
     Credit,
     Phase,
@@ -39,6 +38,7 @@ from edgebed.wire.messages import (
     decode_header,
     encode,
 )
+from edgebed.wire.settings import Codec
 from orchestrator.records import reader, types
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder

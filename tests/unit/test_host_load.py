@@ -8,7 +8,8 @@ import pytest
 
 from orchestrator.fleet.host.load import HostLoad, devices_cpu_s
 from orchestrator.fleet.host.speed import HostSpeed
-from orchestrator.records.types import HostRound, Record, RoundFinished, RoundStarted
+from orchestrator.records.host_records import HostRound
+from orchestrator.records.types import Record, RoundFinished, RoundStarted
 
 
 def speed(*pieces: tuple[int, int]) -> HostSpeed:

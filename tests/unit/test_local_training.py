@@ -14,7 +14,8 @@ from edgebed.errors import DivergedError, EdgebedError, PluginError, RunError, U
 from edgebed.methods.base import HALVES, Outgoing, Trained, find_half, trained_names
 from edgebed.methods.parts.local_training import UpperHalf, make_optimizer
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Optimizer
 from tests.contract.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
 
 HEAD = Assignment("a", {}, CLASSES, SHAPE, 2, "head", uploads=("features", "weights"), batch_size=4)

@@ -16,7 +16,8 @@ from edgebed.errors import FleetError, RunError, UsageError
 from edgebed.methods.base import DeviceView, Method, Score
 from edgebed.methods.parts.device_sampling import draw_share
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
 from orchestrator.rounds.event_loop import uninterrupted

@@ -12,9 +12,9 @@ import yaml
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, from_dict
 from orchestrator.runs.feasibility import check_fleet
-from orchestrator.scenario.spec import Event
+from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.simulation.old_faults import with_events
-from tests.unit.test_feasibility import fleet
+from tests.unit._fleets import fleet
 
 PATH = Path("e.yaml")
 FAULTS = [
@@ -29,15 +29,15 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def test_each_fault_is_an_event_behind_those_of_the_scenario() -> None:
-    first = Event(at_s=3.0, device="d3", do="freeze")
+    first = ScenarioEvent(at_s=3.0, device="d3", do="freeze")
     old = experiment(simulation={"faults": FAULTS}, scenario=[msgspec.to_builtins(first)])
     told: list[str] = []
     new = with_events(old, PATH, told.append)
     assert new.scenario == [
         first,
-        Event(round=2, after_s=0.5, device="d0", do="leave", for_s=20.0),
-        Event(round=3, after_s=0.0, device="d1", do="leave"),
-        Event(round=1, after_s=1e7, device="d2", do="leave", for_s=1e-6),
+        ScenarioEvent(round=2, after_s=0.5, device="d0", do="leave", for_s=20.0),
+        ScenarioEvent(round=3, after_s=0.0, device="d1", do="leave"),
+        ScenarioEvent(round=1, after_s=1e7, device="d2", do="leave", for_s=1e-6),
     ]
     assert msgspec.structs.replace(new, scenario=old.scenario, simulation=old.simulation) == old
     # What is told can be written in place of the old key, and then nothing more is told.

@@ -6,12 +6,13 @@ import itertools
 
 import pytest
 
+from orchestrator.records.host_records import HostRound
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.over_time import MOST_CELLS, OverTime, of_state
 from orchestrator.records.timeline.timeline import timelines
-from orchestrator.records.types import HostRound, Record, RoundFinished
+from orchestrator.records.types import Record, RoundFinished
 from tests.summaries import summarised
 from tests.synthetic import Synthetic
 from tests.unit._runs import resumed

@@ -17,7 +17,8 @@ from edgebed.methods.base import Batch, Context, DeviceView, Outcome, Plan
 from edgebed.methods.s2fl import GroupHalf, S2fl, Sfl, candidate_cuts
 from edgebed.models.staged import MODELS
 from edgebed.models.vgg import SPLIT_POINTS
-from edgebed.wire.messages import Assignment, Optimizer, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.settings import Optimizer
 from orchestrator.experiment import Simulation
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.papers.tables import load_reproduction

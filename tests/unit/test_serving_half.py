@@ -17,7 +17,8 @@ from edgebed.methods.base import Batch, Outgoing, find_half
 from edgebed.methods.parts.exits import exit_logits
 from edgebed.methods.parts.serving import LOT, arrival_times_ns
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Arrivals, Assignment
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Arrivals
 from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model
 
 

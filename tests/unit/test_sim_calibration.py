@@ -12,7 +12,8 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
 from edgebed.models.width import Keep
-from edgebed.wire.messages import Assignment, Codec, Phase, Report
+from edgebed.wire.messages import Assignment, Phase, Report
+from edgebed.wire.settings import Codec
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, sort

@@ -24,7 +24,8 @@ from edgebed.models.operations import fcnn_operations
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment, Codec, Optimizer, Privacy
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Codec, Optimizer, Privacy
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread

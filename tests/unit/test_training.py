@@ -10,7 +10,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.parts.evaluation import evaluate
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Codec, Optimizer
+from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.training.costs import profile_cuts
 from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model
 

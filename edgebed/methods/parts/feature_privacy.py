@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Assignment, Privacy
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Privacy
 
 
 class Guard:

@@ -29,8 +29,9 @@ from edgebed.methods.base import (
 )
 from edgebed.methods.parts.feature_privacy import Guard
 from edgebed.models.staged import StagedModel, Weights
-from edgebed.wire.messages import Assignment, Optimizer
+from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
+from edgebed.wire.settings import Optimizer
 
 Half = Generator[Outgoing, Weights | None, Trained]
 

@@ -29,7 +29,8 @@ from edgebed.methods.base import Batch, Outgoing, Trained, device_half
 from edgebed.methods.parts.exits import confidence
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
-from edgebed.wire.messages import Arrivals, Assignment
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Arrivals
 
 OBJECTIVE = "serve"
 

@@ -17,7 +17,8 @@ from orchestrator.fleet.host.cores import machine_id
 from orchestrator.fleet.host.node_load import rounds_of_nodes
 from orchestrator.fleet.host.speed import HostSpeed
 from orchestrator.fleet.many_hosts import NodeReading
-from orchestrator.records.types import HostRound, NodeRound, Record, RoundFinished, RoundStarted
+from orchestrator.records.host_records import HostRound, NodeRound
+from orchestrator.records.types import Record, RoundFinished, RoundStarted
 
 Processes = Mapping[str, Callable[[], int | None]]
 """The run's processes by name: each function gives the id, or None where the process is not on this host."""

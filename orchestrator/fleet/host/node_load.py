@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.fleet.many_hosts import NodeReading
-from orchestrator.records.types import NodeRound
+from orchestrator.records.host_records import NodeRound
 
 
 def rounds_of_nodes(

@@ -14,9 +14,10 @@ from statistics import median
 import msgspec
 
 from edgebed.device.phases import OWN_WORK
+from orchestrator.records.host_records import HostRound, NodeRound
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
-from orchestrator.records.types import HostRound, NodeRound, Record
+from orchestrator.records.types import Record
 
 NOT_GOT_SHARE, NOT_GOT_S = 0.05, 0.1
 """A device that lost more than this share of its work's wall time, and more than these seconds, was disturbed. If one
