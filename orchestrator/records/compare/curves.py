@@ -43,17 +43,6 @@ def accuracy(row: RoundFigures) -> float | None:
     return row.accuracy
 
 
-def loss(row: RoundFigures) -> float | None:
-    return row.loss
-
-
-def straggler_gap_s(row: RoundFigures) -> float | None:
-    return row.straggler_gaps_s
-
-
-QUANTITIES = {"accuracy": accuracy, "loss": loss, "straggler_gap_s": straggler_gap_s}
-
-
 def curve(summary: Summary, along: Along = "time", quantity: Quantity = accuracy) -> list[Point]:
     """The evaluated rounds of a run in ascending order of x.
 

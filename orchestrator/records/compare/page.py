@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.compare.curves import Along, Point, Quantity, accuracy, band, curve, straggler_gap_s
+from orchestrator.records.compare.curves import Along, Point, Quantity, accuracy, band, curve
 from orchestrator.records.compare.groups import by_key, group, named, profiles
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
@@ -33,7 +33,7 @@ AXES: tuple[tuple[str, Along, Quantity], ...] = (
     ("time", "time", accuracy),
     ("rounds", "rounds", accuracy),
     ("bytes", "bytes", accuracy),
-    ("gap", "rounds", straggler_gap_s),
+    ("gap", "rounds", lambda row: row.straggler_gaps_s),
 )
 """Name of a chart, what its x axis is, and the quantity."""
 

@@ -46,12 +46,14 @@ def bounds_of_round(
     timeline: RoundTimeline,
     path: RoundPath,
     lost_s: Mapping[str, float | None],
+    waited_ns: Mapping[str, Mapping[str, int]],
     savings: tuple[Saving, ...] = (),
 ) -> RoundBounds:
     """What bounded a finished round that has a path.
 
     Args:
         lost_s: by how much each device was later because it did not get its CPU.
+        waited_ns: `waits_of_round`.
         savings: `whatif.savings_of_round`.
     """
     worked = {name: sum(device.sums.get(phase, 0) for phase in OWN_WORK) for name, device in timeline.devices.items()}
@@ -59,7 +61,7 @@ def bounds_of_round(
     facts = timeline.facts
     assert facts.finished is not None
     whole_s = facts.finished.seconds / facts.dilation
-    waited = {name: waited_s(ns, facts.dilation) for name, ns in waits_of_round(timeline, path).items()}
+    waited = {name: waited_s(ns, facts.dilation) for name, ns in waited_ns.items()}
     parts = parts_of({bound: ns / (1e9 * facts.dilation) for bound, ns in bounds.items()})
     shares = mean_shares(waited, dict.fromkeys(waited, whole_s))
     return RoundBounds(parts, tuple(path.near), path.rule, savings, shares)

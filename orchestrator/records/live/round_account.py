@@ -40,9 +40,10 @@ def explain(
     host = host_of_round(facts, context.works, context.limits)
     path = context.paths.of(timeline)
     _put_round(found, timeline, path, context.limits)
-    _put_bounds(found, timeline, path, host.lost_s, context.limits)
+    waited_ns = waits_of_round(timeline, path)
+    _put_bounds(found, timeline, path, host.lost_s, waited_ns, context.limits)
     found.host, found.rev = msgspec.structs.replace(host, lost_s={}), state.rev
-    _put_devices(devices, timeline, path)
+    _put_devices(devices, timeline, waited_ns)
     loads = loads_of(facts, context.works, context.limits, state.memory_mib)
     for name, device in state.devices.items():
         lost_s = host.lost_s.get(name)
@@ -75,6 +76,7 @@ def _put_bounds(
     timeline: RoundTimeline,
     path: RoundPath | None,
     lost_s: Mapping[str, float | None],
+    waited_ns: Mapping[str, dict[str, int]],
     limits: LimitsInForce,
 ) -> None:
     facts = timeline.facts
@@ -85,13 +87,15 @@ def _put_bounds(
     row.why_not, row.slowest = "", slowest_links(facts, limits)
     row.savings = savings_of_groups(path, facts.dilation, row.slowest) if facts.done else ()
     own = savings_of_round(path, facts.dilation) if facts.done else ()
-    row.bounds = bounds_of_round(timeline, path, lost_s, own)
+    row.bounds = bounds_of_round(timeline, path, lost_s, waited_ns, own)
 
 
-def _put_devices(devices: dict[str, DeviceRound], timeline: RoundTimeline, path: RoundPath | None) -> None:
-    finished, waited = timeline.facts.finished, waits_of_round(timeline, path)
+def _put_devices(
+    devices: dict[str, DeviceRound], timeline: RoundTimeline, waited_ns: Mapping[str, dict[str, int]]
+) -> None:
+    finished = timeline.facts.finished
     assert finished is not None
     for name, account in timeline.devices.items():
         device = devices.setdefault(name, DeviceRound())
         device.spent, device.in_round = account.sums, account.totals(end_ns=finished.at_ns)
-        device.waited = waited.get(name)
+        device.waited = waited_ns.get(name)

@@ -348,11 +348,6 @@ class RunState(msgspec.Struct):
         return (self.last_finished if over else None) or self.current
 
     @property
-    def finished(self) -> list[RoundRow]:
-        """Rounds that are over, in the order in which they ended: those of an asynchronous method overlap."""
-        return sorted((row for row in self.rows if row.seconds is not None), key=lambda row: row.end_s)
-
-    @property
     def accuracy(self) -> float | None:
         """That of the evaluated round that ended last."""
         known = (row for row in self.rows if row.accuracy is not None)
