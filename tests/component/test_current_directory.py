@@ -19,7 +19,7 @@ pytest.importorskip("cryptography")
 import edge_agent.board.join as joining
 from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
-from edgebed.wire.boards import WAITING, Assignment, BoardState
+from edgebed.wire.boards import WAITING, BoardOrder, BoardState
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.members import Taken, claimed
@@ -159,7 +159,7 @@ async def agent_of_a_board(folder: Path) -> None:
     async with running(folder) as lab, Orchestrator(lab) as orchestrator:
         keys = await lab.board("pi")
         board = keys.service().board
-        order = Assignment("f1", lab.offer((folder / "shard").read_bytes()))
+        order = BoardOrder("f1", lab.offer((folder / "shard").read_bytes()))
         standby = asyncio.create_task(Standby(keys, lab.said.append).run())
         with claimed(lab.place, {"pi": board}, Taken("test", "f1", os.getpid())):
             orchestrator.link.publish(WAITING.control_to(board), msgspec.json.encode(order), retain=True)

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
+from orchestrator.records.host_records import HostRound
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
@@ -35,7 +36,7 @@ def with_host(records: list[t.Record], rounds: dict[int, dict[str, Any]] | None 
             for name in ("busy_s", "stolen_s", "devices_s"):
                 values[name] = None if values[name] is None else values[name] * wall_s
             values["load_s"] = {name: seconds * wall_s for name, seconds in values["load_s"].items()}
-            told.append(t.HostRound(record.at_ns, start, record.round, **({"loops": 7} | values)))
+            told.append(HostRound(record.at_ns, start, record.round, **({"loops": 7} | values)))
     return told
 
 

@@ -19,12 +19,13 @@ from orchestrator.fleet.swarm.node_link import Told
 from orchestrator.fleet.swarm.nodes import reading
 from orchestrator.fleet.swarm.placement import Node
 from orchestrator.records import types as t
+from orchestrator.records.host_records import HostRound, NodeRound
 from orchestrator.records.run_index import sort
 from orchestrator.records.timeline.disturbance import disturbed_line, hosts_of_rounds
 from tests.summaries import summarised
 from tests.synthetic import Synthetic
 
-CALM = t.NodeRound("n1", 4.0, 10.0, 36.0, 0.0, 35.0, 3.9)
+CALM = NodeRound("n1", 4.0, 10.0, 36.0, 0.0, 35.0, 3.9)
 """In 10 s its devices may have used 35 of the 40 CPU seconds; 36 were used."""
 
 
@@ -33,14 +34,14 @@ def read(name: str, machine: str, at_s: float, used_s: float, **changed: Any) ->
     return msgspec.structs.replace(reading, **changed)
 
 
-def with_nodes(*nodes: t.NodeRound) -> list[t.Record]:
+def with_nodes(*nodes: NodeRound) -> list[t.Record]:
     """The second of four rounds with what nodes did in it; the host itself was calm."""
     told: list[t.Record] = []
     for record in Synthetic().records:
         told.append(record)
         if isinstance(record, t.RoundFinished):
             there = nodes if record.round == 1 else ()
-            told.append(t.HostRound(record.at_ns, record.at_ns - 10**9, record.round, 2.0, 0.4, 0.0, nodes=there))
+            told.append(HostRound(record.at_ns, record.at_ns - 10**9, record.round, 2.0, 0.4, 0.0, nodes=there))
     return told
 
 
@@ -53,8 +54,8 @@ def test_two_readings_tell_what_a_node_did_in_between() -> None:
         read("new", "d", 5.0, 1.0),
     ]
     assert list(rounds_of_nodes(before, after, "b")) == [
-        t.NodeRound("n1", 4.0, 10.0, 36.0, 2.0, 31.0, 3.5),
-        t.NodeRound("n2", 4.0, 10.0, 10.0, 0.0, 35.0, 1.0, here=True),
+        NodeRound("n1", 4.0, 10.0, 36.0, 2.0, 31.0, 3.5),
+        NodeRound("n2", 4.0, 10.0, 10.0, 0.0, 35.0, 1.0, here=True),
     ]
 
 
@@ -70,9 +71,9 @@ def test_the_record_of_a_round_has_its_nodes() -> None:
     record = HostLoad(HostSpeed(), {}, lambda: next(readings)).recording(told.append)
     record(t.RoundStarted(1, 0, 0.0, 0.1, ()))
     record(t.RoundFinished(2, 0, 1.0, (), "all done"))
-    (host,) = [each for each in told if isinstance(each, t.HostRound)]
+    (host,) = [each for each in told if isinstance(each, HostRound)]
     assert [(node.name, node.wall_s, node.busy_s) for node in host.nodes] == [("n1", 2.0, 5.0)]
-    assert msgspec.json.decode(msgspec.json.encode(host), type=t.HostRound) == host
+    assert msgspec.json.decode(msgspec.json.encode(host), type=HostRound) == host
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_of_two_machines_with_different_loads_the_right_one_is_named(tmp_path: P
     record = HostLoad(HostSpeed(), {}, lambda: next(heard)).recording(records.append)
     record(t.RoundStarted(1, 0, 0.0, 0.1, ()))
     record(t.RoundFinished(2, 0, 1.0, (), "all done"))
-    (host,) = [each for each in records if isinstance(each, t.HostRound)]
+    (host,) = [each for each in records if isinstance(each, HostRound)]
     assert [(node.busy_s, node.stolen_s, node.load) for node in host.nodes] == [(25.0, 0.0, 3.5), (38.0, 2.0, 4.8)]
     marked = hosts_of_rounds(sort(with_nodes(*host.nodes)))[1]
     assert marked.causes == ("rival",)
