@@ -158,7 +158,10 @@ class Transfers(RuleBasedStateMachine):
         names = [name for name, _ in self.world.delivered]
         assert all(bytes(body) == self.world.bodies[name] for name, body in self.world.delivered)
         if not self.forgotten:
-            assert names == [name for name in self.added if name in names]
+            assert len(names) == len(set(names))
+            # One that was given up may still arrive whole, behind later ones where the link changes the order of chunks.
+            kept = [name for name in names if name not in self.given_up]
+            assert kept == [name for name in self.added if name in kept]
 
     def teardown(self) -> None:
         """Faults end: so does every send."""

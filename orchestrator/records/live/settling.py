@@ -35,7 +35,7 @@ def settle(state: RunState, over: bool) -> list[Event]:
     _name_stragglers(state, late)
     _explain(state, [*settled, *shown])
     abandoned = [facts for facts in open if facts.finished is None and (over or not facts.cut_off)]
-    found = _compare_hosts(state, settled)
+    found = _compare_hosts(state, settled) if settled or shown else []
     if dropped := [*settled, *abandoned]:
         for facts in dropped:
             _drop(facts, state.rounds[facts.number])
