@@ -159,7 +159,7 @@ class Transfers(RuleBasedStateMachine):
         assert all(bytes(body) == self.world.bodies[name] for name, body in self.world.delivered)
         if not self.forgotten:
             assert len(names) == len(set(names))
-            # One that was given up may still arrive whole, behind later ones where the link changes the order of chunks.
+            # One that was given up may still arrive whole, behind later ones where the link reorders chunks.
             kept = [name for name in names if name not in self.given_up]
             assert kept == [name for name in self.added if name in kept]
 
