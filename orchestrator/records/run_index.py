@@ -69,16 +69,6 @@ class DeviceFacts(msgspec.Struct):
         return 0 if clock is None else clock.to_orchestrator(phase.end_ns)
 
     @property
-    def known_ns(self) -> int:
-        """Until when its time is known for good, on the orchestrator's clock: it has reported, and its clock was
-        measured, later than that."""
-        if not self.reported_ns:
-            return 0
-        clock = self.clocks[self.phases[-1][0]]
-        at_ns, offset_ns = clock.knots[-1]
-        return min(self.reported_ns, at_ns - offset_ns) if clock.uncertainty_ns else self.reported_ns
-
-    @property
     def present(self) -> bool:
         """Whether it has joined and not left since."""
         return bool(self.presence and self.presence[-1][1])

@@ -54,13 +54,13 @@ def figures(summary: Summary) -> dict[str, Any]:
     return dict(msgspec.json.decode(msgspec.json.encode(summary.as_dict())))
 
 
-def close(found: Any, expected: Any) -> bool:
-    """Equal; seconds and shares to a millionth: where a device's clock is measured again, the past moves with it."""
+def close(found: Any, expected: Any, slack: float = 1e-9) -> bool:
+    """Equal; seconds and shares to a millionth, or to `slack`."""
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(close(found[key], expected[key]) for key in expected)
+        return found.keys() == expected.keys() and all(close(found[key], expected[key], slack) for key in expected)
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(close, found, expected))
-    return bool(found == (pytest.approx(expected, rel=1e-6) if isinstance(expected, float) else expected))
+        return len(found) == len(expected) and all(close(*pair, slack) for pair in zip(found, expected, strict=True))
+    return bool(found == (pytest.approx(expected, rel=1e-6, abs=slack) if isinstance(expected, float) else expected))
 
 
 KILLED = Synthetic(rounds=5, finish=False).records
@@ -82,7 +82,11 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_figures_of_a_live_run_are_those_of_its_records_so_far(name: str) -> None:
-    """At 20 random places, whatever the portions in which the records came."""
+    """At 20 random places, whatever the portions in which the records came.
+
+    In the recorded run of DTFL a device gets another profile, and its clock is measured again. The fold of all records
+    then moves its earlier phases by up to 0.1 ms; rounds that were settled before stay where they were.
+    """
     records, chance = WHOLE[name], random.Random(name)
     state, read_so_far = RunState(), 0
     for place in sorted(chance.sample(range(1, len(records) + 1), 20)):
@@ -90,7 +94,8 @@ def test_the_figures_of_a_live_run_are_those_of_its_records_so_far(name: str) ->
             end = min(place, read_so_far + chance.randint(1, 40))
             reduce(state, enumerate(records[read_so_far:end], read_so_far))
             read_so_far = end
-        assert close(figures(summary_of(state)), figures(summarise(records[:place]))), place
+        slack = 1e-4 if name.startswith("old-dtfl") else 1e-9
+        assert close(figures(summary_of(state)), figures(summarise(records[:place])), slack), place
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -172,6 +177,12 @@ def test_many_complete_rounds_at_once_are_all_settled() -> None:
     state = folded(Synthetic(rounds=150, accuracy=0.001).records)
     assert [row.why for row in state.rows] == ["cpu"] * 150
     assert not unsettled(state)
+
+
+def test_rounds_are_settled_soon_though_clocks_are_measured_only_at_the_start() -> None:
+    """As in a run whose devices stay and keep their profiles."""
+    state = folded(Synthetic(rounds=30, clock_every_round=False, accuracy=0.01, finish=False).records, portion=20)
+    assert len(unsettled(state)) <= 2
 
 
 def test_facts_of_settled_rounds_are_dropped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 import msgspec
@@ -71,12 +71,13 @@ def explained(state: RunState) -> Iterator[RoundTimeline]:
 
 
 def _is_known(session: Session, facts: RoundFacts) -> bool:
-    """Whether the time of all devices in the round's window is known for good. Nothing comes from one that left, and
-    no clock is measured after the end."""
-    over = session.finished is not None
+    """Whether all devices in the round's window have reported all of it. Nothing comes from one that left.
+
+    A device's clock is measured again when it comes back or gets a new profile. Rounds that are settled by then keep
+    the times that they have; the index of the whole file would move them by what the clock has drifted since.
+    """
     windows = ((device, facts.window_end(name)) for name, device in session.devices.items() if device.present)
-    known = ((device.reported_ns if over else device.known_ns, end) for device, end in windows)
-    return not facts.cut_off and all(end is None or at_ns >= end for at_ns, end in known)
+    return not facts.cut_off and all(end is None or device.reported_ns >= end for device, end in windows)
 
 
 def _is_explained(session: Session, facts: RoundFacts) -> bool:
@@ -135,8 +136,10 @@ def _forget(state: RunState) -> None:
     _forget_limits(session, since)
     for name, device in session.devices.items():
         device.placed = None
-        count = _ended_before(device, since)
-        del device.phases[:count], device.readings[: _read_before(device, since - GAP_NS)]
+        ends = ((incarnation, phase.end_ns) for incarnation, phase in device.phases[:-1])
+        reads = ((incarnation, reading.at_ns) for incarnation, reading in device.readings[:-1])
+        count = _count_before(device, ends, since)
+        del device.phases[:count], device.readings[: _count_before(device, reads, since - GAP_NS)]
         if name in state.devices:
             state.devices[name].taken -= count
 
@@ -158,23 +161,11 @@ def _forget_limits(session: Session, since: int) -> None:
     session.rates = [row for row in session.rates if id(row) in rows]
 
 
-def _ended_before(device: DeviceFacts, at_ns: int) -> int:
-    """Number of leading phases that ended before a moment, without the last phase."""
-    count = 0
-    for incarnation, phase in device.phases[:-1]:
-        clock = device.clocks.get(incarnation)
-        if clock is not None and clock.to_orchestrator(phase.end_ns) > at_ns:
-            break
-        count += 1
-    return count
+def _count_before(device: DeviceFacts, times: Iterable[tuple[str, int]], at_ns: int) -> int:
+    """How many of these times (incarnation, nanoseconds of its clock) come before the first one after `at_ns`."""
 
-
-def _read_before(device: DeviceFacts, at_ns: int) -> int:
-    """Number of leading readings from before a moment, without the last reading."""
-    count = 0
-    for incarnation, reading in device.readings[:-1]:
+    def is_before(incarnation: str, device_ns: int) -> bool:
         clock = device.clocks.get(incarnation)
-        if clock is not None and clock.to_orchestrator(reading.at_ns) > at_ns:
-            break
-        count += 1
-    return count
+        return clock is None or clock.to_orchestrator(device_ns) <= at_ns
+
+    return sum(1 for _ in takewhile(lambda time: is_before(*time), times))
