@@ -119,14 +119,16 @@ class RecordTail:
                 return
             self.state = msgspec.msgpack.decode(index.state, type=RunState)
             self.offset = self._saved = index.offset
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, OverflowError):  # none, torn, or with an offset that no file has
             return
 
     def save(self) -> None:
-        """Write the index to another file and rename that. A folder that cannot be written to costs only time."""
+        """Write the index to another file and rename that. A folder that cannot be written to, or a number that it does
+        not hold, costs only time."""
         part = self.index.with_suffix(f".{os.getpid()}.part")
-        index = Index(VERSION, self.offset, self._proof(self.offset), msgspec.Raw(msgspec.msgpack.encode(self.state)))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OverflowError):
+            state = msgspec.Raw(msgspec.msgpack.encode(self.state))
+            index = Index(VERSION, self.offset, self._proof(self.offset), state)
             part.write_bytes(msgspec.msgpack.encode(index))
             part.replace(self.index)
         self._saved = self.offset

@@ -158,7 +158,7 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
 
 def _boards(state: RunState) -> dict[str, Any] | None:
     """A table of the real boards; None where there are none."""
-    devices = {name: state.session.device(name) for name in state.devices}
+    devices = state.session.devices
     rows = [
         board_row(name, facts.host, facts.readings[-1][1] if facts.readings else None, _joules(state.devices[name]))
         for name, facts in devices.items()

@@ -78,7 +78,7 @@ def stored_summary(folder: Path) -> Summary | None:
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
             return Summary.of_dict(msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
-    except (OSError, msgspec.DecodeError, LookupError, ValueError):
+    except (OSError, LookupError, ValueError, RecursionError):
         pass
     return None
 

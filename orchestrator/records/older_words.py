@@ -6,11 +6,12 @@ Version 0.2.0, and development versions of 0.3.0 until 2026-11-22, wrote no `Dev
 
 from __future__ import annotations
 
+import math
 import re
 
 from orchestrator.records.types import DeviceOut, Ending, RunFinished
 
-_LIMIT = re.compile(r"(?:deadline|ceiling) of ([0-9.e+-]+) s")
+_LIMIT = re.compile(r"(?:deadline|ceiling) of ([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?) s")
 """In the reason why a device was late. After a second ceiling it names the length of the first one only."""
 
 
@@ -19,7 +20,8 @@ def limit_of(out: DeviceOut) -> float | None:
     if out.limit_s is not None or out.how != "late":
         return out.limit_s
     found = _LIMIT.search(out.why)
-    return None if found is None else float(found[1])
+    limit_s = math.inf if found is None else float(found[1])
+    return limit_s if math.isfinite(limit_s) else None
 
 
 def ending_of(finished: RunFinished) -> Ending:

@@ -123,6 +123,12 @@ class RoundFacts(msgspec.Struct):
     def lane(self) -> str:
         return self.started.lane
 
+    @property
+    def named(self) -> dict[str, None]:
+        """All devices that it drew, or that its records name."""
+        by_device = self.sent, self.delivered, self.uploads, self.replies, self.updates, self.done
+        return dict.fromkeys((*self.started.devices, *(name for each in by_device for name in each)))
+
     def window_end(self, device: str) -> int | None:
         """End of the device's window in this round; None where the device belongs to another lane."""
         return self.end_ns if self.ends is None else self.ends.get(device)

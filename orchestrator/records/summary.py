@@ -185,16 +185,26 @@ class Summary(Progress, frozen=True, kw_only=True):
         """From `summary.json`.
 
         Raises:
-            msgspec.ValidationError: another version wrote it.
+            LookupError, ValueError: another version wrote it, or it is damaged. Nothing large is made of a small file.
         """
-        count = found["rounds"]
-        by_round: dict[str, Any] = {name: found[name] for name in RoundFigures.__struct_fields__ if name in found}
-        by_round |= {name: _rows(found.get(name, {}), count) for name in ("extra", "load")}
-        nodes = {name: _rows(column, count) for name, column in found.get("nodes", {}).items()}
+        names = [name for name in RoundFigures.__struct_fields__ if name in found and name not in NESTED]
+        by_round: dict[str, list[Any]] = {name: msgspec.convert(found[name], list[Any]) for name in names}
+        count = len(by_round["number"])
+        if found["rounds"] != count:
+            raise msgspec.ValidationError(f"it counts {found['rounds']} rounds, and has figures of {count}")
+        for name in ("extra", "load"):
+            by_round[name] = _rows(msgspec.convert(found.get(name, {}), dict[str, list[Any]]), count)
+        columns = msgspec.convert(found.get("nodes", {}), dict[str, dict[str, list[Any]]])
+        nodes = {name: _rows(column, count) for name, column in columns.items()}
         by_round["nodes"] = [_transposed({name: rows[i] for name, rows in nodes.items()}) for i in range(count)]
-        by_device = {name: found[name] for name in DeviceFigures.__struct_fields__ if name in found}
+        known = [name for name in DeviceFigures.__struct_fields__ if name in found]
+        by_device = {name: msgspec.convert(found[name], dict[str, Any]) for name in known}
         rounds = [dict(zip(by_round, row, strict=True)) for row in zip(*by_round.values(), strict=True)]
         return msgspec.convert({**found, "rounds": rounds, "devices": _transposed(by_device)}, cls)
+
+
+NESTED = ("extra", "load", "nodes")
+"""Figures of a round by names of their own: in `summary.json` objects of lists."""
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

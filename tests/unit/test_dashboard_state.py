@@ -281,6 +281,27 @@ def test_nothing_known_yet_is_no_error() -> None:
     assert curve(summary_of(state)) == []
 
 
+def test_a_session_begins_before_the_first_round() -> None:
+    """Records of others may say so: the state does not go back behind what it never had."""
+    second = Synthetic(rounds=2).records
+    assert isinstance(second[0], t.RunStarted)
+    records = [*KILLED, msgspec.structs.replace(second[0], resumed_from=-5), *second[1:]]
+    assert close(figures(summary_of(folded(records, 50))), figures(summarise(records)))
+
+
+def test_looking_at_a_run_does_not_change_who_was_in_a_session() -> None:
+    """After a resume with another fleet: the index that traces and reports read has the devices of each session."""
+    first = Synthetic(rounds=2, finish=False).records
+    second = Synthetic({"weak": WEAK, "new": Speed()}, rounds=2, first_round=2).records
+    state = folded([*first, *second])
+    assert changes(state, Cursor()) is not None
+    assert [state.activity(name) for name in ("strong", "new")] == ["away", "present"]
+    assert set(state.session.devices) == {"weak", "new"}
+    assert set(summarise([*first, *second]).devices["strong"].phase_s) == set(
+        summarise(first).devices["strong"].phase_s
+    )
+
+
 # ---- the Gantt of a round ----
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,51 @@ def test_files_and_what_is_read_where(tmp_path: Path) -> None:
     assert not list(folder.glob("*.part"))
     with pytest.raises(UsageError):
         load_summary(tmp_path)
+
+
+ODD = [None, -1, 1.5, "x", [], {}, [None], [[]], {"a": None}, {"a": [None]}, {"a": {"b": 3}}, 10**9, 10**30]
+
+
+@pytest.mark.parametrize("name", sorted(summarised(Synthetic(rounds=2).records)))
+def test_a_damaged_summary_is_made_again_from_the_records(name: str, tmp_path: Path) -> None:
+    """Whatever one figure is: it is another good one, or the file is not used. Nothing else is raised."""
+    folder = keep(tmp_path / "run", Synthetic(rounds=2).records)
+    written = write_summary(folder)
+    for value in ODD:
+        (folder / "summary.json").write_text(json.dumps(written.as_dict() | {name: value}))
+        loaded = load_summary(folder)
+        assert len(loaded.rounds) == 2
+        assert loaded == written or name not in ("rounds", "number", "round_s", "elapsed_s")
+
+
+FEW = '{"rounds": 2, "number": [1, 2], "nodes": {"load": {}}}'
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"rounds": 100000000}', FEW, "3"])
+def test_a_file_that_is_no_summary_costs_nothing(text: str, tmp_path: Path) -> None:
+    folder = keep(tmp_path / "run", Synthetic(rounds=2).records)
+    written = write_summary(folder)
+    (folder / "summary.json").write_text(text)
+    assert load_summary(folder) == written
+
+
+def test_devices_that_only_records_name_are_counted() -> None:
+    """The fleet of the records has no device of this name, or the round did not draw it."""
+    made = Synthetic(rounds=2)
+    fleet = made.records[0]
+    assert isinstance(fleet, t.RunStarted)
+    known = msgspec.structs.replace(fleet, devices=tuple(each for each in fleet.devices if each.name != "weak"))
+    expected, found = summarised(made.records), summarised([known, *made.records[1:]])
+    for name in ("bytes_up", "bytes_down", "phase_s", "bytes_up_total", "bytes", "actual_s", "cut"):
+        assert found[name] == expected[name], name
+
+
+def test_rounds_of_no_length_have_no_shares() -> None:
+    records = [
+        msgspec.structs.replace(r, seconds=0.0) if isinstance(r, t.RoundFinished) else r
+        for r in Synthetic(facts=True).records
+    ]
+    assert summarised(records)["wait_share_mean"] == {}
 
 
 def test_every_name_and_every_record_is_documented() -> None:

@@ -96,7 +96,7 @@ def mean_shares(waited: Mapping[str, Mapping[str, float]], whole_s: Mapping[str,
     """
     shares: dict[str, float] = {}
     for name, causes in waited.items():
-        for cause, length in causes.items():
+        for cause, length in causes.items() if whole_s[name] else ():
             shares[cause] = shares.get(cause, 0.0) + length / whole_s[name] / len(waited)
     return {cause: shares[cause] for cause in WAITS if cause in shares}
 

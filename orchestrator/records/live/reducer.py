@@ -58,8 +58,8 @@ def _refresh(state: RunState, over: bool) -> None:
     """Bring rows, devices and events up to date with the index."""
     session = state.session
     close(session)
-    for device in state.devices.values():
-        _take_phases(state, device)
+    for name in session.devices:
+        _take_phases(state, _known(state, name))
     _take_limits(state, session)
     for number in sorted(session.changed & session.rounds.keys()):
         _take_round(state, session.rounds[number])
@@ -95,7 +95,7 @@ def _begin_session(state: RunState, record: t.RunStarted) -> None:
 
 def _end_session(state: RunState, first: int) -> None:
     """Add the rounds of the last session to the sums, but those from `first` on, which are done again."""
-    if first < state.sums.rounds:
+    if max(0, first) < state.sums.rounds:
         raise Rewound
     for number in [number for number in state.rounds if number >= first]:
         for name, own in state.rounds.pop(number).devices.items():
@@ -133,6 +133,13 @@ def _device(state: RunState, info: t.DeviceInfo) -> None:
         old.profile, old.cpus, old.uplink_bit_s, old.downlink_bit_s, old.memory_mib, old.samples = info.profile, *limits
 
 
+def _known(state: RunState, name: str) -> DeviceState:
+    """The device; a new one without limits where the fleet has none of this name."""
+    if name not in state.devices:
+        _device(state, t.DeviceInfo(name, "", 0.0, 0, 0, 0, 0, ()))
+    return state.devices[name]
+
+
 # ---- rounds ----
 
 
@@ -157,9 +164,8 @@ def _take_round(state: RunState, facts: RoundFacts) -> None:
         row.loss = facts.evaluated.loss if math.isfinite(facts.evaluated.loss) else None
     if before != (row.seconds, row.accuracy, row.left_out):
         row.rev = state.rev
-    for name in facts.started.devices:
-        if name in state.devices:
-            _take_device(state, state.devices[name], facts, indexed)
+    for name in facts.named:
+        _take_device(state, _known(state, name), facts, indexed)
 
 
 def _begin_round(state: RunState, facts: RoundFacts) -> None:
@@ -263,7 +269,9 @@ def _uplink_share(state: RunState, device: DeviceState, facts: RoundFacts) -> fl
         return None
     size, took = update.report.upload_bytes, update.report.upload_s
     if not size or not took:
-        phases = [phase for _, phase in state.session.device(device.name).phases if phase.task == update.task]
+        own = state.session.devices.get(device.name)
+        reported = own.phases if own is not None else ()
+        phases = [phase for _, phase in reported if phase.task == update.task]
         size = update.bytes
         took = sum(phase.end_ns - phase.start_ns for phase in phases if phase.name == "upload_tail") / 1e9
     return size / took * 8 * facts.dilation / device.uplink_bit_s if took else None
@@ -288,7 +296,7 @@ def _take_limits(state: RunState, session: Session) -> None:
 
 def _take_phases(state: RunState, device: DeviceState) -> None:
     """Count the phases that have come in since."""
-    reported = state.session.device(device.name).phases
+    reported = state.session.devices[device.name].phases
     if len(reported) == device.taken:
         return
     recent = device.recent

@@ -361,7 +361,8 @@ class RunState(msgspec.Struct):
 
     def activity(self, device: str) -> str:
         """What a device does: its `activity` during rounds; away; present before the first round and after the run."""
-        if not self.session.device(device).present:
+        facts = self.session.devices.get(device)
+        if facts is None or not facts.present:
             return "away"
         return "present" if self.ended or not self.rows else self.devices[device].activity
 

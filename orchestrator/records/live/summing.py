@@ -35,8 +35,7 @@ def summary_of(state: RunState) -> Summary:
         explain_late(state)
     ends, sums = on_axis(state), _sums(state)
     rounds = _rounds(state, ends)
-    strangers = {name: _stranger(name, len(state.rows)) for name in sums.spent if name not in state.devices}
-    devices = {name: _device(device, ends, sums) for name, device in (state.devices | strangers).items()}
+    devices = {name: _device(device, ends, sums) for name, device in state.devices.items()}
     in_quota = sum((device.in_quota for device in state.devices.values()), InQuota())
     seconds = [row.round_s for row in rounds]
     residuals = [row.timeline_residual for row in rounds if row.timeline_residual is not None]
@@ -85,7 +84,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         dilation=run.dilation,
         grain=started.grain,
         kernel=started.host.get("kernel", ""),
-        hz=int(started.host.get("hz") or 0) or None,
+        hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,
         dilation_by=started.dilation_by,
         server_cpus=started.server_cpus,
         held_server_cpus=last.started.held_server_cpus,
@@ -262,14 +261,6 @@ def _device(device: DeviceState, ends: Sequence[tuple[int, float]], sums: Sums) 
         board_celsius=[each.celsius for each in boards],
         board_marks=[each.marks for each in boards],
     )
-
-
-def _stranger(name: str, rows: int) -> DeviceState:
-    """A device that records name, and that is none of the fleet."""
-    found = DeviceState(name, "", 0.0, 0.0, 0.0, 0, 0)
-    for column in found.columns:
-        column.extend([None] * rows)
-    return found
 
 
 def _idle_share(in_round: Mapping[str, float]) -> float | None:
