@@ -45,16 +45,13 @@ def check_packages(*names: str) -> None:
     here: its import names it."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is not None and not _is_ours(spec):
+        here = spec is not None and _folders(spec) == [os.path.realpath(HOME)]
+        if spec is not None and not (here and _is_marked(spec)):
             place = spec.origin or ", ".join(spec.submodule_search_locations or ())
             raise UsageError(
                 f"the package {name!r} at {place} does not belong to this Edgebed, which is in {HOME}",
-                hint=_cure(name, written_over=_folders(spec) == [os.path.realpath(HOME)]),
+                hint=_cure(name, written_over=here),
             )
-
-
-def _is_ours(spec: ModuleSpec) -> bool:
-    return _folders(spec) == [os.path.realpath(HOME)] and _is_marked(spec)
 
 
 def _folders(spec: ModuleSpec) -> list[str]:

@@ -1,6 +1,6 @@
 """The interface of a connection to a broker, as all modules above use it.
 
-`edgebed.link.mqtt.MqttLink` is the real one; `edgebed.link.memory.MemoryLink` joins peers within one process for unit
+`edgebed.link.mqtt.MqttLink` is the real one; `tests.memory_link.MemoryLink` joins peers within one process for unit
 tests and simulation. Handlers are called in the event loop, in order of arrival, and must not block.
 """
 

@@ -1,6 +1,6 @@
 """The backend `boards`: real boards that have joined this host's boards service do the devices' work.
 
-A board gets an assignment over MQTT, fetches its shard over HTTPS, and starts an agent; it starts the agent again by
+A board gets an order over MQTT, fetches its shard over HTTPS, and starts an agent; it starts the agent again by
 itself. What a board cannot do for us (freeze, cut its link) is refused.
 """
 
@@ -72,7 +72,7 @@ class BoardsBackend:
         self._devices = {board: name for name, board in self._ids.items()}
         self._notify = notify
         self._states = dict.fromkeys(self._ids, AWAY)
-        self._assigned: dict[str, BoardOrder] = {}
+        self._orders: dict[str, BoardOrder] = {}
         self._stopped: set[str] = set()
         self._lives: dict[str, str] = {}  # by device: `life` of the board that started its agent
         self._changed = asyncio.Event()
@@ -114,7 +114,7 @@ class BoardsBackend:
         sums = await asyncio.to_thread(self._offer, {name: shards[name] for name in self._ids})
         for name, sha256 in sums.items():
             where = self._accelerators[name]
-            self._assign(name, BoardOrder(self._fleet_id, sha256, alone_s, name, accelerator=where))
+            self._order(name, BoardOrder(self._fleet_id, sha256, alone_s, name, accelerator=where))
 
     def _offer(self, shards: Mapping[str, Path]) -> dict[str, str]:
         """Put the shards where boards can fetch them; remove old ones. Returns their SHA-256, by device."""
@@ -145,9 +145,9 @@ class BoardsBackend:
                 f"{device} is a real board without limits",
                 hint="write `limit: true` beside its `board`, or remove what changes its limits",
             )
-        before = self._assigned[device]
+        before = self._orders[device]
         wanted = msgspec.structs.replace(before, limits=limits, limited=before.limited + 1)
-        self._assign(device, wanted)
+        self._order(device, wanted)
         if not await self._until(lambda: self._states[device].limited == wanted.limited, LIMIT_S):
             raise LimitError(
                 f"the board {self._boards[device]} has not put its limits on within {LIMIT_S:.0f} s",
@@ -201,8 +201,8 @@ class BoardsBackend:
             raise FleetError(state.error)
         if device in self._stopped:
             self._stopped.discard(device)
-            again = self._assigned[device]
-            self._assign(device, msgspec.structs.replace(again, start=again.start + 1, limits=None))
+            again = self._orders[device]
+            self._order(device, msgspec.structs.replace(again, start=again.start + 1, limits=None))
 
     def on_exit(self, callback: Callable[[str, str], None]) -> None:
         self._exit = callback
@@ -212,16 +212,16 @@ class BoardsBackend:
         if not self._open:
             return
         self._open = False
-        left = await self._release(list(self._assigned))
+        left = await self._release(list(self._orders))
         if left:
             self._notify(f"still ending their agents: {', '.join(self._boards[name] for name in left)}")
         for board in self._ids.values():
             self._link.publish(Topics(self._fleet_id).state(board), b"", retain=True)
-        self._assigned.clear()
+        self._orders.clear()
         await self._link.close()
 
     async def _release(self, names: list[str]) -> list[str]:
-        """Take the assignments of these devices away. Returns those whose boards do not say so within RELEASE_S."""
+        """Withdraw the orders of these devices. Returns those whose boards do not say so within RELEASE_S."""
 
         def left() -> list[str]:
             states = {name: self._states[name] for name in names}
@@ -232,15 +232,15 @@ class BoardsBackend:
         await self._until(lambda: not left(), RELEASE_S if self._link.connected else 0.0)
         return left()
 
-    def _assign(self, device: str, wanted: BoardOrder) -> None:
-        self._assigned[device] = wanted
+    def _order(self, device: str, wanted: BoardOrder) -> None:
+        self._orders[device] = wanted
         self._link.publish(WAITING.control_to(self._ids[device]), msgspec.json.encode(wanted), retain=True)
 
     def _again(self) -> None:
-        """The service was away: its broker has forgotten the assignments."""
-        for device, wanted in self._assigned.items():
+        """The service was away: its broker has forgotten the orders."""
+        for device, wanted in self._orders.items():
             if device not in self._stopped:
-                self._assign(device, wanted)
+                self._order(device, wanted)
 
     # ---- what boards say ----
 
@@ -254,7 +254,7 @@ class BoardsBackend:
             return
         before, self._states[device] = self._states[device], state
         self._changed.set()
-        if self._open and device in self._assigned and state != before and (why := self._end_of_agent(device, state)):
+        if self._open and device in self._orders and state != before and (why := self._end_of_agent(device, state)):
             self._exit(device, why)
 
     def _end_of_agent(self, device: str, state: BoardState) -> str:

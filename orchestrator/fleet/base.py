@@ -47,15 +47,12 @@ class BrokerAccess(Protocol):
     @property
     def address(self) -> Address:
         """The orchestrator's."""
-        ...
 
     def pid(self) -> int | None:
         """The broker's process on this host, if it is ours."""
-        ...
 
     def access(self, host: str, device: str) -> Access:
         """Address and user for a device that reaches this machine as `host`."""
-        ...
 
 
 class Backend(Protocol):

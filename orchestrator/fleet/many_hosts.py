@@ -29,15 +29,12 @@ class Certifier(Protocol):
     @property
     def pem(self) -> bytes:
         """Its own certificate."""
-        ...
 
     def client_pair(self, name: str, now: datetime) -> tuple[bytes, bytes]:
         """Key and certificate of a client with this common name."""
-        ...
 
     def server_pair(self, hosts: Iterable[str], now: datetime) -> tuple[bytes, bytes]:
         """Key and certificate of a server under these names and addresses."""
-        ...
 
 
 class ProbePeer(Protocol):
@@ -45,11 +42,9 @@ class ProbePeer(Protocol):
 
     def port(self, address: str) -> int:
         """To which a device connects that reaches it at `address`."""
-        ...
 
     async def expect(self, probe_id: str) -> asyncio.Future[Received]:
         """Announce a probe. The future holds what was received, or the error."""
-        ...
 
     async def forget(self, probe_id: str) -> None: ...
 
@@ -97,16 +92,12 @@ class ManyHosts(Protocol):
     def dilation(self) -> tuple[float, str]:
         """The fleet's dilation, and what set it. Call it after `prepare`, which may find that the network between the
         hosts needs a larger one than was admitted."""
-        ...
 
     def nodes(self) -> list[NodeReading]:
         """The hosts as they were heard of last, about a second ago."""
-        ...
 
     def tls_listener(self) -> TlsListener:
         """Where the broker must listen for it. Call it after `prepare`."""
-        ...
 
     def far_end(self) -> FarEnd:
         """Link probes end on the host of their device, not here."""
-        ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -39,11 +39,11 @@ class Opening(msgspec.Struct, frozen=True):
     notify: Callable[[str], None]
 
 
-class NamedBackend(Backend):
+class NamedBackend(ABC):
     """A backend that a fleet file can name.
 
     Attributes:
-        needs: what `edgebed doctor` checks for it.
+        needs: of this host; `edgebed doctor` checks them, and `admit` reads them.
     """
 
     needs: ClassVar[HostNeeds] = HostNeeds()

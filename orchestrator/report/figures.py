@@ -90,17 +90,14 @@ def _figures(
 ) -> list[tuple[str, Draw]]:
     elapsed_s = [row.elapsed_s for row in summary.rounds]
     figures: list[tuple[str, Draw]] = [
-        (
-            "Accuracy over time",
-            lambda axes: _accuracy(axes, summary, elapsed_s, "seconds of training"),
-        ),
+        ("Accuracy over time", lambda axes: _accuracy(axes, summary, elapsed_s, "seconds of training")),
         ("Accuracy over rounds", lambda axes: _accuracy(axes, summary, range(1, len(summary.rounds) + 1), "rounds")),
         ("What the mean device's time was spent on", lambda axes: _stacked(axes, phases)),
         ("Rounds, and how far the slowest device was behind", lambda axes: _gaps(axes, summary)),
         ("What each device's time was spent on", lambda axes: _shares(axes, summary)),
         ("Stages on the device", lambda axes: _cuts(axes, summary)),
     ]
-    if not len(summary.rounds):
+    if not summary.rounds:
         return figures[:1]
     if summary.bound_by.parts:
         figures.append(("What bounded the rounds", lambda axes: _bounds(axes, summary)))

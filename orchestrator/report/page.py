@@ -78,13 +78,13 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         title=f"{summary.experiment} · {summary.method}",
         figures=_figures(run, summary, collected),
         rounds_drawn=[{"label": label, "view": view} for label, view in collected.drawn],
-        over_time=collected.over_time if len(summary.rounds) else None,
+        over_time=collected.over_time if summary.rounds else None,
         summary=summary,
         experiment=collected.experiment,
         host=[["edgebed", version("edgebed")], *tables.host_rows(run)],
         badges=badges(summary),
         tiles=tables.tiles(summary),
-        answers=tables.answers(summary, changed) if len(summary.rounds) else [],
+        answers=tables.answers(summary, changed) if summary.rounds else [],
         round_columns=tables.ROUND_COLUMNS,
         rounds=tables.first(tables.round_rows(summary)),
         lost=tables.first(tables.lost_rows(summary)),
@@ -107,7 +107,7 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
 
 
 def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str, Figure]:
-    if not len(summary.rounds):
+    if not summary.rounds:
         return {}
     optional = {"extra": charts.extra(summary), "predictions": charts.predictions(summary)}
     return {

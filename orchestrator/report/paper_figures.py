@@ -21,13 +21,14 @@ from orchestrator.records.compare.curves import Along, band, curve
 from orchestrator.records.compare.groups import Estimate, estimate
 from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.summary import Summary
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import accuracy, percent, seconds
 from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
 from orchestrator.records.words.vocabulary import phase
 from orchestrator.report.figures import STYLE, look_of
 from orchestrator.report.look import Look
-from orchestrator.report.shares import bound_shares, mean_shares, wait_shares
+from orchestrator.report.shares import bound_shares, mean_shares
 
 WIDTH_IN: dict[str, float] = {"column": 3.4, "page": 7.0}
 """Inches of a column and of a page of a two-column paper."""
@@ -99,7 +100,9 @@ def write_figures(summaries: Sequence[Summary], paths: Sequence[Path], only: str
 def _has_data(name: str, series: Sequence[Series]) -> bool:
     if name == PAIRED:
         return any(one.pair is not None for one in series)
-    of = {BOUND: bound_shares, WAITED: wait_shares}.get(name)
+    shares: dict[str, Callable[[Summary], dict[str, float]]]
+    shares = {BOUND: bound_shares, WAITED: lambda run: run.wait_share_mean}
+    of = shares.get(name)
     return of is None or any(of(run) for one in series for run in one.runs)
 
 
@@ -115,7 +118,7 @@ def _series(summaries: Sequence[Summary]) -> list[Series]:
     """Groups of runs in the order of their first runs. The name of the experiment is added where two share a method,
     and "simulated" where others are real."""
     found = list(groups.by_key(summaries).values())
-    mixed = len({run.enforcement == "simulated" for run in summaries}) > 1
+    mixed = len({run.enforcement == SIMULATED for run in summaries}) > 1
     names = [groups.named(runs[0]) if mixed else runs[0].method for runs in found]
     labels = [
         name if names.count(name) == 1 else f"{name}, {runs[0].experiment}"
@@ -390,7 +393,7 @@ FIGURES: dict[str, tuple[str, float, Draw]] = {
     WAITED: (
         "What the mean device waited for",
         0.6,
-        _stacked_shares(wait_shares, WAITED_FOR, vocabulary.WAITED_FOR),
+        _stacked_shares(lambda run: run.wait_share_mean, WAITED_FOR, vocabulary.WAITED_FOR),
     ),
 }
 """By name: title, height ÷ width, and what draws it."""

@@ -23,11 +23,6 @@ def bound_shares(summary: Summary) -> dict[str, float]:
     return {what: length / whole for what, length in sums.items()} if whole else {}
 
 
-def wait_shares(summary: Summary) -> dict[str, float]:
-    """Shares of a run's rounds in which the mean device waited, by cause."""
-    return dict(summary.wait_share_mean)
-
-
 def mean_shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over the runs that have any."""
     known = [run for run in runs if run]

@@ -49,7 +49,7 @@ class Script(Protocol):
 
 
 class Rounds(Protocol):
-    """Carries out rounds: a `RoundDriver`, or a `DriverPool` where several rounds run at once."""
+    """Carries out rounds, several at once where the method has lanes: a `DriverPool`."""
 
     async def run(self, job: RoundJob) -> RoundResult: ...
 

@@ -16,7 +16,7 @@ from orchestrator.fleet.control.controller import FleetController
 
 
 class OneTask:
-    """Replaces the round driver: runs one task at a time."""
+    """Runs one task at a time: the `Driver` of its device meanwhile (`RunFleet.driven`)."""
 
     def __init__(self, controller: FleetController) -> None:
         self._controller = controller

@@ -1,8 +1,9 @@
 """Routes requests up the tree: passes forwarded requests to the parent node, counts answers, reports lost nodes.
 
-It takes the place of the `RoundDriver`. `edgebed.methods.parts.serving` is the devices' part: every node has one task
-for the whole time. A node above the leaves receives features as replies to its uploads. The router sends only as many
-ahead of the node's answers as keep its link busy; the rest wait here.
+It is the `Driver` of all devices (`RunFleet.driven`), as a `RoundDriver` is in training.
+`edgebed.methods.parts.serving` is the devices' part: every node has one task for the whole time. A node above the
+leaves receives features as replies to its uploads. The router sends only as many ahead of the node's answers as keep
+its link busy; the rest wait here.
 """
 
 from __future__ import annotations

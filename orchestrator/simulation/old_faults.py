@@ -23,9 +23,12 @@ def with_events(experiment: Experiment, path: Path, notify: Callable[[str], None
     events = [fault.event() for fault in simulation.faults or ()]
     if not events:
         return experiment
-    told = write_yaml(msgspec.to_builtins(events)).decode()
-    notify(f"{path}: simulation.faults is an old key, which the next version refuses; write under `scenario`:\n{told}")
     before = () if experiment.scenario is None else listed(experiment.scenario, path).events
+    told = write_yaml(msgspec.to_builtins(events)).decode()
+    notify(
+        f"{path}: simulation.faults is an old key, which the next version refuses; messages speak of its entries as "
+        f"scenario[{len(before)}] and on; write under `scenario`:\n{told}"
+    )
     return msgspec.structs.replace(
         experiment,
         scenario=[*before, *events],

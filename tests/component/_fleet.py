@@ -24,7 +24,6 @@ from edgebed.device.core import Result
 from edgebed.device.phases import PhaseLog
 from edgebed.link.base import Link
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.link.mqtt import Address
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
@@ -47,6 +46,7 @@ from orchestrator.rounds.settings import QUEUED_UPLOADS, round_settings
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
 from tests.hostile.agent import Hostile
+from tests.memory_link import MemoryHub, MemoryLink
 
 R = TypeVar("R")
 Connect = Callable[[str, tuple[str, bytes, bool] | None], Link]

@@ -13,10 +13,10 @@ from edge_agent.settings import AgentSettings
 from edge_agent.silence import Silence
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.errors import LinkError
-from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure, PhasesSeen, encode
 from edgebed.wire.topics import Topics
 from tests.component._fleet import warm_up_once, write_noise_shard
+from tests.memory_link import MemoryHub, MemoryLink
 
 BEAT_S = 0.02
 

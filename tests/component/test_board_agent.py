@@ -10,10 +10,10 @@ import pytest
 from edge_agent.agent import Agent
 from edge_agent.settings import AgentSettings
 from edge_agent.software_throttle import SoftwareThrottle
-from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure, Presence, Shutdown, Status, decode_control, encode
 from edgebed.wire.topics import Topics
 from tests.component._fleet import warm_up_once, write_noise_shard
+from tests.memory_link import MemoryHub, MemoryLink
 
 
 async def heard(folder: Path, board: bool) -> tuple[Presence, Status]:

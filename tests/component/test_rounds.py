@@ -17,7 +17,6 @@ from torch import nn
 from edgebed.datasets.shard import Shard
 from edgebed.errors import RunError, TransferRefused
 from edgebed.link.endpoint import TransferEndpoint
-from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.methods.base import (
     HALVES,
     Batch,
@@ -55,6 +54,7 @@ from orchestrator.records.types import (
 )
 from orchestrator.rounds.replay import Replay
 from tests.component._fleet import FLEET, Fleet, buggy, fleet, model, start_weights, training
+from tests.memory_link import MemoryHub, MemoryLink
 
 THREE = {"dev-1": 24, "dev-2": 16, "dev-3": 20}
 FEDAVG = {"name": "fedavg"}

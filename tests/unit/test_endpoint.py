@@ -13,7 +13,6 @@ import pytest
 from edgebed.errors import TransferError, TransferRefused
 from edgebed.link.allowance import Allowance
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
-from edgebed.link.memory import MemoryHub, MemoryLink, matches
 from edgebed.timeouts import timeout
 from edgebed.wire.frames import Mark, pack_mark
 from edgebed.wire.messages import (
@@ -31,6 +30,7 @@ from edgebed.wire.messages import (
     encode,
 )
 from edgebed.wire.topics import ORCHESTRATOR, Topics
+from tests.memory_link import MemoryHub, MemoryLink, matches
 
 TOPICS = Topics("f1")
 UPLOAD = Upload("dev", "task", 0, 1)

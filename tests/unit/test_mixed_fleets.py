@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from edgebed.limits.spec import Limits
-from edgebed.link.memory import MemoryHub, MemoryLink
 from edgebed.wire.messages import Configure
 from orchestrator.calibration.far_end import far_end
 from orchestrator.fleet.base import Enforcement
@@ -16,6 +15,7 @@ from orchestrator.fleet.many_hosts import FarEnd, NodeReading, ProbePeer, TlsLis
 from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
 from tests.component._fleet import NO_BROKER, NoBackend
+from tests.memory_link import MemoryHub, MemoryLink
 
 SMALL = ProfileSpec("small", Limits(0.5, 10**7, 10**7, 512))
 

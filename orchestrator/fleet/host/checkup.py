@@ -1,4 +1,4 @@
-"""Judges what a host can do, from the facts that `host_facts.py` gathers. Every problem comes with a hint. Pure."""
+"""Judges what a host can do, from the facts that `facts.py` gathers. Every problem comes with a hint. Pure."""
 
 from __future__ import annotations
 
