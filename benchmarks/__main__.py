@@ -15,6 +15,9 @@ def names() -> list[str]:
 
 
 def main(wanted: list[str]) -> None:
+    if {"-h", "--help"} & set(wanted):
+        print(__doc__, "benchmarks/README.md says what each prints.", *names(), sep="\n  ")
+        return
     unknown = sorted(set(wanted) - set(names()))
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(names())}")

@@ -22,7 +22,7 @@ from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
 MOST_EVENTS = 200_000
 """The most that a viewer in a browser can show; of longer runs every n-th round is written, which the file notes."""
 
-ORCHESTRATOR, PHASES, LANES, ROUNDS = 1, 2, 10, 100_000
+ORCHESTRATOR, PHASES, THREADS, ROUNDS = 1, 2, 10, 100_000
 """Process of the orchestrator; thread of phases, first thread of uploads or server steps, and of rounds."""
 
 
@@ -81,25 +81,25 @@ def _estimate(run: RunFacts) -> int:
     return 2 * phases + 6 * steps
 
 
-class _Lanes:
+class _Threads:
     """Slices of one thread must not overlap, so what runs at the same time gets threads of its own."""
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, int]] = []  # (end of its last slice, lane)
+        self._free: list[tuple[int, int]] = []  # (end of its last slice, thread)
         self.count = 0
 
     def take(self, start_ns: int, end_ns: int) -> int:
-        """A lane whose last slice has ended."""
+        """A thread whose last slice has ended."""
         if self._free and self._free[0][0] <= start_ns:
-            lane = heapq.heappop(self._free)[1]
+            thread = heapq.heappop(self._free)[1]
         else:
-            lane, self.count = self.count, self.count + 1
-        heapq.heappush(self._free, (end_ns, lane))
-        return LANES + lane
+            thread, self.count = self.count, self.count + 1
+        heapq.heappush(self._free, (end_ns, thread))
+        return THREADS + thread
 
 
 class _Tracks:
-    """Turns rounds into events; numbers processes, lanes and arrows."""
+    """Turns rounds into events; numbers processes, threads and arrows."""
 
     def __init__(self, run: RunFacts, chosen: set[int]) -> None:
         self._run, self._chosen = run, chosen
@@ -107,7 +107,7 @@ class _Tracks:
         self._session_of = {id(facts): id(session) for session, facts in run.rounds()}
         names = dict.fromkeys(name for session in run.sessions for name in session.devices)
         self._pids = {name: ORCHESTRATOR + 1 + index for index, name in enumerate(names)}
-        self._lanes: dict[int, _Lanes] = {pid: _Lanes() for pid in (ORCHESTRATOR, *self._pids.values())}
+        self._threads: dict[int, _Threads] = {pid: _Threads() for pid in (ORCHESTRATOR, *self._pids.values())}
         lanes = dict.fromkeys(facts.lane for _, facts in run.rounds())
         self._rounds = {lane: ROUNDS + index for index, lane in enumerate(lanes)}
         self._scale = Scale(0, 0, 1.0)
@@ -115,9 +115,9 @@ class _Tracks:
 
     def names(self) -> Iterator[Event]:
         rounds = {tid: f"rounds of lane {lane}" if lane else "rounds" for lane, tid in self._rounds.items()}
-        yield from _named(ORCHESTRATOR, "orchestrator", rounds | {LANES: "server steps"})
+        yield from _named(ORCHESTRATOR, "orchestrator", rounds | {THREADS: "server steps"})
         for name, pid in self._pids.items():
-            yield from _named(pid, name, {PHASES: "tasks and phases", LANES: "uploads"})
+            yield from _named(pid, name, {PHASES: "tasks and phases", THREADS: "uploads"})
 
     def round(self, timeline: RoundTimeline) -> Iterator[Event]:
         facts = timeline.facts
@@ -153,23 +153,23 @@ class _Tracks:
         for device, uploads in facts.uploads.items():
             pid = self._pids[device]
             for upload in sorted(uploads, key=lambda u: u.first_ns):
-                lane = self._lanes[pid].take(upload.first_ns, upload.at_ns)
-                sent[device, upload.batch] = (upload.first_ns, pid, lane)
+                thread = self._threads[pid].take(upload.first_ns, upload.at_ns)
+                sent[device, upload.batch] = (upload.first_ns, pid, thread)
                 about = {"bytes": upload.bytes}
-                yield self._slice(f"upload {upload.batch}", "link", upload.first_ns, upload.at_ns, pid, lane, about)
+                yield self._slice(f"upload {upload.batch}", "link", upload.first_ns, upload.at_ns, pid, thread, about)
         for step in sorted(facts.steps, key=lambda s: s.start_ns):
-            lane = self._lanes[ORCHESTRATOR].take(step.start_ns, step.end_ns)
+            thread = self._threads[ORCHESTRATOR].take(step.start_ns, step.end_ns)
             name, used = f"step {step.batch}", {"devices": list(step.devices), "batch": step.batch}
-            yield self._slice(name, "server", step.start_ns, step.end_ns, ORCHESTRATOR, lane, used)
+            yield self._slice(name, "server", step.start_ns, step.end_ns, ORCHESTRATOR, thread, used)
             for device in step.devices:
                 if (device, step.batch) in sent:
-                    yield from self._arrow(*sent[device, step.batch], step.start_ns, lane)
+                    yield from self._arrow(*sent[device, step.batch], step.start_ns, thread)
 
-    def _arrow(self, at_ns: int, pid: int, lane: int, step_ns: int, step_lane: int) -> Iterator[Event]:
+    def _arrow(self, at_ns: int, pid: int, thread: int, step_ns: int, step_thread: int) -> Iterator[Event]:
         self._flows += 1
         us = self._scale.us
-        yield Arrow("s", us(at_ns), pid, lane, self._flows)
-        yield Arrow("f", us(step_ns), ORCHESTRATOR, step_lane, self._flows)
+        yield Arrow("s", us(at_ns), pid, thread, self._flows)
+        yield Arrow("f", us(step_ns), ORCHESTRATOR, step_thread, self._flows)
 
     def _slice(
         self, name: str, cat: str, start_ns: int, end_ns: int, pid: int, tid: int, about: dict[str, Any] | None = None

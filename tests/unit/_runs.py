@@ -1,4 +1,4 @@
-"""Records of runs that never took place: kept in a folder, throttled, resumed, folded into the state of the page."""
+"""Records of runs that never took place: kept in a folder, throttled, resumed, with a host, folded into a state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records import types as t
+from orchestrator.records.host_records import HostRound
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.recorder import Recorder
@@ -52,3 +53,24 @@ def folded(records: list[t.Record], portion: int = 1 << 30) -> RunState:
     for start in range(0, len(lines), portion):
         reduce(state, lines[start : start + portion])
     return state
+
+
+CALM = {"cores": 2.0, "busy_s": 0.8, "stolen_s": 0.0, "devices_s": 0.4, "load_s": {"orchestrator": 0.2}, "loop_ms": 2.0}
+"""What the host did in each second of a round that nothing disturbed."""
+
+
+def with_host(records: list[t.Record], rounds: dict[int, dict[str, Any]] | None = None) -> list[t.Record]:
+    """The records with what the host did in every round: CALM, changed by `rounds`."""
+    told: list[t.Record] = []
+    starts = {record.round: record.at_ns for record in records if isinstance(record, t.RoundStarted)}
+    for record in records:
+        told.append(record)
+        if isinstance(record, t.RoundFinished):
+            start = starts[record.round]
+            wall_s = (record.at_ns - start) / 1e9
+            values = CALM | (rounds or {}).get(record.round, {})
+            for name in ("busy_s", "stolen_s", "devices_s"):
+                values[name] = None if values[name] is None else values[name] * wall_s
+            values["load_s"] = {name: seconds * wall_s for name, seconds in values["load_s"].items()}
+            told.append(HostRound(record.at_ns, start, record.round, **({"loops": 7} | values)))
+    return told

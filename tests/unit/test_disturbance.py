@@ -10,7 +10,6 @@ import pytest
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.host_records import HostRound
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
@@ -18,26 +17,7 @@ from orchestrator.records.timeline.disturbance import HostOfRound, TaskWork, dis
 from orchestrator.report.tables import round_rows
 from tests.summaries import changed, summarised
 from tests.synthetic import Synthetic
-
-CALM = {"cores": 2.0, "busy_s": 0.8, "stolen_s": 0.0, "devices_s": 0.4, "load_s": {"orchestrator": 0.2}, "loop_ms": 2.0}
-"""What the host did in each second of a round that nothing disturbed."""
-
-
-def with_host(records: list[t.Record], rounds: dict[int, dict[str, Any]] | None = None) -> list[t.Record]:
-    """The records with what the host did in every round: CALM, changed by `rounds`."""
-    told: list[t.Record] = []
-    starts = {record.round: record.at_ns for record in records if isinstance(record, t.RoundStarted)}
-    for record in records:
-        told.append(record)
-        if isinstance(record, t.RoundFinished):
-            start = starts[record.round]
-            wall_s = (record.at_ns - start) / 1e9
-            values = CALM | (rounds or {}).get(record.round, {})
-            for name in ("busy_s", "stolen_s", "devices_s"):
-                values[name] = None if values[name] is None else values[name] * wall_s
-            values["load_s"] = {name: seconds * wall_s for name, seconds in values["load_s"].items()}
-            told.append(HostRound(record.at_ns, start, record.round, **({"loops": 7} | values)))
-    return told
+from tests.unit._runs import with_host
 
 
 def with_report(records: list[t.Record], device: str, round: int, **changed: Any) -> list[t.Record]:

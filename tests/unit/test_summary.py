@@ -250,6 +250,13 @@ def test_devices_that_only_records_name_are_counted() -> None:
         assert found[name] == expected[name], name
 
 
+def test_work_that_was_left_out_is_counted_by_how_over_all_rounds() -> None:
+    records = Synthetic(rounds=4, lost=(1, "middle")).records
+    at_ns = next(r.at_ns for r in records if isinstance(r, t.RoundFinished) and r.round == 3)
+    more = [t.DeviceOut(at_ns, 3, "weak", "lost", "gone"), t.DeviceOut(at_ns, 3, "strong", "late", "late")]
+    assert summarised([*records[:-1], *more, records[-1]])["devices_left_out"] == {"lost": 2, "late": 1}
+
+
 def test_rounds_of_no_length_have_no_shares() -> None:
     records = [
         msgspec.structs.replace(r, seconds=0.0) if isinstance(r, t.RoundFinished) else r

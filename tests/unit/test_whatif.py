@@ -190,6 +190,16 @@ def test_the_slowest_link_is_found_by_what_was_in_force() -> None:
     assert 0 < saved_s(whatif, "link", "slowest") < whatif.rounds_s
 
 
+def test_the_link_that_was_slowest_most_often_comes_first() -> None:
+    records = [
+        msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) and r.device == "weak" else r
+        for r in Synthetic(rounds=3, drawn={1: ("middle", "strong")}, facts=True).records
+    ]
+    summary = summarise(records)
+    assert summary.what_if.slowest_links == ("weak", "middle", "strong")
+    assert summary.what_if.rounds_s == pytest.approx(sum(row.round_s for row in summary.rounds))
+
+
 def test_equally_slow_links_come_in_alphabetical_order() -> None:
     records = [
         msgspec.structs.replace(r, uplink_bit_s=10_000_000) if isinstance(r, t.LimitsSet) else r
