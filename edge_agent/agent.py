@@ -215,7 +215,12 @@ class Agent:
             self._threads, self._cpus, self.heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
             self._quota_s = wanted.cpus * wanted.period_s
             self._throttle.configure(wanted)
-            self._pacer.set(wanted.cpus if wanted.paced else 0.0, wanted.period_s)
+            self._pacer.set(
+                wanted.cpus if wanted.paced else 0.0,
+                wanted.period_s,
+                by_reference=wanted.by_reference,
+                stopped=wanted.stopped,
+            )
         self._beat_now.set()
 
     # ---- effects ----

@@ -15,6 +15,7 @@ from edge_agent.upload_queue import UploadQueue
 from edgebed.device.core import Body, Cancelled, Result
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
+from edgebed.device.pieces import Pieces
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.pacing import Pacer
 from edgebed.wire.messages import Header, Report, Task, Upload
@@ -68,6 +69,8 @@ class TaskRun:
     def work(self, trainer: DeviceTrainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
         self._tools.thread_cpu.watch(threading.get_ident())
+        self._pieces = Pieces(time.thread_time, self.task.costs, self.task.index)
+        self._tools.pacer.charge(self._pieces.charge("receive", self.metrics.download_bytes))
         return trainer.run(self.task, self._take_body(), self, threads, cpus)
 
     def _take_body(self) -> Body:
@@ -75,11 +78,21 @@ class TaskRun:
         body, self._body = self._body, b""
         return body
 
+    def done(self, kind: str, size: int) -> None:
+        self._tools.pacer.charge(self._pieces.done(kind, size))
+        if self.task.costs:
+            self.hold()
+
     def upload(self, header: Upload, body: bytes | bytearray) -> None:
-        self.uploads.put(header, body)
+        waited = self.uploads.put(header, body)
+        self.hold(waited=waited)  # a wait for a slot is not work: the next batch is a unit of its own
+        self._tools.pacer.charge(self._pieces.charge("send", len(body)))
 
     def reply(self, batch: int) -> bytes:
-        return self._replies.take(batch)
+        body, waited = self._replies.take(batch)
+        self.hold(waited=waited)
+        self._tools.pacer.charge(self._pieces.charge("receive", len(body)))
+        return body
 
     def answer(self, batch: int, body: bytes) -> None:
         self._replies.put(batch, body)
@@ -96,8 +109,8 @@ class TaskRun:
         if self._cancelled.wait(seconds):
             raise Cancelled("the task was cancelled")
 
-    def hold(self) -> None:
-        self._tools.pacer.hold(self._rest)
+    def hold(self, *, waited: bool = False) -> None:
+        self._tools.pacer.hold(self._rest, waited=waited)
 
     def _rest(self, seconds: float) -> None:
         self.wait(min(seconds, LONGEST_REST_S))
@@ -124,7 +137,10 @@ class TaskRun:
         assert self.result is not None
         counters = self._tools.throttling
         throttled_s = (counters.read()[0] - self._throttled_ns) / 1e9 if counters.visible else None
-        return self.metrics.report(self.result, throttled_s, resident_mib(), self._delay.seconds())
+        late_s = self._tools.pacer.late_s
+        return self.metrics.report(
+            self.result, throttled_s, resident_mib(), self._delay.seconds(), self._pieces, late_s
+        )
 
 
 class ReplyBox:
@@ -139,10 +155,13 @@ class ReplyBox:
             self._bodies[batch] = body
             self._ready.notify_all()
 
-    def take(self, batch: int) -> bytes:
+    def take(self, batch: int) -> tuple[bytes, bool]:
+        """The body, and whether it had to be waited for."""
+        waited = False
         with self._ready:
             while batch not in self._bodies:
                 if self._cancelled.is_set():
                     raise Cancelled("the task was cancelled")
                 self._ready.wait(0.5)
-            return self._bodies.pop(batch)
+                waited = True
+            return self._bodies.pop(batch), waited

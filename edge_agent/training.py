@@ -6,6 +6,7 @@ No sockets here: uploads and replies go through `TaskIO`, which `edge_agent.task
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from edgebed.device.core import (
     Body,
     Computed,
     CoreStep,
+    Decoded,
     Encoded,
     Result,
     SendUpload,
@@ -29,6 +31,7 @@ from edgebed.device.core import (
 )
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
+from edgebed.device.pieces import Kinds
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.codecs import encode_tensors
@@ -43,13 +46,16 @@ class TaskIO(Protocol):
     metrics: TaskMetrics
 
     def upload(self, header: Upload, body: bytes | bytearray) -> None:
-        """Hand over an upload. Waits while the upload queue is full."""
+        """Hand over an upload. Waits while the upload queue is full, and returns when that may be seen by others."""
 
     def reply(self, batch: int) -> bytes:
-        """Wait for the body of the reply to upload `batch`."""
+        """Wait for the body of the reply to upload `batch`, until its use may be seen by others."""
 
     def check(self) -> None:
         """Raise if the task has ended."""
+
+    def done(self, kind: str, size: int) -> None:
+        """A piece of work has ended (`edgebed.device.pieces`). Returns when the reference would have ended it."""
 
     def progress(self) -> None:
         """Count one more batch."""
@@ -78,7 +84,9 @@ class DeviceTrainer:
         cancelled."""
         torch.set_num_threads(threads)
         assignment = complete_assignment(task.assignment, cpus, self._shard)
-        batches = self._batches(assignment, io)
+        kinds = Kinds()
+        batches = self._batches(assignment, io, kinds)
+        built = self._built
         steps = run_task(task, assignment, body, self._begin, batches, self._phases)
         del body  # only the core holds it, and lets go of it when it has been decoded
         driver = _Driver(assignment, io, self._shard.accelerator)
@@ -88,6 +96,8 @@ class DeviceTrainer:
             while True:
                 with driver.stopwatch:
                     step = steps.send(answer)
+                    for kind, size in _pieces(step, kinds, building=built is not self._built):
+                        io.done(kind, size)
                     io.hold()
                 answer = driver.carry_out(step)
                 del step  # an upload's body: only the queue holds it while the half computes
@@ -99,13 +109,14 @@ class DeviceTrainer:
             io.metrics.compute_s -= batches.waited_s
         return result
 
-    def _batches(self, assignment: Assignment, io: TaskIO) -> Batches:
+    def _batches(self, assignment: Assignment, io: TaskIO, kinds: Kinds) -> Batches:
         if assignment.arrivals is not None:
             return Requests(self._shard, assignment.arrivals, assignment.seed, self._phases, io)
 
-        def after() -> None:
+        def after(samples: int) -> None:
             io.progress()
             io.pace()
+            io.done(*kinds.ended(samples))
 
         return ShardBatches(self._shard, assignment, before=io.check, after=after)
 
@@ -118,6 +129,19 @@ class DeviceTrainer:
             model = MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
             self._built = (key, model.to(self._shard.accelerator))
         return self._built[1]
+
+
+def _pieces(step: CoreStep, kinds: Kinds, *, building: bool) -> Iterable[tuple[str, int]]:
+    """Kind and size of the piece that ended with a step. `building`: the device builds its model with this task."""
+    match step:
+        case Decoded(size, reply):
+            yield "reply" if reply else "build" if building else "decode", size
+        case Computed(drawn, upload):
+            yield kinds.uploading(drawn) if upload else kinds.finished()
+        case Encoded(raw, _, update):
+            yield "update" if update else "encode", raw
+        case _:
+            pass
 
 
 class _Driver:
@@ -139,14 +163,12 @@ class _Driver:
                 metrics.encode_cpu_s += spent.cpu_s
             case SendUpload(header, body, wait):
                 self._io.upload(header, body)
-                self._io.hold()  # a wait for a slot is not work: the next batch is a unit of its own
                 if wait and self._serving:  # else batches call these
                     self._io.progress()
                     self._io.pace()
             case AwaitReply(number):
                 start = time.monotonic()
                 answer = self._io.reply(number)
-                self._io.hold()
                 metrics.reply_s += time.monotonic() - start
                 return answer
             case _:
@@ -190,6 +212,8 @@ class _Unheard:
 
     def reply(self, batch: int) -> bytes:
         return b""
+
+    def done(self, kind: str, size: int) -> None: ...
 
     def check(self) -> None: ...
 

@@ -42,17 +42,20 @@ class UploadQueue:
         self._slots = threading.Semaphore(slots)
         self._futures: dict[Future[None], None] = {}  # in the order of the uploads
 
-    def put(self, header: Upload, body: bytes | bytearray) -> None:
-        """Training thread: queue an upload. Waits while all slots are taken. Raises TransferError after one failed."""
+    def put(self, header: Upload, body: bytes | bytearray) -> bool:
+        """Training thread: queue an upload. Waits while all slots are taken. Returns whether it had to wait. Raises
+        TransferError after one failed."""
         self.check()
         if self._account.keep(header, body):
-            return
-        if not self._slots.acquire(blocking=False):
+            return False
+        waited = not self._slots.acquire(blocking=False)
+        if waited:
             with self._account.blocked():
                 while not self._slots.acquire(timeout=0.5):
                     self.check()
         self.check()
         self._start(header, body)
+        return waited
 
     def _start(self, header: Upload, body: bytes | bytearray) -> None:
         future = asyncio.run_coroutine_threadsafe(self._deliver(header, body), self._loop)

@@ -25,7 +25,7 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """Does nothing."""
 
 
@@ -34,7 +34,7 @@ class ShardBatches:
 
     Args:
         before: called before each batch is given out. It may raise to end the task.
-        after: called when the half asks for the next batch.
+        after: called with the samples of a batch when the half asks for the next one.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ShardBatches:
         shard: Shard,
         assignment: Assignment,
         before: Callable[[], None] = nothing,
-        after: Callable[[], None] = nothing,
+        after: Callable[[int], None] = nothing,
     ) -> None:
         self.samples, self.drawn = shard.samples, list[int]()
         self._shard, self._assignment, self._before, self._after = shard, assignment, before, after
@@ -55,4 +55,4 @@ class ShardBatches:
             self._before()
             self.drawn.append(len(batch[1]))
             yield batch
-            self._after()
+            self._after(len(batch[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgebed.device.core import Result
+from edgebed.device.pieces import Pieces
 from edgebed.wire.messages import Report
 
 
@@ -31,6 +32,8 @@ class TaskMetrics:
         throttled_s: float | None = None,
         memory_mib: float = 0.0,
         delayed_s: float | None = None,
+        work: Pieces | None = None,
+        late_s: float = 0.0,
     ) -> Report:
         """Call it when every upload has been acknowledged, so that bytes and seconds of the link belong together.
 
@@ -38,6 +41,8 @@ class TaskMetrics:
             throttled_s: seconds for which the quota stopped the device; None where it cannot be read.
             memory_mib: resident memory; 0 where it cannot be read.
             delayed_s: seconds for which its threads were ready and did not run; None where it cannot be read.
+            work: the pieces of the task; None where nobody measures them.
+            late_s: by which the update came later than from a device of the reference's speed.
         """
         return Report(
             samples=result.samples,
@@ -61,4 +66,7 @@ class TaskMetrics:
             pieces=self.pieces,
             pieces_in_quota=self.pieces_in_quota,
             quota_s=self.quota_s,
+            work=work.times() if work is not None else (),
+            reference_s=work.reference_s if work is not None else {},
+            late_s=late_s,
         )

@@ -70,7 +70,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
     `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
-    `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edgebed.pacing` says.
+    `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edgebed.pacing` says;
+    `by_reference`: for as long as a reference's core needs, and not this one. `stopped`: the device is to stand still.
     They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
     """
 
@@ -84,6 +85,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     incarnation: str = ""
     period_s: float = 0.1
     paced: bool = False
+    by_reference: bool = False
+    stopped: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -260,13 +263,28 @@ Control = (
 # ---- headers: what a transfer carries beside tensors -----------------------------------------------------------------
 
 
+class Cost(msgspec.Struct, frozen=True, array_like=True):
+    """What pieces of one kind cost on a reference (`edgebed.device.pieces`).
+
+    `points`: sizes in ascending order, each with the CPU seconds of such a piece. `origin`: `recorded`, or `layers`,
+    added up from what layers cost there."""
+
+    points: tuple[tuple[float, float], ...]
+    origin: str = "recorded"
+
+
 class Task(msgspec.Struct, frozen=True, tag="task"):
-    """Orchestrator -> device. Tensors: the weights of the assignment's half. `id` is unique over all runs."""
+    """Orchestrator -> device. Tensors: the weights of the assignment's half. `id` is unique over all runs.
+
+    `costs`: what the kinds of pieces cost on the reference whose speed the device is to have; empty: its own speed.
+    `index`: CPU seconds of the reference for one of this device, for the kinds that are not there."""
 
     id: str
     run: str
     round: int
     assignment: Assignment
+    costs: dict[str, Cost] = {}
+    index: float = 1.0
 
 
 class Upload(msgspec.Struct, frozen=True, tag="upload"):
@@ -283,6 +301,17 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
     task: str
     batch: int
+
+
+class PieceTimes(msgspec.Struct, frozen=True, array_like=True):
+    """CPU time of the training thread in the pieces of one kind and size in a task: their number, seconds of all, and
+    microseconds of each of the first ones."""
+
+    kind: str
+    size: int
+    count: int
+    cpu_s: float
+    each_us: tuple[int, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -309,6 +338,9 @@ class Report(msgspec.Struct, frozen=True):
     pieces: int = 0  # batches, or requests, whose CPU time was counted
     pieces_in_quota: int = 0  # of these, those that used no more than one period of the CPU quota gives
     quota_s: float = 0.0  # CPU seconds that one period of the quota gives
+    work: tuple[PieceTimes, ...] = ()
+    reference_s: dict[str, float] = {}  # CPU seconds on the reference, by the origin of its costs; empty: none is kept
+    late_s: float = 0.0  # by which the update came later than from a device of the reference's speed
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
