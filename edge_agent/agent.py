@@ -213,7 +213,7 @@ class Agent:
         if wanted.seq > self._configured:
             self._configured = wanted.seq
             self._threads, self._cpus, self.heartbeat_s = wanted.threads, wanted.cpus, wanted.heartbeat_s
-            self._quota_s = wanted.cpus * wanted.period_s
+            self._quota_s = (wanted.ceiling or wanted.cpus) * wanted.period_s
             self._throttle.configure(wanted)
             self._pacer.set(
                 wanted.cpus if wanted.paced else 0.0,

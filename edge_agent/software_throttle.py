@@ -94,7 +94,7 @@ class SoftwareThrottle:
 
     def configure(self, wanted: Configure) -> None:
         on = wanted.software
-        self._governor.set(wanted.cpus if on else 0.0)
+        self._governor.set((wanted.ceiling or wanted.cpus) if on else 0.0)
         self.uplink.set(wanted.uplink_bit_s if on else 0)
         self.downlink.set(wanted.downlink_bit_s if on else 0)
 

@@ -54,9 +54,7 @@ class Pacer:
         self._start, self._used, self._charged = 0.0, cpu(), 0.0  # of the unit; its start in CPU seconds given
         self.late_s = self._lost_s = 0.0
 
-    def set(
-        self, cpus: float, period_s: float = LATE_S, *, by_reference: bool = False, stopped: bool = False
-    ) -> None:
+    def set(self, cpus: float, period_s: float = LATE_S, *, by_reference: bool = False, stopped: bool = False) -> None:
         """From now on.
 
         Args:

@@ -154,6 +154,13 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     faults: list[SimulatedFault] | msgspec.UnsetType = msgspec.UNSET
 
 
+HOST = "host"
+"""The speed of devices whose CPU seconds are those of the host on which they run."""
+
+SpeedWord = Annotated[str, msgspec.Meta(pattern=r"^(host|reference \S.*)$")]
+"""`host`, or `reference NAME`: name or file of the reference whose CPU seconds those of the devices are."""
+
+
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A server with CPUs of its own: a quota on the process that trains the server halves, divided by the dilation."""
 
@@ -177,6 +184,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     server: Server | None = None  # None: what the host leaves, not dilated
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
     grain: Grain = "pacing"
+    speed: SpeedWord | None = None  # None: what the fleet file says
 
 
 def load(path: Path, overrides: Overrides | None = None) -> Experiment:

@@ -70,6 +70,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
     `cpus`, `uplink_bit_s`, `downlink_bit_s` are the limits in force (after dilation). They are enforced by the agent
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
+    `ceiling`: of a device that keeps a reference's time, the CPUs of its quota, which are more than `cpus`; 0: `cpus`.
     `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edgebed.pacing` says;
     `by_reference`: for as long as a reference's core needs, and not this one. `stopped`: the device is to stand still.
     They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
@@ -87,6 +88,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     paced: bool = False
     by_reference: bool = False
     stopped: bool = False
+    ceiling: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

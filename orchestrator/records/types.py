@@ -48,6 +48,9 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     dilation_by: str = ""  # CPUs | network | the experiment: what made it as large as it is; "": 1, or an older version
     held_server_cpus: float | None = None  # its quota as read back; None: nothing is in force
     queued_uploads: int = 4  # of one device that may wait for its server half; older versions had 4 and did not say so
+    speed: str = "host"  # name of the reference whose CPU seconds those of the devices are, or host
+    demand: float = 1.0  # CPU seconds that this host needs for one of the reference, by the index
+    head_room: float = 1.0  # quotas ÷ what this host needs on average
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -83,6 +86,7 @@ class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
     period_us: int = 100_000  # of the CPU quota
     held_period_us: int | None = None
     unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
+    ceiling_cpus: float | None = None  # of the quota; None: `cpus`. Larger where a reference is kept
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
 from edgebed.wire.messages import Task, Update, Upload
@@ -66,10 +68,13 @@ def upload_record(round: int, inbound: ReceivedTransfer, header: Upload) -> Uplo
     return UploadReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.batch, inbound.bytes, now_ns())
 
 
-def update_record(round: int, inbound: ReceivedTransfer, header: Update) -> UpdateReceived:
-    return UpdateReceived(
-        inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, header.report
-    )
+def update_record(round: int, inbound: ReceivedTransfer, header: Update, *, each_piece: bool) -> UpdateReceived:
+    """`each_piece`: with the time of every piece of work, and not only their sums."""
+    report = header.report
+    if report.work and not each_piece:
+        sums = tuple(msgspec.structs.replace(pieces, each_us=()) for pieces in report.work)
+        report = msgspec.structs.replace(report, work=sums)
+    return UpdateReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, report)
 
 
 def done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:

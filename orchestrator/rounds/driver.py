@@ -134,9 +134,10 @@ class RoundDriver:
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
         unique = f"{self._settings.run}/{self._round}/{device}/{time.time_ns():x}"
         bounds = bounds_of(self._method, assignment, self._settings.samples[device])
-        return DeviceWork(
-            Task(unique, self._settings.run, self._round, assignment), bounds, self._settings.queued_uploads
-        )
+        settings = self._settings
+        costs = settings.costs(device, assignment)
+        task = Task(unique, settings.run, self._round, assignment, costs, settings.index)
+        return DeviceWork(task, bounds, settings.queued_uploads)
 
     def _send_tasks(self) -> None:
         """Start every download. Devices with the same cut share one encoded body."""
@@ -208,7 +209,7 @@ class RoundDriver:
             case Update():
                 work.update, work.update_ns, work.update_first_ns = header, inbound.last_ns, inbound.first_ns
                 work.update_bytes = inbound.bytes
-                self._record(update_record(self._round, inbound, header))
+                self._record(update_record(self._round, inbound, header, each_piece=self._settings.each_piece))
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
             case Failure(device, _, why, diverged, trace):
                 work.trace = short(trace, MOST_TRACE)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from edgebed.wire.messages import Assignment, Cost
 from orchestrator.experiment import Training
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
 the device waits."""
+
+
+def no_costs(device: str, assignment: Assignment) -> dict[str, Cost]:
+    """Devices keep no reference's time."""
+    return {}
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
@@ -20,6 +26,9 @@ class RoundSettings(msgspec.Struct, frozen=True):
         samples: of each device's shard, as the orchestrator cut it; reports must agree with it.
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
         queued_uploads: of one device that may wait for its server half.
+        costs: what the pieces of a device's task cost on the reference whose time it keeps; {}: it keeps none.
+        index: CPU seconds of the reference for one of this host.
+        each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
 
@@ -31,6 +40,9 @@ class RoundSettings(msgspec.Struct, frozen=True):
     ceiling_s: float | None = None
     max_update_norm: float | None = None
     queued_uploads: int = QUEUED_UPLOADS
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
+    index: float = 1.0
+    each_piece: bool = False
 
 
 def round_settings(run: str, training: Training, dilation: float, samples: Mapping[str, int]) -> RoundSettings:

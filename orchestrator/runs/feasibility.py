@@ -13,15 +13,17 @@ from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
 from edgebed.typed import within
 from orchestrator.experiment import Experiment
-from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, load_profile
+from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, found_speed, load_profile
 from orchestrator.scenario.files import listed, load_scenario
 from orchestrator.scenario.spec import ScenarioEvent, misfit
 
 
 def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
-    """The fleet of an experiment that was read from `path`, with the CPUs of its server. Raises UsageError."""
-    cpus = None if experiment.server is None else experiment.server.cpus
-    return msgspec.structs.replace(fleet_of(path, experiment.fleet), server_cpus=cpus)
+    """The fleet of an experiment that was read from `path`, with the CPUs of its server and its speed. Raises
+    UsageError."""
+    cpus, spec = None if experiment.server is None else experiment.server.cpus, fleet_of(path, experiment.fleet)
+    speed = spec.wanted_speed if experiment.speed is None else found_speed(experiment.speed, path)
+    return msgspec.structs.replace(spec, server_cpus=cpus, wanted_speed=speed)
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:

@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True):
         series: id that all runs of the experiment share; "": a new one is made.
         begun: folders of runs to go on with, by the method's place in the experiment's list.
         finished: folders of runs that have ended and stay as they are, by the same places.
+        each_piece: record the CPU time of every piece of the devices' work, as a recording of a reference needs it.
         plan: folder of a run whose recorded assignments the devices get, instead of what the method would plan.
     """
 
@@ -53,6 +54,7 @@ class Request(msgspec.Struct, frozen=True):
     begun: Mapping[int, Path] = {}
     finished: Mapping[int, Path] = {}
     plan: Path | None = None
+    each_piece: bool = False
 
 
 class Watch:

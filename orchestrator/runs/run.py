@@ -15,9 +15,10 @@ import torch
 
 from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.clock import now_ns
-from orchestrator.experiment import Experiment
+from orchestrator.experiment import HOST, Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.recorder import Recorder
@@ -31,6 +32,7 @@ from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
+from orchestrator.rounds.settings import no_costs as no_task_costs
 from orchestrator.rounds.settings import round_settings
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
@@ -56,6 +58,7 @@ class RunRequest(msgspec.Struct, frozen=True):
         interleaved: its rounds alternate with those of other methods.
         begun: the folder of a run to go on with; None: a new run begins.
         plan: the folder of a run whose recorded assignments the devices get, instead of what the method would plan.
+        each_piece: as in `request.Request`.
     """
 
     experiment: Experiment
@@ -69,6 +72,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     interleaved: bool = False
     begun: Path | None = None
     plan: Path | None = None
+    each_piece: bool = False
 
 
 def no_costs(model: StagedModel) -> dict[int, CutCost]:
@@ -126,6 +130,8 @@ class Platform(msgspec.Struct, frozen=True):
         calibrated: whether measurements show that the times of the run are those of its limits.
         host: what the run's first record says of the host.
         known_costs: gives the costs of the model's cuts; {}: they are to be measured.
+        costs: what the pieces of a device's task cost on the reference whose time it keeps.
+        speed: name of that reference, or `host`.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
     """
@@ -142,6 +148,8 @@ class Platform(msgspec.Struct, frozen=True):
     known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
     recording: Callable[[Write], Write] = plain
     mark: str = ""
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
+    speed: str = HOST
 
 
 class MethodRun:
@@ -160,7 +168,11 @@ class MethodRun:
             self._recorder.subscribe(partial(listener, self.folder.path))
         self._record = platform.recording(self._recorder.record)
         training, samples = self._experiment.training, request.prepared.samples()
-        self._settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
+        settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
+        speed = self._fleet.spec.speed
+        self._settings = msgspec.structs.replace(
+            settings, costs=platform.costs, index=1 / speed.demand, each_piece=request.each_piece
+        )
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
 
@@ -288,6 +300,9 @@ class MethodRun:
                 held_server_cpus=self._platform.held_server_cpus,
                 dilation_by=fleet.dilation_by,
                 queued_uploads=self._settings.queued_uploads,
+                speed=self._platform.speed,
+                demand=fleet.spec.speed.demand,
+                head_room=fleet.spec.speed.head_room,
             )
         )
         for record in fleet.facts():

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 from edgebed.datasets.shard import write_idle_shard
@@ -50,6 +51,7 @@ from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
 from orchestrator.runs.run import MethodRun, Platform, RunRequest, start_model
+from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -78,7 +80,8 @@ async def standing_fleet(
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    becomes = [with_facts(each) for each in becomes]
+    spec = await asyncio.to_thread(at_wanted_speed, spec)
+    becomes = [msgspec.structs.replace(with_facts(each), speed=spec.speed) for each in becomes]
     name = (backend or spec.backend) if spec.here else BoardsBackend.name
     choose = backend_class(name).admit if spec.here else admit
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
@@ -292,6 +295,7 @@ def _run_request(
         interleaved=interleaved,
         begun=request.begun.get(place),
         plan=request.plan,
+        each_piece=request.each_piece,
     )
 
 
@@ -332,6 +336,8 @@ def _platform(
         calibrated=calibration.passed,
         host=host_facts(trainer.hardware),
         recording=load.recording,
+        costs=costs_of_tasks(controller),
+        speed=speed_name(controller.spec),
     )
 
 

@@ -12,12 +12,12 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Header
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import Grain
+from orchestrator.references.work_laws import WorkLaws, server_key, work_key
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
 from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
 from orchestrator.simulation.cpu import Cpu, PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.simulation.reference import Reference, server_key, work_key
 
 OF_WEIGHTS = ("merge", "evaluation", "checkpoint")
 """The orchestrator's work that grows with the model. The costs of a host are scaled by the bytes of the weights."""
@@ -36,7 +36,7 @@ class CalibratedCosts:
     calibrated = True
 
     def __init__(
-        self, calibration: Calibration, reference: Reference, now_s: Callable[[], float], grain: Grain = "quota"
+        self, calibration: Calibration, reference: WorkLaws, now_s: Callable[[], float], grain: Grain = "quota"
     ) -> None:
         self._calibration, self._reference, self._now_s, self._grain = calibration, reference, now_s, grain
         source = f"the costs of host {calibration.host}" if calibration.host else ", ".join(calibration.runs)

@@ -15,9 +15,9 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost
 from orchestrator.files.yaml_file import convert, load_yaml, write_yaml
+from orchestrator.references.layer_costs import WidthLaw
+from orchestrator.references.work_laws import BatchLaw, SizeLaw
 from orchestrator.simulation.costs import ServerTurns
-from orchestrator.simulation.layer_costs import WidthLaw
-from orchestrator.simulation.reference import BatchLaw, SizeLaw
 
 VERSION = 2
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class ProfileCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file. Reference laws are CPU seconds of one core of the host that calibrated."""
+    """The content of the file. The reference's laws are CPU seconds of one core of the host that calibrated."""
 
     version: int = VERSION
     runs: list[str]

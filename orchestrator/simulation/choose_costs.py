@@ -9,13 +9,13 @@ from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
 from orchestrator.clock import now_s
 from orchestrator.experiment import Grain, Simulation
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation import host_costs
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, ReferenceCosts
-from orchestrator.simulation.reference import Reference
 
 
 def cost_model(
@@ -45,7 +45,7 @@ def cost_model(
             )
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}
-        reference = Reference(model, batch, **laws, encode=calibration.encode, layers=calibration.layers)
+        reference = WorkLaws(model, batch, **laws, encode=calibration.encode, layers=calibration.layers)
         return CalibratedCosts(calibration, reference, now_s, grain)
     match wanted.cost:
         case "flops":
@@ -53,4 +53,4 @@ def cost_model(
         case "operations":
             return OperationCosts(Operations(model), wanted.device_flops)
         case _:
-            return ReferenceCosts(Reference(model, batch))
+            return ReferenceCosts(WorkLaws(model, batch))

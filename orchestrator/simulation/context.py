@@ -15,6 +15,8 @@ from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
+from orchestrator.references.layer_profile import measure
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import start_model
@@ -22,8 +24,6 @@ from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.choose_costs import cost_model
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
-from orchestrator.simulation.layer_profile import measure
-from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import surrogate_costs
 
@@ -76,7 +76,7 @@ class SimulationContext:
         self.accelerator = accelerator_named(request.accelerator)
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
-        made = self._calibrate(Reference(model, batch, layers=measure())) if request.calibrate_from else None
+        made = self._calibrate(WorkLaws(model, batch, layers=measure())) if request.calibrate_from else None
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
             self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
         )
@@ -92,7 +92,7 @@ class SimulationContext:
         samples = [shard.samples for shard in self.shards.values()]
         return None if wanted is None else surrogate_costs(self.experiment, wanted, model, samples)
 
-    def _calibrate(self, reference: Reference) -> Calibration:
+    def _calibrate(self, reference: WorkLaws) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""
         request = self.request
         self.watch.notify(f"calibrating from {len(request.calibrate_from)} runs")

@@ -15,10 +15,13 @@ from edgebed.wire.settings import Codec
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.run_index import Clock, RoundFacts, RunFacts, Session
 from orchestrator.records.types import SIMULATED, LimitsSet, TaskDelivered, TaskSent, UpdateReceived
-from orchestrator.simulation.calibration import Calibration, ProfileCosts
-from orchestrator.simulation.laws import line_through, link_fit, parts, relative_parts
-from orchestrator.simulation.reference import Reference, SizeLaw, codec_key, work_key
+from orchestrator.references.lines import line_through, parts, relative_parts
+from orchestrator.references.work_laws import SizeLaw, WorkLaws, codec_key, work_key
+from orchestrator.simulation.calibration import Calibration, LinkFit, ProfileCosts
 from orchestrator.simulation.server_fit import found_idle, orchestrator_work, server_factors, server_turns
+
+STRETCH = 1.046
+"""Bytes on the wire per payload byte in full Ethernet frames, which gives the shortest time of a transfer."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True):
     received: list[tuple[int, float]]  # (bytes, seconds from arrival to use) of transfers that did not wait for others
 
 
-def fit(runs: Sequence[RunFacts], reference: Reference, *, by_bytes: bool = False) -> Calibration:
+def fit(runs: Sequence[RunFacts], reference: WorkLaws, *, by_bytes: bool = False) -> Calibration:
     """Fit a calibration. Raises UsageError if the runs hold nothing to calibrate from, or are simulations.
 
     Args:
@@ -190,7 +193,7 @@ def _up_s(
 
 
 def with_bytes(
-    profiles: Mapping[str, ProfileCosts], seen: Sequence[Seen], reference: Reference
+    profiles: Mapping[str, ProfileCosts], seen: Sequence[Seen], reference: WorkLaws
 ) -> dict[str, ProfileCosts]:
     """The agent's CPU seconds as sums of parts, none negative, that fit all its tasks best (least squares): per task,
     per upload, per reply and per byte. They are the same for all profiles, so that few tasks suffice."""
@@ -215,7 +218,20 @@ def with_bytes(
     }
 
 
-def profile_costs(own: Sequence[Seen], reference: Reference, unseen: UnseenLaw) -> ProfileCosts:
+def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
+    """A line through (bytes, seconds, rate) of what opens and ends tasks. If all sizes are equal, all time beyond the
+    wire's own is latency. The least of it is the link's own; the rest is what a busy host adds at the ends of tasks,
+    when server halves are made and other devices send too."""
+    scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
+    if not scaled:
+        return LinkFit(0.0, STRETCH)
+    line = line_through(scaled)
+    stretch = min(max(line.byte_s, STRETCH), 3.0)
+    beyond = [seconds - stretch * x for x, seconds in scaled]
+    return LinkFit(max(0.0, median(beyond)), stretch, max(0.0, min(beyond)))
+
+
+def profile_costs(own: Sequence[Seen], reference: WorkLaws, unseen: UnseenLaw) -> ProfileCosts:
     """The costs of one device profile, from the work of its devices. `unseen`: the law of all profiles together for
     batches of other work."""
     settled = [work for work in own if not work.first] or list(own)
@@ -248,7 +264,7 @@ def _narrow_s(settled: Sequence[Seen], decode: float) -> float | None:
     return max(0.0, median(narrow)) if narrow else None
 
 
-def _expected_s(work: Seen, reference: Reference) -> float:
+def _expected_s(work: Seen, reference: WorkLaws) -> float:
     """The reference's CPU seconds of all batches of a task."""
     law = reference.device_law(work.assignment)
     return sum(law.seconds(samples) for samples in work.batches)
@@ -266,18 +282,18 @@ class UnseenLaw(msgspec.Struct, frozen=True):
     features_s: float = 0.0
     factor: float = 1.0
 
-    def seconds(self, work: Seen, reference: Reference) -> float:
+    def seconds(self, work: Seen, reference: WorkLaws) -> float:
         batches, uploaded, known = _counts(work, reference)
         return batches * self.batch_s + uploaded * self.features_s + known * self.factor
 
 
-def _counts(work: Seen, reference: Reference) -> tuple[float, float, float]:
+def _counts(work: Seen, reference: WorkLaws) -> tuple[float, float, float]:
     """Batches, those that upload their features, and the reference's seconds of a task."""
     batches = len(work.batches)
     return batches, batches if "features" in work.assignment.uploads else 0, _expected_s(work, reference)
 
 
-def unseen_law(seen: Sequence[Seen], reference: Reference) -> UnseenLaw:
+def unseen_law(seen: Sequence[Seen], reference: WorkLaws) -> UnseenLaw:
     """The law that fits all work best, each profile's multiplied by its pace. Law and paces are fitted in turn: slow
     devices have small cuts, so without the paces their slowness would look like seconds that each batch costs."""
     settled = [work for work in seen if not work.first] or seen
@@ -291,14 +307,14 @@ def unseen_law(seen: Sequence[Seen], reference: Reference) -> UnseenLaw:
     return law
 
 
-def _pace(own: Sequence[Seen], reference: Reference, law: UnseenLaw) -> float:
+def _pace(own: Sequence[Seen], reference: WorkLaws, law: UnseenLaw) -> float:
     """Median of measured ÷ expected CPU seconds on one profile."""
     expected = [law.seconds(work, reference) for work in own]
     ratios = [work.compute_cpu_s / each for work, each in zip(own, expected, strict=True) if each > 0]
     return median(ratios) if ratios else 1.0
 
 
-def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
+def _factors(seen: Sequence[Seen], reference: WorkLaws) -> dict[str, float]:
     """Median of measured ÷ reference CPU seconds, by kind of work."""
     ratios: dict[str, list[float]] = {}
     for work in seen:
@@ -308,7 +324,7 @@ def _factors(seen: Sequence[Seen], reference: Reference) -> dict[str, float]:
     return {key: median(values) for key, values in ratios.items()}
 
 
-def _agent_law(seen: Sequence[Seen], reference: Reference) -> SizeLaw:
+def _agent_law(seen: Sequence[Seen], reference: WorkLaws) -> SizeLaw:
     """CPU seconds of the agent for a task with n uploads: `fixed_s` + n × `byte_s`. If all tasks have the same number
     of uploads, the update is assumed to cost as much as an upload."""
     silent = [work for work in seen if not work.replies] or seen
@@ -319,7 +335,7 @@ def _agent_law(seen: Sequence[Seen], reference: Reference) -> SizeLaw:
     return SizeLaw(each, each)
 
 
-def _reply_s(seen: Sequence[Seen], reference: Reference, agent: SizeLaw, decode: float) -> float | None:
+def _reply_s(seen: Sequence[Seen], reference: WorkLaws, agent: SizeLaw, decode: float) -> float | None:
     """CPU seconds of the agent to receive and decode a reply; None where there was none."""
     beyond = [
         (_agent_cpu_s(w, reference) - agent.seconds(w.uploads) + w.decode_cpu_s - decode) / w.replies
@@ -329,12 +345,12 @@ def _reply_s(seen: Sequence[Seen], reference: Reference, agent: SizeLaw, decode:
     return max(0.0, median(beyond)) if beyond else None
 
 
-def _agent_cpu_s(work: Seen, reference: Reference) -> float:
+def _agent_cpu_s(work: Seen, reference: WorkLaws) -> float:
     """CPU seconds of the agent in a task, without training, encoding and decoding."""
     return work.other_cpu_s - work.encode_cpu_s - reference.encode_law(Codec()).seconds(work.update_bytes)
 
 
-def encode_laws(seen: Sequence[Seen], reference: Reference) -> dict[str, SizeLaw]:
+def encode_laws(seen: Sequence[Seen], reference: WorkLaws) -> dict[str, SizeLaw]:
     """CPU seconds to encode an upload of n raw bytes, by codec. A device needs more than a loop of nothing else."""
     points: dict[str, list[tuple[float, float]]] = {}
     for work in seen:

@@ -21,13 +21,13 @@ from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
+from orchestrator.references.layer_profile import measure
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.request import Request
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.fitting import fit
-from orchestrator.simulation.layer_profile import measure
-from orchestrator.simulation.reference import Reference
 
 EXPERIMENT = shipped("profiles") / "experiments" / "host-costs.yaml"
 """Some rounds of methods whose tasks differ in uploads, replies, bytes and width."""
@@ -50,7 +50,7 @@ def from_runs(folders: list[Path]) -> Calibration:
         devices = {device.name: device.profile.name for device in fleet_of(EXPERIMENT, experiment.fleet).devices}
         prepared = prepare_data(experiment, list(devices), shards, devices, EXPERIMENT)
     model = start_model(experiment, prepared, EXPERIMENT)
-    reference = Reference(model, prepared.sample(experiment.training.batch_size), layers=measure())
+    reference = WorkLaws(model, prepared.sample(experiment.training.batch_size), layers=measure())
     made = fit([sort(read(folder / "records.jsonl")) for folder in folders], reference, by_bytes=True)
     profiles = {name: msgspec.structs.replace(costs, work={}) for name, costs in made.profiles.items()}
     kept = {"host": platform.node() or "unnamed", "profiles": profiles}

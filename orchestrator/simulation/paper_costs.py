@@ -12,12 +12,12 @@ from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Header
 from edgebed.wire.settings import Codec
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.simulation.reference import Reference
 
 
 class PaperCosts:
@@ -67,7 +67,7 @@ class ReferenceCosts(PaperCosts):
 
     kind = "reference"
 
-    def __init__(self, reference: Reference, server_speed: float = 1.0) -> None:
+    def __init__(self, reference: WorkLaws, server_speed: float = 1.0) -> None:
         self._reference, self._server_speed = reference, server_speed
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:

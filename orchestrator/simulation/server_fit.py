@@ -9,16 +9,16 @@ from statistics import mean, median
 from edgebed.wire.messages import Assignment
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.types import ServerStep, UploadReceived
+from orchestrator.references.layer_costs import WidthLaw
+from orchestrator.references.lines import ratio, relative_law
+from orchestrator.references.work_laws import WorkLaws, server_key
 from orchestrator.simulation.costs import ServerTurns
-from orchestrator.simulation.laws import ratio, relative_law
-from orchestrator.simulation.layer_costs import WidthLaw
-from orchestrator.simulation.reference import Reference, server_key
 
 WAITED_NS = 5_000_000
 """An upload that waited longer than this at the start of a round waited for its server half."""
 
 
-def server_factors(runs: Sequence[RunFacts], reference: Reference) -> tuple[dict[str, float], WidthLaw, float]:
+def server_factors(runs: Sequence[RunFacts], reference: WorkLaws) -> tuple[dict[str, float], WidthLaw, float]:
     """Measured and reference seconds of server steps, each of all steps together, since a round waits for their sum.
 
     Returns measured ÷ reference by cut, of steps with one device, where the reference was timed; the law of all of

@@ -24,11 +24,11 @@ from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_ke
 from edgebed.wire.messages import Assignment, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import Experiment, Simulation, Surrogate
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
 from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
-from orchestrator.simulation.reference import Reference
 
 MEASURED_BATCH = 20
 """Largest batch with which a larger network is measured; the time of its full batch follows from the fitted law."""
@@ -233,13 +233,13 @@ def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> C
         case "reference" | None:
             key = msgspec.json.encode(wanted, order="sorted")
             if key not in _measured:
-                _measured[key] = Reference(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
+                _measured[key] = WorkLaws(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
             return ReferenceCosts(_measured[key], simulation.server_flops / simulation.device_flops)
         case other:
             raise UsageError(f"simulation.as_if with cost {other!r}", hint="choose reference, flops or operations")
 
 
-_measured: dict[bytes, Reference] = {}
+_measured: dict[bytes, WorkLaws] = {}
 """Results of measurements: measuring a large network takes a minute, so each is measured once per process."""
 
 

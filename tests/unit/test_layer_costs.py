@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.simulation.layer_costs import LayerCall, LayerCalls, LayerMeter, WidthLaw, law_at, seconds
-from orchestrator.simulation.reference import Reference
+from orchestrator.references.layer_costs import LayerCall, LayerCalls, LayerMeter, WidthLaw, law_at, seconds
+from orchestrator.references.work_laws import WorkLaws
 from tests.component._fleet import model
 from tests.unit._assignments import assignment
 
@@ -89,7 +89,7 @@ def test_the_reference_of_layers_is_the_same_every_time_and_grows_with_what_is_t
 
     def law(**changes: object) -> float:
         wanted = msgspec.structs.replace(whole, **changes)
-        return Reference(model(), batch, layers=COSTS).device_law(wanted).seconds(8)
+        return WorkLaws(model(), batch, layers=COSTS).device_law(wanted).seconds(8)
 
     assert law() == law()
     assert law(objective="head", stages=2) < law(objective="head", stages=4) < law()

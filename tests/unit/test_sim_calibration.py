@@ -17,22 +17,24 @@ from edgebed.wire.settings import Codec
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
 from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.references.layer_costs import WidthLaw
+from orchestrator.references.lines import line_through, relative_law
+from orchestrator.references.work_laws import BatchLaw, SizeLaw, WorkLaws
 from orchestrator.simulation.calibrated import CalibratedCosts
 from orchestrator.simulation.calibration import Calibration, load_calibration, save_calibration
 from orchestrator.simulation.costs import Device, ServerTurns
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.fitting import (
+    STRETCH,
     Seen,
     UnseenLaw,
     encode_laws,
     fit,
+    link_fit,
     profile_costs,
     unseen_law,
     with_bytes,
 )
-from orchestrator.simulation.laws import STRETCH, line_through, link_fit, relative_law
-from orchestrator.simulation.layer_costs import WidthLaw
-from orchestrator.simulation.reference import BatchLaw, Reference, SizeLaw
 from orchestrator.simulation.server_fit import orchestrator_work, server_factors, server_turns
 from tests.component._fleet import model
 from tests.unit._assignments import assignment
@@ -43,12 +45,12 @@ WORK = assignment(objective="output", stages=8, uploads=("weights",))
 DEVICE = Device("a", "slow", Limits(0.1, RATE, RATE, 256))
 
 
-def reference() -> Reference:
+def reference() -> WorkLaws:
     """Laws as if they had been measured: 10 ms a batch, nothing for samples."""
     law = BatchLaw(0.010, 0.0, 0.3)
     laws = {"output · cut 8": law, "head · cut 2": law}
     encode = {"float32": SizeLaw(0.0, 0.0), "uint8": SizeLaw(0.0, 0.0)}
-    return Reference(model(), (None, None), device=laws, server={"cut 2": law}, encode=encode)  # type: ignore[arg-type]
+    return WorkLaws(model(), (None, None), device=laws, server={"cut 2": law}, encode=encode)  # type: ignore[arg-type]
 
 
 def real(rounds: int = 3, *, enforcement: str = "kernel") -> RunFacts:
@@ -182,7 +184,7 @@ def test_uploads_replies_and_narrow_models_have_their_own_cost() -> None:
         work(assignment=split, uploads=10, replies=10, other_cpu_s=0.035, decode_cpu_s=0.012),
         work(assignment=msgspec.structs.replace(WORK, keep={"md1": (0,)}), decode_cpu_s=0.022),
     ]
-    made = profile_costs(tasks, NarrowReference(), ONE)
+    made = profile_costs(tasks, NarrowLaws(), ONE)
     assert (made.update_cpu_s, made.upload_cpu_s) == (pytest.approx(0.005), pytest.approx(0.001))
     assert made.reply_cpu_s == pytest.approx(0.002 + 0.001)  # heard and decoded
     assert (made.decode_cpu_s, made.narrow_cpu_s) == (pytest.approx(0.002), pytest.approx(0.020))
@@ -194,11 +196,11 @@ ONE = UnseenLaw()
 
 def test_a_reply_that_was_not_seen_costs_as_much_as_an_upload_and_narrow_models_are_not_known() -> None:
     tasks = [work(), work(assignment=assignment(batch_size=8), uploads=10, other_cpu_s=0.015)]
-    made = profile_costs(tasks, NarrowReference(), ONE)
+    made = profile_costs(tasks, NarrowLaws(), ONE)
     assert made.reply_cpu_s == made.upload_cpu_s == pytest.approx(0.001)
     assert made.narrow_cpu_s is None
     known = CalibratedCosts(
-        msgspec.structs.replace(fit([real()], reference()), profiles={"slow": made}), NarrowReference(), lambda: 0.0
+        msgspec.structs.replace(fit([real()], reference()), profiles={"slow": made}), NarrowLaws(), lambda: 0.0
     )
     narrow = msgspec.structs.replace(WORK, keep={"md1": (0,)})
     assert known.decode_s(DEVICE, narrow, 0, False) == pytest.approx(made.decode_cpu_s + 0.004 * made.other)
@@ -238,7 +240,7 @@ def test_a_device_needs_more_to_encode_than_the_reference() -> None:
     assert encode_laws([work()], Linear()) == {}
 
 
-class NarrowReference(Reference):
+class NarrowLaws(WorkLaws):
     """A law for every kind of work."""
 
     def __init__(self) -> None:
@@ -322,14 +324,14 @@ def test_the_agents_parts_are_found_from_tasks_of_many_sizes() -> None:
     assert made.work == plain["slow"].work
 
 
-class Linear(NarrowReference):
+class Linear(NarrowLaws):
     """1 ms a sample."""
 
     def device_law(self, assignment: Assignment) -> BatchLaw:
         return BatchLaw(0.0, 0.001, 0.3)
 
 
-class FreeReference(NarrowReference):
+class FreeReference(NarrowLaws):
     """Encoding costs nothing, and features have no bytes."""
 
     def upload_bytes(self, assignment: Assignment, batches: Sequence[int]) -> list[int]:

@@ -28,6 +28,7 @@ from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer, Privacy
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
+from orchestrator.references.work_laws import work_key
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
 from orchestrator.simulation.choose_costs import cost_model
@@ -37,7 +38,6 @@ from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper_costs import OperationCosts
 from orchestrator.simulation.pool import HalfPool
-from orchestrator.simulation.reference import work_key
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
 from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import CLASSES, SHAPE, write_noise_shard

@@ -143,16 +143,19 @@ class FleetController(RunFleet):
         return limits
 
     def _settings(self, name: str, limits: Limits) -> Configure:
+        by_reference = bool(self.spec.speed.reference)
         return Configure(
             seq=0,  # set by the membership
-            threads=limits.threads,
+            threads=1 if by_reference else limits.threads,
             heartbeat_s=self._heartbeat_s,
             software=self._held_by_agent(name),
-            cpus=limits.cpus,
+            cpus=self.cpus[name],
+            ceiling=limits.cpus,
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
             period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
             paced=self.grain == "pacing" and not limits.unlimited,
+            by_reference=by_reference,
         )
 
     def _held_by_agent(self, name: str) -> bool:

@@ -58,7 +58,9 @@ class RunFleet(ABC):
         own: by device, the profile of the fleet file, or what the environment gave it since.
         conditions: by device, what a scenario makes of it.
         profiles: in force, by device.
-        limits: in force, by device, after dilation.
+        limits: in force, by device, after dilation. Their CPUs are those of quotas.
+        cpus: of the devices, after dilation: CPU seconds per second of the host, or of the reference whose time they
+            keep; then the quotas are larger.
         labels: samples per class of every device, as the shards of the run in hand were cut.
         grain: how the CPU quotas are divided into pieces of time; `tick_us`: of the accounting that stops a thread.
         drivers: by device, who sends it tasks at the moment.
@@ -82,6 +84,7 @@ class RunFleet(ABC):
         self.conditions = dict.fromkeys(self.own, NORMAL)
         self.profiles: dict[str, ProfileSpec] = {}
         self.limits: dict[str, Limits] = {}
+        self.cpus: dict[str, float] = {}
         for name in self.own:
             self._assign(name)
         self.names = list(self.profiles)
@@ -162,7 +165,8 @@ class RunFleet(ABC):
             device=name,
             why=why,
             profile=self.profiles[name].name,
-            cpus=limits.cpus,
+            cpus=self.cpus[name],
+            ceiling_cpus=limits.cpus if self.spec.speed.reference else None,
             uplink_bit_s=0 if limits.unlimited else limits.uplink_bit_s,
             downlink_bit_s=0 if limits.unlimited else limits.downlink_bit_s,
             held_cpus=held.cpus if held else None,
@@ -205,7 +209,10 @@ class RunFleet(ABC):
     def _assign(self, name: str) -> None:
         """Work out the profile and the limits that a device is to have."""
         self.profiles[name] = profile_under(self.conditions[name], self.own[name], self._resolve)
-        self.limits[name] = self.profiles[name].limits.dilated(self.dilation, self.grain, self.tick_us)
+        limits = self.profiles[name].limits
+        self.cpus[name] = limits.cpus if limits.unlimited else limits.cpus / self.dilation
+        ceiling = msgspec.structs.replace(limits, cpus=limits.cpus * self.spec.speed.ceiling)
+        self.limits[name] = ceiling.dilated(self.dilation, self.grain, self.tick_us)
 
     # ---- who can work ----
 
@@ -218,7 +225,7 @@ class RunFleet(ABC):
         return DeviceView(
             name=name,
             samples=sum(labels),
-            cpus=limits.cpus,
+            cpus=self.cpus[name],
             uplink_bit_s=limits.uplink_bit_s,
             downlink_bit_s=limits.downlink_bit_s,
             memory_bytes=limits.memory_mib * 2**20,

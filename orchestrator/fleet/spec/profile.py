@@ -16,6 +16,7 @@ from edgebed.limits.spec import only_rates as only_rates
 from edgebed.typed import nearest, shown
 from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
+from orchestrator.experiment import HOST, SpeedWord
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, convert, load_yaml
 from orchestrator.fleet.backends import BACKENDS, DEFAULT
@@ -54,9 +55,29 @@ class DeviceSpec(msgspec.Struct, frozen=True):
     accelerator: Accelerator | None = None
 
 
+class Speed(msgspec.Struct, frozen=True):
+    """What a CPU second of a device is.
+
+    Attributes:
+        reference: name of the reference whose CPU seconds they are; "": they are those of the host.
+        demand: CPU seconds that this host needs, on average, for one of the reference.
+        head_room: by how much a quota is larger than what the host needs on average.
+    """
+
+    reference: str = ""
+    demand: float = 1.0
+    head_room: float = 1.0
+
+    @property
+    def ceiling(self) -> float:
+        """CPUs of a quota on this host for one CPU of a device."""
+        return self.demand * self.head_room
+
+
 class FleetSpec(msgspec.Struct, frozen=True):
     """A fleet file, resolved. `reserve_cpus` of the host stay free for the orchestrator and the broker. `server_cpus`:
-    of a server with CPUs of its own, before dilation; None: it has what the host leaves, not dilated."""
+    of a server with CPUs of its own, before dilation; None: it has what the host leaves, not dilated. `wanted_speed`:
+    `host` or `reference NAME`, as files have it; `speed`: as it is kept on this host."""
 
     name: str
     backend: str
@@ -65,6 +86,8 @@ class FleetSpec(msgspec.Struct, frozen=True):
     path: Path
     server_cpus: float | None = None
     swarm: SwarmFile | None = None
+    wanted_speed: str = HOST
+    speed: Speed = Speed()
 
     @property
     def boards(self) -> tuple[DeviceSpec, ...]:
@@ -88,8 +111,9 @@ class FleetSpec(msgspec.Struct, frozen=True):
 
     @property
     def cpus(self) -> float:
-        """CPUs of all quotas on this host together, before dilation."""
-        return sum(device.profile.limits.cpus for device in self.here) + (self.server_cpus or 0.0)
+        """CPUs of this host that all devices together need, before dilation. At the speed of the host these are their
+        quotas."""
+        return self.speed.demand * (sum(each.profile.limits.cpus for each in self.here) + (self.server_cpus or 0.0))
 
     @property
     def rates(self) -> tuple[int, int]:
@@ -142,6 +166,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     backend: Literal[tuple(BACKENDS)] = DEFAULT  # type: ignore[valid-type]  # checkers cannot follow the registry
     reserve_cpus: Annotated[float, msgspec.Meta(ge=0, le=1024)] = 0.5
     swarm: SwarmFile | None = None
+    speed: SpeedWord = HOST
     devices: Annotated[list[FleetEntry], msgspec.Meta(min_length=1)]
 
 
@@ -172,7 +197,18 @@ def load_fleet(path: Path) -> FleetSpec:
     if shared:
         raise UsageError(f"{path}: two devices are the board {shared[0]!r}", hint="a board is one device")
     name = _named(file.name, "fleet", document.where("name"))
-    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path, swarm=file.swarm)
+    speed = found_speed(file.speed, path)
+    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path, swarm=file.swarm, wanted_speed=speed)
+
+
+def found_speed(word: str, near: Path) -> str:
+    """A speed as a file says it, with the absolute path of a reference that is named by its file.
+
+    Args:
+        near: the file that says it: a relative path begins in its folder.
+    """
+    kind, _, name = word.partition(" ")
+    return f"{kind} {(near.parent / name.strip()).resolve()}" if name.strip().endswith(".json") else word
 
 
 def fleet_path(experiment: Path, named: str) -> Path:

@@ -18,8 +18,8 @@ from edgebed.models.width import Keep, kept_sizes, narrow_model
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec
-from orchestrator.simulation.layer_costs import LayerCosts, LayerMeter
-from orchestrator.simulation.timing import REPEATS, Meter, ThreadMeter, best_s
+from orchestrator.references.layer_costs import LayerCosts, LayerMeter
+from orchestrator.references.timing import REPEATS, Meter, ThreadMeter, best_s
 from orchestrator.training.threads import one_thread
 
 ANCHORS = 3
@@ -81,7 +81,7 @@ def _plain_keys(laws: Mapping[str, BatchLaw]) -> list[tuple[str, int]]:
     return [(objective, int(cut)) for _, objective, cut in best]
 
 
-class Reference:
+class WorkLaws:
     """Laws by kind of work, measured at their first use or read from a file.
 
     Args:

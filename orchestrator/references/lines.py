@@ -1,4 +1,4 @@
-"""Laws through measured points."""
+"""Lines and sums of parts through measured points."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from statistics import mean, median
 
 import numpy as np
 
-from orchestrator.simulation.calibration import LinkFit
-from orchestrator.simulation.layer_costs import WidthLaw
-from orchestrator.simulation.reference import SizeLaw
-
-STRETCH = 1.046
-"""Bytes on the wire per payload byte in full Ethernet frames, which gives the shortest time of a transfer."""
+from orchestrator.references.layer_costs import WidthLaw
+from orchestrator.references.work_laws import SizeLaw
 
 
 def parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
@@ -23,19 +19,6 @@ def parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[f
     most = np.maximum(matrix.max(axis=0), 1e-12)
     found, _ = nnls(matrix / most, np.maximum(0.0, seconds))
     return [float(value) for value in found / most]
-
-
-def link_fit(points: Sequence[tuple[int, float, int]]) -> LinkFit:
-    """A line through (bytes, seconds, rate) of what opens and ends tasks. If all sizes are equal, all time beyond the
-    wire's own is latency. The least of it is the link's own; the rest is what a busy host adds at the ends of tasks,
-    when server halves are made and other devices send too."""
-    scaled = [(8 * size / rate, seconds) for size, seconds, rate in points]
-    if not scaled:
-        return LinkFit(0.0, STRETCH)
-    line = line_through(scaled)
-    stretch = min(max(line.byte_s, STRETCH), 3.0)
-    beyond = [seconds - stretch * x for x, seconds in scaled]
-    return LinkFit(max(0.0, median(beyond)), stretch, max(0.0, min(beyond)))
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:

@@ -13,8 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, autograd, nn
 
-from orchestrator.simulation.laws import relative_law
-from orchestrator.simulation.layer_costs import (
+from orchestrator.references.layer_costs import (
     ELEMENTWISE,
     KERNELS,
     UPDATE,
@@ -23,7 +22,8 @@ from orchestrator.simulation.layer_costs import (
     LayerCosts,
     WidthLaw,
 )
-from orchestrator.simulation.timing import best_s
+from orchestrator.references.lines import relative_law
+from orchestrator.references.timing import best_s
 from orchestrator.training.threads import one_thread
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128)

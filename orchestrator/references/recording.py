@@ -1,0 +1,205 @@
+"""Makes a reference from the records of real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, mean, pstdev
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import real_work
+from edgebed.wire.messages import Assignment, PieceTimes
+from orchestrator.experiment import HOST
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.types import SIMULATED
+from orchestrator.references.layer_costs import LayerCosts
+from orchestrator.references.lines import parts
+from orchestrator.references.reference import QUANTILES, PieceStats, Reference, task_key
+from orchestrator.references.unseen import unseen
+from orchestrator.references.work_laws import SizeLaw
+
+LEAST_TASKS = 3
+"""Of one kind, in a recording."""
+
+PACED = ("download", "decode", "compute", "encode", "blocked", "reply_wait")
+"""Phases whose CPU time belongs to a unit of work (`edgebed.pacing`)."""
+
+
+class TaskSeen(msgspec.Struct, frozen=True):
+    """One task of one device: its assignment, the pieces of its training thread, and what the agent did beside them:
+    CPU seconds of its other threads until the update was ready, and the transfers that used them."""
+
+    assignment: Assignment
+    work: tuple[PieceTimes, ...]
+    beside_s: float
+    heard: int  # transfers received: the task and replies
+    heard_bytes: int
+    sent: int  # uploads
+    sent_bytes: int
+
+
+def record(name: str, runs: Sequence[RunFacts], layers: LayerCosts, origin: Mapping[str, str]) -> Reference:
+    """The reference of a name from runs at the speed of their host.
+
+    Args:
+        layers: what layers cost on the same core; empty where that is not known.
+        origin: what is said of where it was made, beside what the records say.
+
+    Raises:
+        UsageError: the runs are simulated, or held to a reference, or have no pieces, or the core throttled.
+    """
+    for run in runs:
+        _check(run)
+    seen = [task for run in runs for task in tasks_of(run)]
+    if len(seen) < LEAST_TASKS:
+        raise UsageError(
+            f"the runs hold {len(seen)} finished tasks with pieces of work",
+            hint="record from runs of at least three rounds, made by this version",
+        )
+    work = recorded_work(seen)
+    return Reference(
+        name=name,
+        origin={**_origin(runs), **origin},
+        index_s=_index_s(runs),
+        work=work,
+        layers={kind: list(laws) for kind, laws in layers.items()},
+        unseen=unseen({task_key(task.assignment): task.assignment for task in seen}, work, layers, _transfers(seen)),
+    )
+
+
+def _check(run: RunFacts) -> None:
+    name = run.started.run
+    if run.enforcement == SIMULATED:
+        raise UsageError(f"{name} is a simulation", hint="record from runs on real devices")
+    if run.started.speed != HOST:
+        raise UsageError(f"{name} was held to the reference {run.started.speed}", hint="record with `speed: host`")
+    slow = {
+        device.name: device.slowed[0].mark
+        for session in run.sessions
+        for device in session.devices.values()
+        if device.slowed
+    }
+    for board, mark in slow.items():
+        raise UsageError(
+            f"the board {board} was slowed down during {name} ({mark.replace('_', ' ')})",
+            hint="cool the board, use a stronger power supply, leave its settings as they are, and run again",
+        )
+
+
+def tasks_of(run: RunFacts) -> Iterator[TaskSeen]:
+    """The finished tasks of a run that say what their pieces took."""
+    for session, facts in run.rounds():
+        spent = _spent(session)
+        for device in sorted(facts.done):
+            update = facts.updates.get(device)
+            if update is not None and update.report.work and device in facts.sent:
+                yield _task(session, facts, device, spent.get(update.task, 0.0))
+
+
+def _spent(session: Session) -> dict[str, float]:
+    """CPU seconds of the agent by task, in the phases that are paced."""
+    spent: dict[str, float] = {}
+    for device in session.devices.values():
+        for _, phase in device.phases:
+            if phase.task and phase.name in PACED:
+                spent[phase.task] = spent.get(phase.task, 0.0) + phase.cpu_ns / 1e9
+    return spent
+
+
+def _task(session: Session, facts: RoundFacts, device: str, spent_s: float) -> TaskSeen:
+    planned = facts.started.assignments[device]
+    cpus = next((each.cpus for each in reversed(session.limits) if each.device == device), planned.cpus)
+    report, replies, uploads = (
+        facts.updates[device].report,
+        facts.replies.get(device, []),
+        facts.uploads.get(device, []),
+    )
+    return TaskSeen(
+        assignment=real_work(msgspec.structs.replace(planned, cpus=cpus)),
+        work=report.work,
+        beside_s=max(0.0, spent_s - sum(each.cpu_s for each in report.work)),
+        heard=1 + len(replies),
+        heard_bytes=report.download_bytes + sum(reply.bytes for reply in replies),
+        sent=len(uploads),
+        sent_bytes=sum(upload.bytes for upload in uploads),
+    )
+
+
+# ---- pieces ----
+
+
+def recorded_work(seen: Iterable[TaskSeen]) -> dict[str, dict[str, list[PieceStats]]]:
+    """By task and kind, in the order of size."""
+    found: dict[str, dict[str, dict[int, list[PieceTimes]]]] = {}
+    for task in seen:
+        kinds = found.setdefault(task_key(task.assignment), {})
+        for each in task.work:
+            kinds.setdefault(each.kind, {}).setdefault(each.size, []).append(each)
+    return {
+        key: {kind: [piece_stats(size, sizes[size]) for size in sorted(sizes)] for kind, sizes in sorted(kinds.items())}
+        for key, kinds in sorted(found.items())
+    }
+
+
+def piece_stats(size: int, times: Sequence[PieceTimes]) -> PieceStats:
+    """Statistics of the pieces of one kind and size, from all tasks that had them."""
+    count = sum(each.count for each in times)
+    series = [[us / 1e6 for us in each.each_us] for each in times if each.each_us]
+    known = sorted(value for values in series for value in values)
+    return PieceStats(
+        size=size,
+        count=count,
+        mean_s=sum(each.cpu_s for each in times) / count,
+        sd_s=pstdev(known) if known else 0.0,
+        quantiles_s=tuple(known[int(share * (len(known) - 1) + 0.5)] for share in QUANTILES) if known else (),
+        lag=_lag(series),
+    )
+
+
+def _lag(series: Sequence[Sequence[float]]) -> float:
+    """Correlation of each value with the next one of its series; 0 where nothing follows or nothing varies."""
+    known = [value for values in series for value in values]
+    if not known:
+        return 0.0
+    middle = fmean(known)
+    pairs = [(a - middle) * (b - middle) for values in series for a, b in pairwise(values)]
+    spread = fmean((value - middle) ** 2 for value in known)
+    return fmean(pairs) / spread if pairs and spread > 0 else 0.0
+
+
+def _transfers(seen: Sequence[TaskSeen]) -> dict[str, SizeLaw]:
+    """What the agent's other threads take for a transfer: `receive` and `send`, by bytes."""
+    rows = [(float(task.heard), float(task.heard_bytes), float(task.sent), float(task.sent_bytes)) for task in seen]
+    heard_s, heard_byte_s, sent_s, sent_byte_s = parts(rows, [task.beside_s for task in seen])
+    return {"receive": SizeLaw(heard_s, heard_byte_s), "send": SizeLaw(sent_s, sent_byte_s)}
+
+
+# ---- where it was made ----
+
+
+def _index_s(runs: Sequence[RunFacts]) -> float:
+    """CPU seconds of the reference loop, mean of the rounds. Raises UsageError where none ran."""
+    loops = [
+        facts.host.loop_ms / 1e3
+        for run in runs
+        for _, facts in run.rounds()
+        if facts.host is not None and facts.host.loop_ms is not None
+    ]
+    if not loops:
+        raise UsageError("no reference loop ran beside these runs", hint="give runs with rounds of more than a second")
+    return mean(loops)
+
+
+def _origin(runs: Sequence[RunFacts]) -> dict[str, str]:
+    """What the records say of the host, and which runs they are."""
+    started = runs[0].started
+    host = {key: value for key, value in started.host.items() if key not in ("mosquitto", "accelerator", "cores")}
+    devices = {device.profile for device in started.devices}
+    return host | {
+        "date": started.wall[:10],
+        "backend": started.backend,
+        "profiles": " ".join(sorted(devices)),
+        "runs": " ".join(run.started.run for run in runs),
+    }

@@ -1,0 +1,58 @@
+"""The speed that devices keep: that of their host, or that of a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from edgebed.errors import UsageError
+from edgebed.wire.messages import Assignment, Cost
+from orchestrator.experiment import HOST
+from orchestrator.fleet.control.run_fleet import RunFleet
+from orchestrator.fleet.host.reference_loop import loop_s
+from orchestrator.fleet.spec.profile import FleetSpec, Speed
+from orchestrator.references.reference import load_reference
+from orchestrator.references.task_costs import TaskCosts
+from orchestrator.rounds.settings import no_costs
+
+HEAD_ROOM = 1.5
+"""Quotas ÷ what this host needs on average. The same piece takes some hosts a third more CPU time under a quota than
+without, and it varies by a tenth and more from one to the next (docs/throttling.md)."""
+
+
+def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
+    """The fleet with the speed that its file wants, as this host can keep it. Runs the reference loop for a moment.
+
+    Raises:
+        UsageError: there is no such reference, or a device cannot be held to it.
+    """
+    name = spec.wanted_speed.partition(" ")[2].strip()
+    if not name:
+        return spec
+    reference = load_reference(name)
+    if spec.unlimited:
+        raise UsageError(
+            f"{', '.join(spec.unlimited)} have no limits, so nothing holds them to the reference {reference.name}",
+            hint="give these boards `limit: true` and a profile, or use speed: host",
+        )
+    cuda = [device.name for device in spec.devices if device.accelerator == "cuda"]
+    if cuda:
+        raise UsageError(
+            f"{', '.join(cuda)} train on a GPU, whose work is not CPU time and cannot be held to a reference",
+            hint="use speed: host, or accelerator: cpu",
+        )
+    return msgspec.structs.replace(spec, speed=Speed(name, loop_s() / reference.index_s, HEAD_ROOM))
+
+
+def speed_name(spec: FleetSpec) -> str:
+    """`host`, or the name of the reference that the devices are held to."""
+    return load_reference(spec.speed.reference).name if spec.speed.reference else HOST
+
+
+def costs_of_tasks(fleet: RunFleet) -> Callable[[str, Assignment], dict[str, Cost]]:
+    """Tells what the pieces of a device's task cost on the reference to which the fleet is held."""
+    if not fleet.spec.speed.reference:
+        return no_costs
+    known = TaskCosts(load_reference(fleet.spec.speed.reference))
+    return lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))
