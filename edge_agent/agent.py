@@ -219,7 +219,7 @@ class Agent:
                 wanted.cpus if wanted.paced else 0.0,
                 wanted.period_s,
                 by_reference=wanted.by_reference,
-                stopped=wanted.stopped,
+                share=wanted.share,
             )
         self._beat_now.set()
 

@@ -54,20 +54,20 @@ class Pacer:
         self._start, self._used, self._charged = 0.0, cpu(), 0.0  # of the unit; its start in CPU seconds given
         self.late_s = self._lost_s = 0.0
 
-    def set(self, cpus: float, period_s: float = LATE_S, *, by_reference: bool = False, stopped: bool = False) -> None:
+    def set(self, cpus: float, period_s: float = LATE_S, *, by_reference: bool = False, share: float = 1.0) -> None:
         """From now on.
 
         Args:
             cpus: of the device; 0 for no pacing.
             period_s: of the quota.
             by_reference: the work of a unit is what is charged, and not CPU time.
-            stopped: the device stands still until the next call.
+            share: of the CPUs that the device has. With 0 it stands still until the next call.
         """
         with self._lock:
             now = self._clock()
             self._given, self._since = self._given_at(now), now
             self._on, self._by_reference = cpus > 0, by_reference
-            self._cpus, self._late_s = 0.0 if stopped else cpus, max(LATE_S, period_s)
+            self._cpus, self._late_s = share * cpus, max(LATE_S, period_s)
 
     def begin(self) -> None:
         """A unit begins now; what was before it has no event."""

@@ -12,7 +12,7 @@ a function of them (`Cost`). The kinds:
 | `rest` | what follows the upload of a batch: head, backward, step | samples |
 | `batch` | a whole batch of a half that uploads nothing with it | samples |
 | `more` | a further upload with the same batch | samples |
-| `finish` | from the last batch to the update | samples of the last batch |
+| `finish` | from the last batch to the update | 1 |
 | `encode` | the tensors of an upload become bytes | bytes before the codec |
 | `update` | the trained weights become bytes | bytes |
 | `send` | the agent sends an upload, and handles its acknowledgement | bytes of the body |
@@ -28,8 +28,17 @@ from collections.abc import Callable, Mapping, Sequence
 from edgebed.wire.messages import Cost, PieceTimes
 
 FIRST = "first "
-BY_INDEX = "index"
-"""Origin of seconds of a kind that the reference does not know: this device's own CPU seconds, scaled."""
+BATCH = ("batch", "forward", "rest")
+"""Kinds that make a batch: the first one alone, or the two others."""
+
+BY_BYTES = ("decode", "build", "reply", "encode", "update")
+KINDS = frozenset((*BATCH, *(f"{FIRST}{kind}" for kind in BATCH), *BY_BYTES, "more", "finish"))
+"""Kinds that the training thread measures."""
+
+RECORDED, BY_LAYERS, BY_INDEX = "recorded", "layers", "index"
+ORIGINS = frozenset((RECORDED, BY_LAYERS, BY_INDEX))
+"""Where the cost of a piece is from: a recording, the layers that the task calls, or this device's own CPU time, scaled
+by the index."""
 
 MOST_KEPT = 64
 """Pieces of one kind and size of which a task's report says each one's time."""
@@ -68,7 +77,7 @@ class Kinds:
 
     def finished(self) -> tuple[str, int]:
         """The half has ended."""
-        return "finish", self._samples
+        return "finish", 1
 
     def _named(self, kind: str) -> str:
         return f"{FIRST}{kind}" if self._first else kind

@@ -72,7 +72,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     itself only where `software` is true; else the kernel holds them and the agent only derives its thread count.
     `ceiling`: of a device that keeps a reference's time, the CPUs of its quota, which are more than `cpus`; 0: `cpus`.
     `period_s` is the period of the CPU quota. `paced`: the agent holds visible events as `edgebed.pacing` says;
-    `by_reference`: for as long as a reference's core needs, and not this one. `stopped`: the device is to stand still.
+    `by_reference`: for as long as a reference's core needs, and not this one. `share`: of its CPUs that it has; a rival
+    uses the rest, and 0 lets it stand still.
     They are meant for the agent of that `incarnation`; another agent that uses the same device name ignores them.
     """
 
@@ -87,7 +88,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     period_s: float = 0.1
     paced: bool = False
     by_reference: bool = False
-    stopped: bool = False
+    share: float = 1.0
     ceiling: float = 0.0
 
 

@@ -63,6 +63,7 @@ async def calibrate(
     prober: Prober,
     *,
     short: bool,
+    ceilings: bool = False,
     on_row: Callable[[Calibrated], None],
     on_item: Callable[[float], None] = lambda share: None,
 ) -> Calibration:
@@ -72,6 +73,8 @@ async def calibrate(
     Args:
         limits: the limits in force, by device.
         short: True for the form of under 10 s before every run, False for the full one.
+        ceilings: devices keep a reference's time, so their quotas may add up to more than the cores: all at once they
+            may get less.
         on_row: called with each row as soon as it is measured.
         on_item: called with the share of the plan that is done.
     """
@@ -79,7 +82,7 @@ async def calibrate(
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
     async with far_end(backend, limits) as peer:
-        bench = Bench(backend, limits, prober, peer)
+        bench = Bench(backend, limits, prober, peer, ceilings=ceilings)
         for item in plan:
             for row in await bench.item(item):
                 rows.append(row)
@@ -92,9 +95,12 @@ async def calibrate(
 class Bench:
     """Measures the items of a plan on a fleet's devices, failed rows again."""
 
-    def __init__(self, backend: Backend, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd) -> None:
+    def __init__(
+        self, backend: Backend, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd, *, ceilings: bool = False
+    ) -> None:
         self._backend, self._limits, self._prober, self._peer = backend, limits, prober, peer
         self._cores, self._tick_s = usable_cores(), tick_s() or verdicts.TICK_S
+        self._ceilings = ceilings
 
     async def item(self, item: Item) -> list[Calibrated]:
         """All rows of one item. A row that failed and was measured again appears once for each try."""
@@ -202,4 +208,4 @@ class Bench:
     async def _context(self, device: str) -> Context:
         held: Held = await self._backend.held(device)
         cores = held.cores or self._cores
-        return Context(device, self._limits[device], held, cores, time.monotonic_ns(), self._tick_s)
+        return Context(device, self._limits[device], held, cores, time.monotonic_ns(), self._tick_s, self._ceilings)

@@ -153,7 +153,8 @@ def _item_s(item: Item, limits: Limits) -> float:
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a verdict needs besides the measurement. `held`: the limits that the kernel reports."""
+    """What a verdict needs besides the measurement. `held`: the limits that the kernel reports. `ceilings`: all quotas
+    may add up to more than the cores, so all at once they may not be used up."""
 
     device: str
     limits: Limits
@@ -161,6 +162,7 @@ class Context(msgspec.Struct, frozen=True):
     cores: float
     at_ns: int
     tick_s: float = TICK_S
+    ceilings: bool = False
 
 
 def threads_for(limits: Limits, cores: float) -> int:
@@ -176,7 +178,8 @@ def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
         return _row(context, f"cpu {item.kind}", item, 0.0, measured, "CPUs", False, True, result.error or UNLIMITED)
     wanted = min(limits.cpus, context.cores)
     error = measured / wanted - 1
-    passed = abs(error) <= cpu_tolerance(max(item.seconds, result.wall_s) * wanted, context.tick_s)
+    off = error if context.ceilings and item.together else abs(error)
+    passed = off <= cpu_tolerance(max(item.seconds, result.wall_s) * wanted, context.tick_s)
     cause = "" if passed else cpu_cause(context, measured, wanted)
     return _row(context, f"cpu {item.kind}", item, wanted, measured, "CPUs", True, passed, result.error or cause)
 

@@ -79,6 +79,7 @@ def head(state: RunState) -> dict[str, Any]:
         "unlimited": now.unlimited,
         "limited_boards": now.limited_boards,
         "grain": now.grain,
+        "speed": now.speed,
         "dilation": now.dilation,
         "server_note": now.server_note,
         "calibrated": now.calibrated,

@@ -21,6 +21,10 @@ ALONE = "EDGEBED_ALONE_S"
 """The environment variable with the number of seconds after which an agent without an orchestrator ends. A backend
 passes it on to its agents."""
 
+INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that choose which of the core's instructions torch uses. Local and docker agents have those of
+the orchestrator: with other instructions the same host is another kind of core."""
+
 
 class Enforcement(enum.StrEnum):
     """What enforces the limits. It is printed on every output."""

@@ -48,6 +48,7 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
     straggler_profile: str | None = None
     waited_for: str | None = None
     waited_s: float = 0.0
+    late_s: float | None = None
     timeline_residual: float | None = None
     round_bounds: RoundBounds | None = None
     disturbed: tuple[str, ...] | None = None
@@ -78,6 +79,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     cut: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
+    late_s: list[float | None] = []
     not_got_s: list[float | None] = []
     joules: list[float | None] = []
     board_celsius: list[float | None] = []
@@ -115,6 +117,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     costs: str = ""
     dilation: float
     grain: str = ""
+    speed: str = ""
     kernel: str = ""
     hz: int | None = None
     dilation_by: str = ""
@@ -152,6 +155,8 @@ class Summary(Progress, frozen=True, kw_only=True):
     idle_share_mean: float | None = None
     tasks_in_quota_share: float | None = None
     batches_in_quota_share: float | None = None
+    late_rounds: int | None = None
+    reference_s: dict[str, float] = {}
     devices_left_out: dict[str, int] = {}
     events: int = 0
     disturbed_rounds: int | None = None

@@ -23,6 +23,9 @@ from orchestrator.references.work_laws import SizeLaw
 LEAST_TASKS = 3
 """Of one kind, in a recording."""
 
+SMALL = 1000
+"""No batch has so many samples, and bodies have more bytes."""
+
 PACED = ("download", "decode", "compute", "encode", "blocked", "reply_wait")
 """Phases whose CPU time belongs to a unit of work (`edgebed.pacing`)."""
 
@@ -136,11 +139,17 @@ def recorded_work(seen: Iterable[TaskSeen]) -> dict[str, dict[str, list[PieceSta
     for task in seen:
         kinds = found.setdefault(task_key(task.assignment), {})
         for each in task.work:
-            kinds.setdefault(each.kind, {}).setdefault(each.size, []).append(each)
+            kinds.setdefault(each.kind, {}).setdefault(rounded_size(each.size), []).append(each)
     return {
         key: {kind: [piece_stats(size, sizes[size]) for size in sorted(sizes)] for kind, sizes in sorted(kinds.items())}
         for key, kinds in sorted(found.items())
     }
+
+
+def rounded_size(size: int) -> int:
+    """Bytes to two digits: those of compressed tensors differ a little from one to the next. Samples stay as they
+    are."""
+    return round(float(f"{size:.2g}")) if size >= SMALL else size
 
 
 def piece_stats(size: int, times: Sequence[PieceTimes]) -> PieceStats:

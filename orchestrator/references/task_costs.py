@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from edgebed.device.pieces import FIRST
+from edgebed.device.pieces import BATCH, BY_BYTES, BY_LAYERS, FIRST, RECORDED
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import real_work
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.references.reference import Reference, task_key
-from orchestrator.references.unseen import BATCH, BY_BYTES, layer_law, size_kind
+from orchestrator.references.unseen import layer_law, size_kind
 from orchestrator.references.work_laws import LEAST, SizeLaw
 
 LARGE = 1 << 20
 """Bytes at which a line through two points is drawn."""
-
-RECORDED, LAYERS = "recorded", "layers"
 
 
 class TaskCosts:
@@ -45,7 +43,7 @@ class TaskCosts:
         laws = self.reference.unseen.sizes
         names = {kind: size_kind(kind, work) for kind in (*BY_BYTES, "finish", "receive", "send")}
         return {
-            kind: _line(laws[name], RECORDED if kind in ("receive", "send") else LAYERS)
+            kind: _line(laws[name], RECORDED if kind in ("receive", "send") else BY_LAYERS)
             for kind, name in names.items()
             if name in laws
         }
@@ -62,7 +60,7 @@ class TaskCosts:
 
         def cost(share: float) -> Cost:
             sizes = sorted({LEAST, work.batch_size})
-            return Cost(tuple((size, share * (own_s + unseen.factor * law.seconds(size))) for size in sizes), LAYERS)
+            return Cost(tuple((size, share * (own_s + unseen.factor * law.seconds(size))) for size in sizes), BY_LAYERS)
 
         shares = dict(zip(BATCH, (1.0, law.forward, 1.0 - law.forward), strict=True)) | {"more": law.forward}
         costs = {kind: cost(share) for kind, share in shares.items()}

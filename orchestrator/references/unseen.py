@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 import torch
 
+from edgebed.device.pieces import BATCH, BY_BYTES
 from edgebed.methods.base import Batch
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.messages import Assignment
@@ -17,10 +18,6 @@ from orchestrator.references.work_laws import BatchLaw, SizeLaw, WorkLaws, codec
 
 Kinds = Mapping[str, Sequence[PieceStats]]
 """The recorded pieces of one task, by kind."""
-
-BY_BYTES = ("decode", "build", "reply", "encode", "update")
-BATCH = ("batch", "forward", "rest")
-"""Kinds that make a batch: the first one alone, or the two others."""
 
 
 class Row:

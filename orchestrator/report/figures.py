@@ -76,8 +76,9 @@ def _marked(summary: Summary) -> str:
     grain = "" if share is None else f", grain {summary.grain}, {percent(share)} of the batches within one period"
     dilation = f"dilation {number(summary.dilation)}"
     rough = summary.disturbed_rounds
+    speed = f", speed {summary.speed}" if summary.speed else ""
     host = f", {rough} of {len(summary.rounds)} rounds disturbed by the host" if rough else ""
-    return f"{summary.run}: {summary.method}, {held}{costs}, {dilation}, {calibrated}{grain}{host}"
+    return f"{summary.run}: {summary.method}, {held}{costs}, {dilation}, {calibrated}{speed}{grain}{host}"
 
 
 def _fill(axes: Any, title: str, draw: Draw) -> None:

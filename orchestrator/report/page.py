@@ -11,6 +11,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from orchestrator.experiment import HOST
 from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
 from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts
@@ -18,7 +19,7 @@ from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words.formatting import number, percent, seconds, size
-from orchestrator.records.words.vocabulary import held_by_boards
+from orchestrator.records.words.vocabulary import held_by_boards, origins_text
 from orchestrator.report import bundle, charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure
@@ -38,6 +39,11 @@ WEAK = {
 }
 """Enforcements that are no measurement under limits, and why."""
 
+HELD = (
+    "Compute time is held: a device does the real work, then waits until a device of this reference would have "
+    "finished."
+)
+OF_HOST = "Compute seconds are those of this host at this hour: another host, or another hour, gives others."
 BOARDS = "Nothing is held on a real board: it is as fast as it is. Its calibration rows say what was measured."
 
 Badge = tuple[str, str, str]
@@ -147,6 +153,12 @@ def badges(summary: Summary) -> list[Badge]:
     if said := sentence(summary.batches_in_quota_share, summary.grain):
         slowed = summary.grain == "pacing" or (summary.batches_in_quota_share or 0.0) < UNSLOWED
         result.append((f"grain: {summary.grain}", "good" if slowed else "bad", said))
+    if summary.speed not in ("", HOST):
+        late = summary.late_rounds or 0
+        said = f"{HELD} Of the CPU seconds, {origins_text(summary.reference_s)}. Late rounds: {late}."
+        result.append((f"speed: {summary.speed}", "bad" if late else "good", said))
+    elif summary.speed:
+        result.append((f"speed: {HOST}", "plain", OF_HOST))
     if costs:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:

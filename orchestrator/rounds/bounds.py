@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
 from edgebed.errors import short
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
@@ -31,7 +32,10 @@ MOST_TEXT = 500
 
 MOST_MEMORY_MIB = float(1 << 24)
 
-_CHECKED = ("samples", "batches", "loss", "notes")
+MOST_PIECES = 256
+"""Kinds and sizes of pieces of work that a report may name."""
+
+_CHECKED = ("samples", "batches", "loss", "notes", "work", "reference_s")
 """Fields of a report that `report_fault` checks one by one."""
 
 
@@ -133,7 +137,7 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
         return f"it reports {report.batches} batches, its assignment has {bounds.batches}"
     if not math.isfinite(report.loss):
         return f"it reports a loss of {report.loss}"
-    return _amount_fault(report, elapsed_s) or _note_fault(report.notes)
+    return _amount_fault(report, elapsed_s) or _note_fault(report.notes) or _work_fault(report, elapsed_s)
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:
@@ -157,6 +161,23 @@ def _note_fault(notes: Mapping[str, float]) -> str:
     for name, value in notes.items():
         if not math.isfinite(value):
             return f"it reports {name} = {value}"
+    return ""
+
+
+def _work_fault(report: Report, elapsed_s: float) -> str:
+    """Checks the pieces of work, and what they are said to take a reference."""
+    most_s = 1.05 * elapsed_s + 1  # of one thread
+    if len(report.work) > MOST_PIECES or not {each.kind for each in report.work} <= KINDS:
+        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} of known kinds are allowed"
+    for each in report.work:
+        if each.size < 0 or each.count < 1 or not 0 <= each.cpu_s <= most_s or len(each.each_us) > MOST_KEPT:
+            return f"it reports {each.count} pieces {each.kind} of {each.size} in {each.cpu_s:g} s"
+        if any(us < 0 for us in each.each_us):
+            return f"it reports a piece {each.kind} of negative length"
+    if not set(report.reference_s) <= ORIGINS or any(
+        not 0 <= value < math.inf for value in report.reference_s.values()
+    ):
+        return f"it reports {len(report.reference_s)} origins of reference seconds; {len(ORIGINS)} are known"
     return ""
 
 

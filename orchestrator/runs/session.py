@@ -359,7 +359,12 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
     """The short calibration before a run. Raises CalibrationError with the limits that do not hold."""
     notify("calibrating")
     result = await calibrate(
-        controller.backend, controller.limits, controller.prober, short=True, on_row=controller.record
+        controller.backend,
+        controller.limits,
+        controller.prober,
+        short=True,
+        ceilings=bool(controller.spec.speed.reference),
+        on_row=controller.record,
     )
     failed = [row for row in result.rows if row.judged and not row.passed]
     if not result.passed and not allow_uncalibrated:

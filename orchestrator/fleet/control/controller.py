@@ -156,7 +156,15 @@ class FleetController(RunFleet):
             period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
             paced=self.grain == "pacing" and not limits.unlimited,
             by_reference=by_reference,
+            share=self._share(name) if by_reference else 1.0,
         )
+
+    def _share(self, name: str) -> float:
+        """Of a device's CPUs that its agent has: none while it is frozen, and what a rival leaves, at least a half, as
+        the kernel would share a quota among the two."""
+        condition, cpus = self.conditions[name], self.cpus[name]
+        left = 1 - condition.rival_cpus / self.dilation / cpus
+        return max(left, 0.5) if condition.running else 0.0
 
     def _held_by_agent(self, name: str) -> bool:
         return backend_of(self.backend, name).enforcement is Enforcement.SOFTWARE
@@ -195,6 +203,11 @@ class FleetController(RunFleet):
         rates = await self._put_limits(name) if condition.running else Applied()
         if condition.rival_cpus != before.rival_cpus:
             said.append(await self.backend.set_rival(name, condition.rival_cpus / self.dilation))
+        if self.spec.speed.reference and (condition.running, condition.rival_cpus) != (
+            before.running,
+            before.rival_cpus,
+        ):
+            await self.membership.configure(name, self._settings(name, self.limits[name]))
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))
         return msgspec.structs.replace(rates, held="; ".join([*said, *([rates.held] if rates.held else [])]))
@@ -224,7 +237,7 @@ class FleetController(RunFleet):
         else:
             await self._limit(name, "scenario")
             applied = Applied("limits as wanted", wanted.uplink_bit_s, wanted.downlink_bit_s)
-        if software or wanted.threads != had.threads:
+        if software or wanted.cpus != had.cpus:
             self._spawn(name, self.membership.configure(name, self._settings(name, wanted)))
         return Applied("told to the agent, which holds its own limits") if software else applied
 

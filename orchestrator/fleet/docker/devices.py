@@ -17,7 +17,7 @@ import msgspec
 from edgebed.errors import FleetError, LimitError
 from edgebed.limits.spec import NONE_SET, Held, Limits
 from edgebed.limits.throttle import Group, Shaped, confirm, held_by_kernel, quota_us
-from orchestrator.fleet.base import ALONE, Access
+from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Access
 from orchestrator.fleet.engine import DEVICE, FLEET, engine_errors
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.network import links
@@ -40,15 +40,11 @@ def broker_url(access: Access) -> str:
     return f"mqtt://{who}@{access.host}:{access.port}"
 
 
-def alone() -> dict[str, str]:
-    """ALONE, if it is set for this process."""
-    return {ALONE: os.environ[ALONE]} if ALONE in os.environ else {}
-
-
 def agent_environment(broker_file: str) -> dict[str, str]:
     """Of a container with an agent: the file in it that tells its broker and password (`docker inspect` shows the
-    environment), and ALONE."""
-    return {"EDGEBED_BROKER_FILE": broker_file, **alone()}
+    environment), and what this process knows of ALONE and INSTRUCTIONS."""
+    handed_on = {name: os.environ[name] for name in (ALONE, *INSTRUCTIONS) if name in os.environ}
+    return {"EDGEBED_BROKER_FILE": broker_file, **handed_on}
 
 
 def agent_arguments(fleet_id: str, device: str, shard: str = SHARD) -> list[str]:

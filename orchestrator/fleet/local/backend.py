@@ -22,7 +22,7 @@ from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Access, Enforcement, Held
 from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
 from orchestrator.fleet.local.processes import set_stopped, use_of
@@ -36,7 +36,8 @@ from orchestrator.fleet.spec.profile import FleetSpec, Limits
 
 START_TIMEOUT_S = LOCK_S = 120.0
 FORK_SERVER_END_S = 5.0
-KNOWN_TO_AGENTS = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_", "OMP_", "MKL_", "TORCH", ALONE)
+PLACES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_", "TZ", "PYTHON", "LD_")
+KNOWN_TO_AGENTS = (*PLACES, "OMP_", "MKL_", "TORCH", *INSTRUCTIONS, ALONE)
 """Prefixes of the environment variables that agents receive. Other variables may hold secrets of the user."""
 
 

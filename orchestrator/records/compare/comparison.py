@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.experiment import HOST
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
@@ -99,6 +100,13 @@ COLUMNS: dict[str, Column] = {
     "enforcement": Column("limits held by", lambda run: run.enforcement, str),
     "dilation": Column("dilation", lambda run: run.dilation, number),
     "grain": Column("grain", lambda run: run.grain, str),
+    "speed": Column("speed", lambda run: run.speed or HOST, str),
+    "reference_s": Column(
+        "CPU seconds of the reference",
+        lambda run: run.reference_s,
+        lambda found: vocabulary.origins_text(found) or NONE,
+    ),
+    "late_rounds": Column("late rounds", lambda run: run.late_rounds, str),
     "batches_in_quota_share": Column(
         "batches within one period's quota", lambda run: run.batches_in_quota_share, percent
     ),
@@ -110,7 +118,7 @@ COLUMNS: dict[str, Column] = {
 def _notes(summaries: Sequence[Summary]) -> list[str]:
     """What makes these figures doubtful or not comparable. What holds for several runs is listed once."""
     notes = []
-    for key in ("enforcement", "dilation", "grain", "target_accuracy"):
+    for key in ("enforcement", "dilation", "grain", "speed", "target_accuracy"):
         column = COLUMNS[key]
         values = sorted({str(column.of(summary)) for summary in summaries})
         if len(values) > 1:
@@ -129,7 +137,11 @@ def _doubts(summary: Summary) -> Iterable[str]:
         costs = f" ({model})" if (model := summary.costs) else ""
         yield f"simulated; no device ran, times come from a cost model{costs}"
     if not summary.calibrated:
-        yield "the limits were not shown to hold (uncalibrated)"
+        yield "the limits were not shown to hold, or devices were late (uncalibrated)"
+    if summary.late_rounds:
+        yield f"devices were later than those of the reference {summary.speed} in {summary.late_rounds} rounds"
+    if guessed := vocabulary.guessed_share(summary.reference_s):
+        yield f"{percent(guessed)} of the devices' work is not recorded in the reference {summary.speed}"
     if summary.grain != "pacing" and (summary.batches_in_quota_share or 0.0) >= UNSLOWED:
         yield sentence(summary.batches_in_quota_share, summary.grain)
     yield from filter(None, (summary.server_note, summary.threads_note))

@@ -21,6 +21,7 @@ from orchestrator.records.live.run_state import (
     EVER,
     DeviceRound,
     DeviceState,
+    HeldTask,
     IndexedRound,
     RoundRow,
     RunEvent,
@@ -198,6 +199,8 @@ def _take_device(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     _count_batches(device, facts, indexed, own)
     if (done := facts.done.get(device.name)) is not None:
         device.actual_s[indexed.row] = done.seconds / facts.dilation
+    if (update := facts.updates.get(device.name)) is not None and update.report.reference_s:
+        device.kept[indexed.row] = HeldTask(update.report.late_s / facts.dilation, update.report.reference_s)
     if not indexed.settled and not state.whole:
         _take_progress(state, device, facts, indexed.row)
         device.uplink_share = _uplink_share(state, device, facts) or device.uplink_share

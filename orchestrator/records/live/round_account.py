@@ -15,7 +15,7 @@ from orchestrator.records.critical.round_graph import lacks
 from orchestrator.records.critical.stragglers import CAUSES, Straggler, straggler, waits
 from orchestrator.records.critical.whatif import savings_of_groups, savings_of_round, slowest_links
 from orchestrator.records.live.run_state import DeviceRound, RoundRow, RunState
-from orchestrator.records.run_index import RunFacts, Session
+from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline.board import BoardLine, line_of
 from orchestrator.records.timeline.disturbance import host_of_round, works_of
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
@@ -42,6 +42,7 @@ def explain(
     _put_round(found, timeline, path, context.limits)
     waited_ns = waits_of_round(timeline, path)
     _put_bounds(found, timeline, path, host.lost_s, waited_ns, context.limits)
+    _put_late(found, facts)
     found.host, found.rev = msgspec.structs.replace(host, lost_s={}), state.rev
     _put_devices(devices, timeline, waited_ns)
     loads = loads_of(facts, context.works, context.limits, state.memory_mib)
@@ -88,6 +89,15 @@ def _put_bounds(
     row.savings = savings_of_groups(path, facts.dilation, row.slowest) if facts.done else ()
     own = savings_of_round(path, facts.dilation) if facts.done else ()
     row.bounds = bounds_of_round(timeline, path, lost_s, waited_ns, own)
+
+
+def _put_late(row: RoundRow, facts: RoundFacts) -> None:
+    """Where the critical path is not known, all devices count."""
+    held = {name: update.report.late_s for name, update in facts.updates.items() if update.report.reference_s}
+    on_path = set(held) if row.bounds is None else {part.whose for part in row.bounds.parts}
+    row.late_s = (
+        max((late for name, late in held.items() if name in on_path), default=0.0) / facts.dilation if held else None
+    )
 
 
 def _put_devices(

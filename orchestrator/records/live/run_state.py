@@ -24,7 +24,7 @@ from orchestrator.records.timeline.disturbance import HostOfRound
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.utilisation import DeviceLoad
 
-VERSION = 15
+VERSION = 16
 """Of the structs below. A state of another version is made again from the records."""
 
 PATIENCE = 64
@@ -47,6 +47,8 @@ class RoundRow(msgspec.Struct, array_like=True):
         straggler, gap_s, why, behind_s: as in `orchestrator.records.critical.stragglers`, divided by the dilation.
         profile: of the straggler, at the start of the round.
         waited_for, waited_s: for whom the round waited last; what all devices together waited for others.
+        late_s: by how much the devices on its critical path were behind the reference that they keep, at most; None:
+            they keep none.
         residual: as in `orchestrator.records.timeline.timeline`, of the worst device.
         bounds: what bounded it; None: not known, or not yet. `why_not`: why it is not known.
         savings: seconds that faster groups of devices would have saved; `slowest`: the devices with the slowest links.
@@ -79,6 +81,7 @@ class RoundRow(msgspec.Struct, array_like=True):
     profile: str | None = None
     waited_for: str | None = None
     waited_s: float = 0.0
+    late_s: float | None = None
     residual: float | None = None
     bounds: RoundBounds | None = None
     why_not: str = ""
@@ -172,6 +175,7 @@ class DeviceState(msgspec.Struct):
         loads: the same, shares of its limits over the round; None: not known yet, or no update came.
         not_got_s: the same, by how much later it was because it did not get its CPU, divided by the dilation.
         boards: the same, of a board's sensors.
+        kept: the same, of a device that keeps a reference's time.
         slowed: what slowed it down, from and to on the time axis; the first `slowed_before` are of earlier sessions.
         worked_ns, stopped_ns: its own work as reported, and for how much of it its CPU quota stopped it; not divided.
         in_quota: tasks and batches within one period's quota.
@@ -208,6 +212,7 @@ class DeviceState(msgspec.Struct):
     loads: list[DeviceLoad | None] = []
     not_got_s: list[float | None] = []
     boards: list[BoardRound | None] = []
+    kept: list[HeldTask | None] = []
     slowed: list[tuple[str, float, float]] = []
     slowed_before: int = 0
     worked_ns: int = 0
@@ -217,7 +222,15 @@ class DeviceState(msgspec.Struct):
     @property
     def columns(self) -> tuple[list[Any], ...]:
         """Those with one entry per row of the state."""
-        return self.cuts, self.predicted_s, self.actual_s, self.loads, self.not_got_s, self.boards
+        return self.cuts, self.predicted_s, self.actual_s, self.loads, self.not_got_s, self.boards, self.kept
+
+
+class HeldTask(msgspec.Struct, array_like=True):
+    """A task of a device that keeps a reference's time: seconds by which its update was late, divided by the dilation,
+    and CPU seconds on the reference by the origin of its costs."""
+
+    late_s: float
+    reference_s: dict[str, float]
 
 
 class RunEvent(msgspec.Struct, array_like=True):

@@ -24,6 +24,9 @@ from orchestrator.records.timeline.timeline import WAITING
 from orchestrator.records.types import RunStarted
 from orchestrator.records.words.vocabulary import server_note, threads_note
 
+LATE_SHARE = 0.01
+"""Of a round's seconds. A round whose devices were later than that is not one of devices of the reference's speed."""
+
 NOT_COUNTED = ("offline", "unreported")
 """Time that is neither idle nor busy."""
 
@@ -48,6 +51,8 @@ def summary_of(state: RunState) -> Summary:
         idle_share_mean=_mean([device.idle_share for device in devices.values()]),
         tasks_in_quota_share=in_quota.task_share,
         batches_in_quota_share=in_quota.piece_share,
+        late_rounds=_late_rounds(state.rows),
+        reference_s=_reference_s(state.devices.values()),
         devices_left_out=_left_out(state.rows),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
@@ -83,6 +88,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         costs=started.host.get("costs", ""),
         dilation=run.dilation,
         grain=started.grain,
+        speed=started.speed,
         kernel=started.host.get("kernel", ""),
         hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,
         dilation_by=started.dilation_by,
@@ -90,7 +96,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
         threads_note=threads_note(run.dilation, _limited_cpus(started)),
-        calibrated=run.calibrated,
+        calibrated=run.calibrated and not _late_rounds(state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
         ended=last.finished.why if last.finished is not None else "not yet, or killed",
@@ -163,6 +169,7 @@ def _round(row: RoundRow, elapsed_s: float, host: HostOfRound) -> RoundFigures:
         straggler_profile=row.profile,
         waited_for=row.waited_for,
         waited_s=row.waited_s,
+        late_s=row.late_s,
         timeline_residual=row.residual,
         round_bounds=row.bounds,
         disturbed=host.causes,
@@ -188,6 +195,21 @@ def _disturbed(rounds: Iterable[RoundFigures]) -> int | None:
     """Rounds that the host disturbed; None where it was not measured in any."""
     known = [row.disturbed for row in rounds if row.disturbed is not None]
     return sum(bool(causes) for causes in known) if known else None
+
+
+def _late_rounds(rows: Iterable[RoundRow]) -> int | None:
+    """Rounds that came later than with devices of the reference's speed; None where no reference is kept."""
+    known = [(row.late_s, row.seconds) for row in rows if row.late_s is not None and row.seconds]
+    return sum(late_s > LATE_SHARE * seconds for late_s, seconds in known) if known else None
+
+
+def _reference_s(devices: Iterable[DeviceState]) -> dict[str, float]:
+    """CPU seconds of all tasks on the reference, by the origin of their costs."""
+    found: dict[str, float] = {}
+    for held in (held for device in devices for held in device.kept if held is not None):
+        for origin, cpu_s in held.reference_s.items():
+            found[origin] = found.get(origin, 0.0) + cpu_s
+    return found
 
 
 def _left_out(rows: Iterable[RoundRow]) -> dict[str, int]:
@@ -256,6 +278,7 @@ def _device(device: DeviceState, ends: Sequence[tuple[int, float]], sums: Sums) 
         cut=column(device.cuts),
         predicted_s=column(device.predicted_s),
         actual_s=column(device.actual_s),
+        late_s=[None if held is None else held.late_s for held in column(device.kept)],
         not_got_s=column(device.not_got_s),
         joules=[each.joules for each in boards],
         board_celsius=[each.celsius for each in boards],

@@ -51,6 +51,20 @@ UNLIMITED = "unlimited: a real board"
 """What every output says of a device that has no limits."""
 
 
+def origins_text(reference_s: Mapping[str, float]) -> str:
+    """From where the CPU seconds of a reference are known; "" where none are kept."""
+    total = sum(reference_s.values())
+    known = {"recorded": "recorded", "layers": "by layers", "index": "by the index"}
+    parts = (f"{seconds / total:.0%} {known[origin]}" for origin, seconds in sorted(reference_s.items()) if seconds)
+    return ", ".join(parts) if total else ""
+
+
+def guessed_share(reference_s: Mapping[str, float]) -> float:
+    """Share of a reference's CPU seconds that its file does not have as recorded pieces."""
+    total = sum(reference_s.values())
+    return 1 - reference_s.get("recorded", 0.0) / total if total else 0.0
+
+
 def held_by(enforcement: str, unlimited: Sequence[str] = (), limited: Sequence[str] = ()) -> str:
     """What holds the limits of a fleet, in words.
 

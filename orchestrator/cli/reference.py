@@ -1,0 +1,137 @@
+"""`edgebed reference`: record, show and compare what the pieces of a device's work cost on one core."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from edgebed.errors import UsageError
+from edgebed.wire.topics import check_name
+from orchestrator.cli.arguments import Backend
+from orchestrator.cli.console import console, log
+from orchestrator.cli.run import watching
+from orchestrator.experiment import load
+from orchestrator.files.output import try_file
+from orchestrator.files.shipped import shipped
+from orchestrator.records.reader import read
+from orchestrator.records.run_index import sort
+from orchestrator.records.words.formatting import number, seconds
+from orchestrator.references.layer_profile import measure
+from orchestrator.references.recording import record as make
+from orchestrator.references.reference import SUFFIX, Reference, known_references, load_reference, save_reference
+from orchestrator.runs import session
+from orchestrator.runs.request import Request
+from orchestrator.runs.signals import run_to_end
+
+RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("host-costs", "demo")]
+"""The experiments whose pieces a recording knows, unless others are named."""
+
+Name = Annotated[str, typer.Argument(help=f"Name of a reference, or a file that ends in {SUFFIX}.")]
+
+
+def register(app: typer.Typer) -> None:
+    reference = typer.Typer(help="What a device's CPU second is worth: references.", no_args_is_help=True)
+    reference.command("record")(record)
+    reference.command("show")(show)
+    reference.command("compare")(compare)
+    app.add_typer(reference, name="reference")
+
+
+def record(
+    name: Annotated[str, typer.Argument(help="Of the reference.")],
+    experiments: Annotated[
+        list[Path] | None, typer.Argument(help="Experiments to run. Default: those that come with Edgebed.")
+    ] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option("--run", help="Record from this run's folder, and run nothing. Repeatable.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each method.")] = 6,
+    backend: Backend = None,
+    core: Annotated[str, typer.Option(help="What the core is, in words, for the file.")] = "",
+    out: Annotated[Path | None, typer.Option(help=f"The file. Default: NAME{SUFFIX} in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option(help="Print only the result.")] = False,
+) -> None:
+    """Run experiments at the speed of this host, and keep what each piece of the devices' work cost.
+
+    With --run, the pieces are those of runs that were made before, on this host or on boards."""
+    check_name(name, "reference")
+    path = out or Path(f"{name}{SUFFIX}")
+    try_file(path)
+    said = {"core": core or platform.processor() or platform.machine()}
+    if run:
+        runs = [sort(read(folder / "records.jsonl")) for folder in run]
+        made = make(name, runs, {}, said)
+    else:
+        with tempfile.TemporaryDirectory(prefix="edgebed-reference-") as folder, watching(quiet, live=False) as watch:
+            folders = []
+            for experiment in experiments or RECORDED:
+                wanted = load(experiment, [f"training.rounds={rounds}", "training.stop_at_target=false", "speed=host"])
+                request = Request(wanted, experiment, Path(folder), backend=backend, each_piece=True)
+                folders += run_to_end(session.run_experiment(request, watch))
+            runs = [sort(read(folder / "records.jsonl")) for folder in folders]
+        with log.status("measuring layers"):
+            layers = measure()
+        made = make(name, runs, layers, said | {"torch_simd": torch.backends.cpu.get_cpu_capability()})
+    save_reference(made, path)
+    _print(made)
+    console.print(f"Written: {path}", soft_wrap=True, highlight=False)
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A reference. Default: lists those that come with Edgebed.")] = "",
+) -> None:
+    """Print a reference."""
+    if name:
+        _print(load_reference(name))
+        return
+    for known in known_references():
+        reference = load_reference(known)
+        console.print(
+            f"{known}: {reference.origin.get('core', '')}, {len(reference.work)} kinds of tasks", highlight=False
+        )
+
+
+def compare(one: Name, other: Name) -> None:
+    """Print what the pieces of two references cost, and their ratio."""
+    first, second = load_reference(one), load_reference(other)
+    shared = [key for key in first.work if key in second.work]
+    if not shared:
+        raise UsageError(f"{first.name} and {second.name} have no task in common", hint="record the same experiments")
+    for key in shared:
+        console.print(f"\n{key}", highlight=False, soft_wrap=True)
+        table = Table("piece", "size", first.name, second.name, "ratio", box=None)
+        theirs = {(kind, each.size): each.mean_s for kind, sizes in second.work[key].items() for each in sizes}
+        for kind, sizes in first.work[key].items():
+            for each in sizes:
+                if (kind, each.size) in theirs and (taken := theirs[kind, each.size]) > 0:
+                    cells = (seconds(each.mean_s), seconds(taken), number(each.mean_s / taken, 3))
+                    table.add_row(kind, number(each.size), *cells)
+        console.print(table)
+    console.print(f"index: {seconds(first.index_s)} and {seconds(second.index_s)}", highlight=False)
+
+
+def _print(reference: Reference) -> None:
+    origin = ", ".join(f"{key} {value}" for key, value in reference.origin.items() if key != "runs" and value)
+    console.print(f"{reference.name}: {origin}", highlight=False, soft_wrap=True)
+    for key, kinds in reference.work.items():
+        console.print(f"\n{key}", highlight=False, soft_wrap=True)
+        table = Table("piece", "size", "count", "mean", "sd ÷ mean", "p99", "lag", box=None)
+        for kind, sizes in kinds.items():
+            for each in sizes:
+                spread = number(each.sd_s / each.mean_s, 2) if each.mean_s > 0 else "–"
+                p99 = seconds(each.quantiles_s[-1]) if each.quantiles_s else "–"
+                row = (number(each.size), str(each.count), seconds(each.mean_s), spread, p99, number(each.lag, 2))
+                table.add_row(kind, *row)
+        console.print(table)
+    if reference.layers:
+        error = reference.unseen.error
+        console.print(f"Other tasks by their layers, ± {error:.0%} (each recorded task told by the others).")
+    else:
+        console.print("Other tasks by the index: what layers cost is not known.")
+    console.print(f"Index: {seconds(reference.index_s)} for a piece of the reference loop.", highlight=False)
