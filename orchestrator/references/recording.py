@@ -68,7 +68,7 @@ def record(name: str, runs: Sequence[RunFacts], layers: LayerCosts, origin: Mapp
         index_s=_index_s(runs),
         work=work,
         layers={kind: list(laws) for kind, laws in layers.items()},
-        unseen=unseen({task_key(task.assignment): task.assignment for task in seen}, work, layers, _transfers(seen)),
+        unseen=unseen({task_key(task.assignment): task.assignment for task in seen}, work, layers, transfers(seen)),
     )
 
 
@@ -178,7 +178,7 @@ def _lag(series: Sequence[Sequence[float]]) -> float:
     return fmean(pairs) / spread if pairs and spread > 0 else 0.0
 
 
-def _transfers(seen: Sequence[TaskSeen]) -> dict[str, SizeLaw]:
+def transfers(seen: Sequence[TaskSeen]) -> dict[str, SizeLaw]:
     """What the agent's other threads take for a transfer: `receive` and `send`, by bytes."""
     rows = [(float(task.heard), float(task.heard_bytes), float(task.sent), float(task.sent_bytes)) for task in seen]
     heard_s, heard_byte_s, sent_s, sent_byte_s = parts(rows, [task.beside_s for task in seen])

@@ -210,10 +210,12 @@ def test_batches_may_end_the_task() -> None:
         if seen.count("before") == 2:
             raise Cancelled("no longer wanted")
 
-    device.batches = ShardBatches(device.shard, device.assignment, before, lambda: seen.append("after"))
+    device.batches = ShardBatches(
+        device.shard, device.assignment, before, lambda samples: seen.append(f"after {samples}")
+    )
     with pytest.raises(Cancelled):
         drive(device.start())
-    assert seen == ["before", "after", "before"]
+    assert seen == ["before", "after 4", "before"]
     assert device.batches.drawn == [4]
 
 

@@ -18,12 +18,13 @@ BYTES = st.one_of(st.sampled_from([0, 1, 2**40]), st.integers(0, 10**6))
 WEIGHTS = small_model().weights()
 FLEET = [view("a", 10, 1.0), view("b", 3, 0.5), view("c", 7, 0.2)]
 
+OTHERS = ("throttled_s", "reference_s")
+"""Fields that are no number of seconds."""
+
 
 @st.composite
 def reports(draw: st.DrawFn) -> Report:
-    seconds = {
-        name: draw(SECONDS) for name in Report.__struct_fields__ if name.endswith("_s") and name != "throttled_s"
-    }
+    seconds = {name: draw(SECONDS) for name in Report.__struct_fields__ if name.endswith("_s") and name not in OTHERS}
     traffic = {"download_bytes": draw(BYTES), "upload_bytes": draw(BYTES)}
     batches, loss = draw(st.integers(0, 3)), draw(st.floats(-1e300, 1e300))
     return Report(samples=0, batches=batches, loss=loss, throttled_s=draw(st.none() | SECONDS), **seconds, **traffic)

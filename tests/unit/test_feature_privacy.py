@@ -315,6 +315,8 @@ class NoIO:
 
     def hold(self) -> None: ...
 
+    def done(self, kind: str, size: int) -> None: ...
+
 
 def train(folder: Path, chosen: Privacy, told: Privacy) -> tuple[Result, list[Weights]]:
     """An agent whose shard says `chosen` and whose assignment says `told`."""

@@ -148,3 +148,103 @@ def test_no_event_comes_before_its_work_could_be_done(units: list[tuple[float, f
         begun = world.now
         world.work(cpu_s, wall_s=cpu_s + waited_s)
         assert world.event() >= begun + cpu_s / cpus - 1e-6
+
+
+# ---- by a reference ----
+
+
+class Held(World):
+    """A device of so many CPUs of a reference."""
+
+    def __init__(self, cpus: float) -> None:
+        super().__init__(cpus)
+        self.pacer.set(cpus, by_reference=True)
+        self.pacer.begin()
+
+    def piece(self, reference_s: float, wall_s: float = 0.0) -> float:
+        self.work(wall_s)
+        self.pacer.charge(reference_s)
+        return self.event()
+
+
+def test_an_event_comes_when_the_reference_would_have_finished() -> None:
+    world = Held(0.2)
+    assert world.piece(0.1, wall_s=0.3) == pytest.approx(0.5)
+    assert world.piece(0.1, wall_s=0.01) == pytest.approx(1.0)
+    assert world.pacer.late_s == pytest.approx(0.0)
+
+
+def test_a_late_event_is_told_and_made_up_for() -> None:
+    world = Held(0.5)
+    assert world.piece(0.1, wall_s=0.25) == pytest.approx(0.25)  # due at 0.2
+    assert world.pacer.late_s == pytest.approx(0.05)
+    assert world.piece(0.1, wall_s=0.05) == pytest.approx(0.4)
+    assert world.pacer.late_s == pytest.approx(0.0)
+
+
+def test_what_cannot_be_made_up_for_stays_late() -> None:
+    world = Held(0.5)
+    world.piece(0.1, wall_s=1.2)  # due at 0.2
+    assert world.pacer.late_s == pytest.approx(1.0)
+    world.piece(0.1, wall_s=0.01)  # begins LATE_S back
+    assert world.pacer.late_s == pytest.approx(1.0 - LATE_S)
+    world.pacer.begin()
+    assert world.pacer.late_s == 0.0
+
+
+def test_a_wait_for_others_makes_nothing_late() -> None:
+    world = Held(0.5)
+    world.piece(0.1)
+    world.now += 3.0
+    world.pacer.hold(world.sleep, waited=True)
+    assert world.piece(0.1) == pytest.approx(3.4)
+    assert world.pacer.late_s == pytest.approx(0.0)
+
+
+def test_cpus_that_change_in_mid_unit_count_from_when_they_changed() -> None:
+    world = Held(0.4)
+    world.now = 50.0  # 20 CPU s are given
+    world.pacer.set(0.1, by_reference=True)
+    assert world.piece(25.0) == pytest.approx(100.0)
+
+
+def test_five_cpu_seconds_of_one_speed_and_five_of_another() -> None:
+    world = Held(0.4)
+    world.now = 12.5
+    world.pacer.set(0.1, by_reference=True)
+    assert world.piece(10.0) == pytest.approx(62.5)
+
+
+def test_a_device_that_stands_still_earns_nothing() -> None:
+    world = Held(0.5)
+    world.pacer.set(0.5, by_reference=True, share=0.0)
+    world.now = 10.0
+    world.pacer.set(0.5, by_reference=True)
+    assert world.piece(0.5) == pytest.approx(11.0)
+
+
+def test_a_device_that_stands_still_waits_until_it_goes_on() -> None:
+    world = Held(0.5)
+    world.pacer.set(0.5, by_reference=True, share=0.0)
+
+    def wait(seconds: float) -> None:
+        world.sleep(seconds)
+        if world.now > 4.95:
+            world.pacer.set(0.5, by_reference=True)
+
+    world.pacer.charge(0.1)
+    world.pacer.hold(wait)
+    assert world.now == pytest.approx(5.2, abs=LATE_S)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 1.0)), min_size=1, max_size=15), st.floats(0.05, 2.0))
+def test_held_events_are_never_early_and_late_ones_are_told(units: list[tuple[float, float]], cpus: float) -> None:
+    world = Held(cpus)
+    due = lost = 0.0
+    for reference_s, wall_s in units:
+        due += reference_s / cpus
+        ended = world.piece(reference_s, wall_s)
+        assert ended == pytest.approx(max(due, world.now))
+        assert world.pacer.late_s == pytest.approx(lost + max(0.0, ended - due), abs=1e-6)
+        behind = max(0.0, ended - LATE_S - due)  # no more than LATE_S is made up for
+        due, lost = due + behind, lost + behind
