@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,14 +19,17 @@ from orchestrator.records.run_index import sort
 from orchestrator.references.layer_profile import measure
 from orchestrator.references.work_laws import WorkLaws
 from orchestrator.runs.data import Prepared
+from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
-from orchestrator.simulation.choose_costs import cost_model
+from orchestrator.simulation.choose_costs import calibration_of, cost_model
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
+from orchestrator.simulation.kept import Kept, kept_now
 from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import surrogate_costs
+from orchestrator.simulation.world import WorldState
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
@@ -39,6 +43,9 @@ class SimulationRequest(msgspec.Struct, frozen=True):
         calibrate_from: folders of real runs that the costs are taken from.
         save_calibration: the file that keeps that calibration.
         built: the agents have built the model already, as on a fleet that has carried out another run.
+        checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
+        kept: of the runs that go on; None: all runs are new.
+        series, begun, finished: as in `runs.request.Request`.
     """
 
     experiment: Experiment
@@ -49,6 +56,11 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     calibrate_from: tuple[Path, ...] = ()
     save_calibration: Path | None = None
     built: bool = False
+    checkpoint_s: float | None = None
+    kept: Kept | None = None
+    series: str = ""
+    begun: Mapping[int, Path] = {}
+    finished: Mapping[int, Path] = {}
 
 
 class SimulationContext:
@@ -60,6 +72,7 @@ class SimulationContext:
         server_cpus: CPUs of a server of its own, after dilation; None: it is as fast as its costs say.
         server_slots: server halves that train at once.
         dilation: of the experiment, else that of the fleet whose costs are used.
+        kept: goes into the folder of every run.
     """
 
     def __init__(
@@ -74,17 +87,36 @@ class SimulationContext:
         self.experiment = request.experiment
         self.built: set[str] = set(prepared.shards) if request.built else set()
         self.accelerator = accelerator_named(request.accelerator)
+        self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
         batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
         made = self._calibrate(WorkLaws(model, batch, layers=measure())) if request.calibrate_from else None
+        wanted = self.experiment.simulation
+        if request.kept is None:
+            made = made or calibration_of(wanted, request.path)
+        else:
+            made = request.kept.calibration
+        self.kept = msgspec.structs.replace(self.kept, calibration=made)
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
-            self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
+            wanted, model, batch, made, self.experiment.grain
         )
+        self._go_on()
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
         server = self.experiment.server
         self.server_cpus = None if server is None else server.cpus / self.dilation
         self.server_slots = slots(self.experiment.simulation, len(spec.devices), self.server_cpus)
+
+    def _go_on(self) -> None:
+        """What the runs of the experiment that have begun left behind: laws that were measured, agents that were
+        built."""
+        for folder in (*self.request.finished.values(), *self.request.begun.values()):
+            saved = RunFolder(folder).progress().simulation
+            if saved:
+                state = msgspec.convert(saved, WorldState)
+                self.built |= {name for name, device in state.fleet.devices.items() if device.built}
+                if self.costs.reference is not None:
+                    self.costs.reference.learn(state.laws)
 
     def _surrogate_costs(self, model: StagedModel) -> CostModel | None:
         """The costs of the larger experiment, where this one is a surrogate for it (`simulation.as_if`)."""

@@ -12,6 +12,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Header
 from edgebed.wire.settings import Codec
 from orchestrator.fleet.spec.profile import Limits
+from orchestrator.references.work_laws import WorkLaws
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
@@ -58,6 +59,10 @@ class CostModel(Protocol):
     """Whether the costs were measured in real runs, or on the host for which they are made."""
     dilation: float
     """The dilation of the fleet on which the costs were measured; 1 if they were not measured on a fleet."""
+
+    @property
+    def reference(self) -> WorkLaws | None:
+        """What measures laws during the simulation, if anything does."""
 
     def check(self, assignment: Assignment) -> None:
         """Raises UsageError for work whose costs the model does not know."""

@@ -1,0 +1,139 @@
+"""What a run is asked for, and what carries it out: real devices, or simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import torch
+
+from edgebed.methods.base import Batch, CutCost, Method
+from edgebed.models.staged import StagedModel
+from edgebed.wire.messages import Assignment, Cost
+from edgebed.wire.settings import Codec, Optimizer
+from orchestrator.experiment import HOST, Experiment
+from orchestrator.fleet.control.run_fleet import RunFleet
+from orchestrator.records.types import Record
+from orchestrator.rounds.event_loop import in_thread
+from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.settings import no_costs as no_task_costs
+from orchestrator.rounds.world import World
+from orchestrator.runs.data import Prepared
+from orchestrator.runs.folder import Series
+from orchestrator.training.costs import profile_cuts
+from orchestrator.training.server import HalfTrainer
+
+T = TypeVar("T")
+Write = Callable[[Record], None]
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """One method of an experiment.
+
+    Attributes:
+        path: of the experiment file; paths in it are relative to its folder.
+        runs: the folder in which the run's folder is made.
+        options: of the method, as the experiment lists them.
+        model: has the weights that a new run starts from.
+        series: the experiment that the run belongs to; None: it is not written down.
+        interleaved: its rounds alternate with those of other methods.
+        begun: the folder of a run to go on with; None: a new run begins.
+        plan: the folder of a run whose recorded assignments the devices get, instead of what the method would plan.
+        each_piece: as in `request.Request`.
+        simulation: the file of that name, for the folder of a simulation.
+    """
+
+    experiment: Experiment
+    path: Path
+    runs: Path
+    method: Method
+    options: dict[str, Any]
+    prepared: Prepared
+    model: StagedModel
+    series: Series | None = None
+    interleaved: bool = False
+    begun: Path | None = None
+    plan: Path | None = None
+    each_piece: bool = False
+    simulation: bytes = b""
+
+
+def no_costs(model: StagedModel) -> dict[int, CutCost]:
+    """For `Platform.known_costs`: no costs are known."""
+    return {}
+
+
+def plain(write: Write) -> Write:
+    """For `Platform.recording`: records are written as they come."""
+    return write
+
+
+class Guard(Protocol):
+    """Awaits work, and ends it with an error if what it needs fails meanwhile."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]: ...
+
+
+async def unguarded(work: Coroutine[Any, Any, T]) -> T:
+    """For `Platform.guard`: nothing that the rounds need can fail."""
+    return await work
+
+
+class Profile(Protocol):
+    """Measures what each cut of a model costs, as `training.costs.profile_cuts` does."""
+
+    async def __call__(
+        self, model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
+    ) -> dict[int, CutCost]: ...
+
+
+def profile_here(accelerator: torch.device) -> Profile:
+    """Profiles in this process."""
+
+    async def profile(
+        model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
+    ) -> dict[int, CutCost]:
+        return await in_thread(
+            "profiling", profile_cuts, model, cuts, batch_size, codec, optimizer, accelerator, batch=batch
+        )
+
+    return profile
+
+
+class Platform(msgspec.Struct, frozen=True):
+    """What carries a run out: real devices and a trainer's process, or simulated ones on a virtual clock.
+
+    Attributes:
+        make_trainer: makes a server trainer for one round at a time.
+        evaluator: tests the merged weights.
+        profile: measures the costs of the model's cuts, where `known_costs` gives none.
+        held_server_cpus: quota of the server as read back; None: nothing is in force.
+        guard: awaits every step of the run.
+        server_slots: server halves that train at once, as the method is told.
+        calibrated: whether measurements show that the times of the run are those of its limits.
+        host: what the run's first record says of the host.
+        known_costs: gives the costs of the model's cuts; {}: they are to be measured.
+        costs: what the pieces of a device's task cost on the reference whose time it keeps.
+        speed: name of that reference, or `host`.
+        recording: gives the function that the run writes its records with, from the one that appends to the file.
+        mark: stands in the run's id, after the method's name.
+        world: what checkpoints hold of it.
+    """
+
+    fleet: RunFleet
+    make_trainer: Callable[[], HalfTrainer]
+    evaluator: Evaluator
+    profile: Profile
+    server_slots: int
+    calibrated: bool
+    host: Mapping[str, str]
+    held_server_cpus: float | None = None
+    guard: Guard = unguarded
+    known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
+    recording: Callable[[Write], Write] = plain
+    mark: str = ""
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
+    speed: str = HOST
+    world: World = msgspec.field(default_factory=World)
