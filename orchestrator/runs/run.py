@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from edgebed.device.pieces import seconds
 from edgebed.methods.base import Context, CutCost
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
@@ -318,7 +320,22 @@ class MethodRun:
         training = self._experiment.training
         batch = self._request.prepared.sample(training.batch_size)
         settings = (training.batch_size, training.codec, training.optimizer, batch)
-        return await self._platform.profile(model, model.cuts_with_head, *settings)
+        measured = await self._platform.profile(model, model.cuts_with_head, *settings)
+        return {cut: self._on_reference(cost) for cut, cost in measured.items()}
+
+    def _on_reference(self, cost: CutCost) -> CutCost:
+        """The cost with the device's seconds of the reference whose time the devices keep, if they do."""
+        training, data, device = self._experiment.training, self._request.prepared, self._fleet.names[0]
+        task = Assignment(
+            device, self._experiment.model, data.classes, data.input_shape, cost.cut, "head",
+            uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
+            codec=training.codec,
+        )  # fmt: skip
+        kinds = self._platform.costs(device, task)
+        if not {"forward", "rest"} <= set(kinds):
+            return cost
+        device_s = sum(seconds(kinds[kind], training.batch_size) for kind in ("forward", "rest"))
+        return msgspec.structs.replace(cost, device_s=device_s)
 
 
 def profiled(records: Path) -> dict[int, CutCost]:
