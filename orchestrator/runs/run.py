@@ -355,6 +355,7 @@ class MethodRun:
 
     def _save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
         """Records first: after a loss of power no checkpoint may hold a round that the records lack."""
+        self._watch.merged(self.folder.path, weights, progress)
         self._recorder.sync()
         self.folder.save(weights, progress, tensors)
 

@@ -68,17 +68,18 @@ def test_a_table_is_made_once_and_shown_beside_the_paper_s(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "table.yaml").write_text(TABLE)
     said = " ".join(call(app, "reproduce", str(tmp_path / "table.yaml")).stdout.split())
-    assert "A small table – rounds_to_target, simulated" in said
+    assert "A small table – rounds_to_target, simulated, scale digits" in said
     assert "8 2.00 ×" in said, "the paper's"
     assert "The paper claims: That it is learned." in said
-    made = sorted((tmp_path / "runs").rglob("summary.json"))
+    made = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")}
     assert len(made) == 2
     found = json.loads(call(app, "reproduce", str(tmp_path / "table.yaml"), "--json").stdout)
     cells = {cell["row"]: cell for cell in found["tables"]["rounds_to_target"]}
     assert (cells["FedAvg"]["mean"], cells["SplitFed"]["paper_ratio"]) == (1.0, 2.0)
-    assert sorted((tmp_path / "runs").rglob("summary.json")) == made, "runs that are there are read"
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")} == made, "they are read"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,8 @@ def test_a_table_is_made_once_and_shown_beside_the_paper_s(
         (["reproduce", "dtfl-tabel3"], "did you mean 'dtfl-table3'"),
         (["reproduce", "fedpmt-table2", "--seeds", "1"], "takes no option"),
         (["reproduce", "dtfl-table3", "--seeds", "one"], "--seeds 'one'"),
+        (["reproduce", "dtfl-table3", "--cells", "3/2"], "--cells '3/2'"),
+        (["reproduce", "dtfl-table3", "--scale", "ful"], "did you mean 'full'"),
         (
             ["tiers", "--model", "resnet-tiny", "--shape", "1x8x8", "--tiers", "8"],
             "--tiers 8: resnet-tiny has 8 stages",

@@ -10,8 +10,8 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from orchestrator.fleet.spec.profile import load_fleet
-from orchestrator.papers.measure import with_deadline
-from orchestrator.papers.tables import jobs, load_reproduction, merged
+from orchestrator.papers.compute import with_deadline
+from orchestrator.papers.tables import SCALES, ScaleName, jobs, load_reproduction, merged
 
 TABLES = sorted((Path(__file__).parents[2] / "profiles" / "experiments" / "papers").glob("*.yaml"))
 
@@ -38,13 +38,13 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("full", [False, True])
-def test_every_table_makes_experiments_of_things_that_exist(path: Path, full: bool) -> None:
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_table_makes_experiments_of_things_that_exist(path: Path, scale: ScaleName) -> None:
     table = load_reproduction(path)
-    if table.kind != "runs":
-        assert table.figures
+    if table.kind != "runs" or table.at(scale) is None:
+        assert table.figures or scale == "real"
         return
-    found = jobs(table, path, full=full)
+    found = jobs(table, path, scale)
     assert {job.row for job in found} >= {table.baseline}
     for job in found:
         assert load_fleet((path.parent / job.experiment.fleet).resolve()).devices
@@ -55,14 +55,14 @@ def test_every_table_makes_experiments_of_things_that_exist(path: Path, full: bo
 
 def test_columns_that_differ_in_their_target_alone_share_a_run(tmp_path: Path) -> None:
     path = write(tmp_path, SMALL)
-    found = jobs(load_reproduction(path), path, full=False)
+    found = jobs(load_reproduction(path), path, "digits")
     assert [(job.row, job.columns, job.seed) for job in found] == [
         (row, columns, seed) for seed in (1, 2) for row in "ab" for columns in (("easy", "hard"), ("other",))
     ]
     assert [job.experiment.training.target_accuracy for job in found[:2]] == [0.7, 0.5]
     assert found[2].experiment.training.epochs == 2
     assert found[0].experiment.training.rounds == 3
-    assert jobs(load_reproduction(path), path, full=True)[0].experiment.training.rounds == 9
+    assert jobs(load_reproduction(path), path, "full")[0].experiment.training.rounds == 9
 
 
 def test_a_named_thing_replaces_another_whole() -> None:
@@ -92,7 +92,7 @@ def test_a_deadline_is_that_of_another_row(tmp_path: Path) -> None:
     """FedPMT's table III: rows with a deadline are given the rounds without one that it is measured in."""
     text = SMALL.replace("hard: {target: 0.7}", "hard: {target: 0.7, deadline_of: b}")
     path = write(tmp_path, text)
-    found = {(job.row, job.columns): job for job in jobs(load_reproduction(path), path, full=False, seeds=[4])}
+    found = {(job.row, job.columns): job for job in jobs(load_reproduction(path), path, "digits", [4])}
     assert found["a", ("easy",)].probe is None
     probe = found["a", ("hard",)].probe
     assert probe is not None
