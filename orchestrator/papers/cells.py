@@ -225,7 +225,11 @@ def _pair(one: Cell, other: Cell) -> tuple[object, object]:
 def _far(one: RunFigures, other: RunFigures) -> list[str]:
     best = [max(each.accuracies, default=0.0) for each in (one, other)]
     round_s = [each.elapsed_s[-1] / len(each.elapsed_s) for each in (one, other)]
-    found = [] if abs(best[0] - best[1]) <= ACCURACY_TOLERANCE + 1e-9 else [f"best accuracy {best[0]:.3f} and {best[1]:.3f}"]
+    found = (
+        []
+        if abs(best[0] - best[1]) <= ACCURACY_TOLERANCE + 1e-9
+        else [f"best accuracy {best[0]:.3f} and {best[1]:.3f}"]
+    )
     if not isclose(*round_s, rel_tol=TIME_TOLERANCE):
         found.append(f"seconds of a round {round_s[0]:.3f} and {round_s[1]:.3f}")
     return found

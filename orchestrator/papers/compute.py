@@ -195,10 +195,10 @@ def refuse_measured(experiment: Experiment, path: Path) -> None:
             hint="a cell needs counted costs: flops or operations, or `calibrated` with a file",
         )
     needing = [each["name"] for each in experiment.methods if METHODS.create(each).needs_costs]
-    if needing and simulation.as_if is None and not named:
+    if needing and simulation.cost == "operations":
         raise UsageError(
-            f"{path}: {needing[0]} plans with the costs of the cuts, which are measured on this host",
-            hint="set simulation.as_if, which counts them",
+            f"{path}: {needing[0]} plans with the costs of the cuts, which `operations` does not count",
+            hint="choose flops",
         )
 
 

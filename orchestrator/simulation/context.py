@@ -78,7 +78,13 @@ class SimulationContext:
         model = self.build()
         made = self._calibrate(Reference(model, batch, layers=measure())) if request.calibrate_from else None
         self.costs: CostModel = self._surrogate_costs(model) or cost_model(
-            self.experiment.simulation, request.path, model, batch, made, self.experiment.grain
+            self.experiment.simulation,
+            request.path,
+            model,
+            batch,
+            made,
+            self.experiment.grain,
+            self.experiment.training.codec,
         )
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation

@@ -6,9 +6,11 @@ and no cost of encoding, and the orchestrator takes no time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from edgebed.methods.base import CutCost
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Header
 from edgebed.wire.settings import Codec
@@ -18,6 +20,9 @@ from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference
+
+BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+"""Of an element, by the codec's type."""
 
 
 class PaperCosts:
@@ -32,6 +37,37 @@ class PaperCosts:
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         return {}
+
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
+        """CPU seconds of a batch on any device."""
+        raise NotImplementedError  # the seam that a cost model fills
+
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        raise NotImplementedError  # likewise
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
+
+    def cut_cost(
+        self, model: StagedModel, cut: int, batch_size: int, samples: float, codec: Codec, own_cut: int = 0
+    ) -> CutCost:
+        """A cut's costs for one batch.
+
+        Args:
+            model: the one whose bytes count.
+            samples: that a batch stands for.
+            own_cut: the cut of the model that is trained, where that is another one.
+        """
+        assignment = Assignment("reference", {}, model.classes, model.input_shape, own_cut or cut, "head")
+        known = model.weights()
+        elements = math.prod(model.feature_shape(cut))
+        return CutCost(
+            cut=own_cut or cut,
+            model_bytes=size_bytes({name: known[name] for name in model.names_below(cut, head=True)}),
+            feature_bytes=int(samples * (elements * BYTES[codec.dtype] + 8)),
+            device_s=self.work(assignment, batch_size).total_s,
+            server_s=self.server_step_s([assignment], [batch_size]),
+        )
 
     def cpu(self, who: Callable[[], Device]) -> Cpu:
         return PlainCpu(lambda: who().limits.cpus)
@@ -70,9 +106,6 @@ class ReferenceCosts(PaperCosts):
     def __init__(self, reference: Reference, server_speed: float = 1.0) -> None:
         self._reference, self._server_speed = reference, server_speed
 
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
-
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         law = self._reference.device_law(assignment)
         seconds = law.seconds(samples)
@@ -86,17 +119,22 @@ class ReferenceCosts(PaperCosts):
 class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
-    The method's own transfers are counted: weights down and up, features up, gradients down.
+    The method's own transfers are counted: weights down and up, features up, gradients down. With a `batch_size`, the
+    costs of the cuts are counted too, for a reference device of one CPU.
     """
 
     kind = "flops"
 
-    def __init__(self, flops: Flops, device_flops: float, server_flops: float) -> None:
+    def __init__(
+        self, flops: Flops, device_flops: float, server_flops: float, batch_size: int = 0, codec: Codec | None = None
+    ) -> None:
         self._flops = flops
         self._device, self._server = device_flops, server_flops
+        self._batch_size, self._codec = batch_size, codec or Codec()
 
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        size = self._batch_size
+        return {cut: self.cut_cost(model, cut, size, size, self._codec) for cut in model.cuts_with_head if size}
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._flops.device(assignment)
@@ -118,9 +156,6 @@ class OperationCosts(PaperCosts):
 
     def check(self, assignment: Assignment) -> None:
         self._operations.check(assignment)
-
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._operations.batch(assignment, samples)
