@@ -18,6 +18,7 @@ from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT, choices
+from orchestrator.papers.gradient_variance import measure_variances
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.compare.ratios import Cell
@@ -54,9 +55,15 @@ def command(
         return
     path = find_table(name)
     table = load_reproduction(path)
-    if table.kind != "runs" and (real or full or fresh or seeds or rows or columns):
+    trains_nothing = table.kind == "gradient-variance"
+    if trains_nothing and (real or fresh or rows):
+        raise UsageError(f"{name} trains nothing", hint="leave out --real, --fresh and --row")
+    if table.kind != "runs" and not trains_nothing and (real or full or fresh or seeds or rows or columns):
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
     match table.kind:
+        case "gradient-variance":
+            chosen = parse_seeds(seeds)
+            _show(table, measure_variances(table, path, full=full, seeds=chosen, columns=columns, notify=_notify), as_json=as_json)
         case "tiers":
             tiers.command(backend=backend or DEFAULT, as_json=as_json)
         case "operations":
@@ -73,9 +80,13 @@ def command(
                 seeds=parse_seeds(seeds),
                 rows=rows,
                 columns=columns,
-                notify=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
+                notify=_notify,
             )
             _show(table, found, as_json=as_json)
+
+
+def _notify(line: str) -> None:
+    log.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def find_table(name: str) -> Path:

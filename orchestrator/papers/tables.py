@@ -50,7 +50,7 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str
     source: str
-    kind: str = "runs"  # runs | tiers | operations
+    kind: str = "runs"  # runs | tiers | operations | gradient-variance
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False
@@ -88,7 +88,7 @@ def load_reproduction(path: Path) -> Reproduction:
     wrong += [f"deadline_of: {c.deadline_of!r}" for c in named.values() if c.deadline_of not in ("", *table.rows)]
     for quantity, figures in table.figures.items():
         for row, values in figures.items():
-            if table.kind == "runs" and (row not in table.rows or len(values) != len(table.columns)):
+            if table.rows and (row not in table.rows or len(values) != len(table.columns)):
                 wrong.append(f"figures.{quantity}.{row}")
     if wrong:
         raise UsageError(
