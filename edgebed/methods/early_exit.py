@@ -64,9 +64,9 @@ class EarlyExit(Method):
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The tree is `layers` (counts, leaves first, over the devices in the fleet's order) or `parents` (child:
         parent). `rates` x, y, z give Λ; without them it follows from `arrivals` λ^a and `limits` μ^max in requests per
-        second; without those all exits serve alike. `exits` are the cuts of all exits but the last; `steps` is J, or 0: as
-        many as an epoch takes by `epoch_of`, the node with the most samples (the paper's tables) or the mean over
-        the nodes; `server_lr` is η_s."""
+        second; without those all exits serve alike. `exits` are the cuts of all exits but the last. `steps` is J; 0:
+        what an epoch takes of the node with the most samples (`epoch_of: largest`, as in the paper's tables), or the
+        mean over the nodes **[ours]**. `server_lr` is η_s."""
 
         layers: list[int] = []
         parents: dict[str, str] = {}

@@ -63,9 +63,13 @@ def command(
     match table.kind:
         case "gradient-variance":
             chosen = parse_seeds(seeds)
-            _show(table, measure_variances(table, path, full=full, seeds=chosen, columns=columns, notify=_notify), as_json=as_json)
+            _show(
+                table,
+                measure_variances(table, path, full=full, seeds=chosen, columns=columns, notify=_notify),
+                as_json=as_json,
+            )
         case "tiers":
-            tiers.command(backend=backend or DEFAULT, as_json=as_json)
+            tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
         case _:

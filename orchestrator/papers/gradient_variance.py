@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from edgebed.datasets.shard import normalise

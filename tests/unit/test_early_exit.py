@@ -115,8 +115,12 @@ def test_the_draw_has_the_probabilities_that_it_claims() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "shares", "largest", "mean"),
-    [([4, 2, 1], "equal", 118, 51), ([4, 2, 1], "biased", 201, 51), ([4, 2, 1], "highly_biased", 270, 51)]
-    + [([12, 4, 1], "equal", 118, 22)],
+    [
+        ([4, 2, 1], "equal", 118, 51),
+        ([4, 2, 1], "biased", 201, 51),
+        ([4, 2, 1], "highly_biased", 270, 51),
+        ([12, 4, 1], "equal", 118, 22),
+    ],
 )
 def test_every_node_makes_the_steps_of_the_largest_nodes_epoch_or_of_the_mean(
     layers: list[int], shares: str, largest: int, mean: int

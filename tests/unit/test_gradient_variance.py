@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgebed.models.staged import StagedModel
-from orchestrator.papers.gradient_variance import exit_variances, measure_variances
-from orchestrator.papers.tables import load_reproduction
+from orchestrator.papers.gradient_variance import exit_variances
 from tests.contract.rounds import small_model
-
-TABLE = Path(__file__).parents[2] / "profiles" / "experiments" / "papers" / "early-exit-table3.yaml"
 
 
 def test_two_batches_by_hand() -> None:
@@ -34,7 +30,10 @@ def test_every_reading_is_that_of_gradients_taken_one_by_one() -> None:
     model, cuts = small_model(), (1, 2, 4)
     generator = torch.Generator().manual_seed(3)
     batches = [
-        (torch.randn(5, *model.input_shape, generator=generator), torch.randint(model.classes, (5,), generator=generator))
+        (
+            torch.randn(5, *model.input_shape, generator=generator),
+            torch.randint(model.classes, (5,), generator=generator),
+        )
         for _ in range(4)
     ]
     before = {name: value.clone() for name, value in model.weights().items()}
@@ -45,7 +44,9 @@ def test_every_reading_is_that_of_gradients_taken_one_by_one() -> None:
         shared = [value for name, value in variances.items() if name.startswith(f"{model.stage_names[0]}.")]
         assert each.shared == pytest.approx(float(torch.cat(shared).mean()), rel=1e-4)
         assert each.reached == pytest.approx(float(torch.cat(list(variances.values())).mean()), rel=1e-4)
-        assert each.tensors == pytest.approx(sum(float(v.mean()) for v in variances.values()) / len(variances), rel=1e-4)
+        assert each.tensors == pytest.approx(
+            sum(float(v.mean()) for v in variances.values()) / len(variances), rel=1e-4
+        )
         head = f"head{cut}." if cut < len(model) else f"{model.stage_names[-1]}."
         own = [value for name, value in variances.items() if name.startswith(head)]
         assert each.classifier == pytest.approx(float(torch.cat(own).mean()), rel=1e-4)
@@ -62,15 +63,3 @@ def one_by_one(model: StagedModel, cut: int, batches: list[tuple[Tensor, Tensor]
             if weight.grad is not None:
                 gradients.setdefault(name, []).append(weight.grad.flatten())
     return {name: torch.stack(each).var(0, unbiased=False) for name, each in gradients.items()}
-
-
-def test_the_table_has_a_figure_for_every_exit_and_reading() -> None:
-    told: list[str] = []
-    found = measure_variances(
-        load_reproduction(TABLE), TABLE, full=False, seeds=[9], columns=["cifar10"], notify=told.append
-    )
-    assert told == ["cifar10, seed 9"]
-    for cells in found.tables.values():
-        assert [(cell.row, cell.paper) for cell in cells] == [("exit 1", 0.00374), ("exit 2", 0.00224), ("exit 3", 0.00101)]
-        assert all(cell.mean is not None and cell.mean > 0 for cell in cells)
-        assert cells[0].ratio == 1
