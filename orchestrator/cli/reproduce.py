@@ -103,12 +103,14 @@ def _table_of(
 ) -> None:
     path = find_table(name)
     table = load_reproduction(path)
-    if table.kind != "runs" and (throttled or fresh or selection != Selection()):
+    if not table.rows and (throttled or fresh or selection != Selection()):
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
+    if table.kind != "runs" and throttled:
+        raise UsageError(f"{name} trains nothing", hint="leave out --throttled")
     runs = runs_folder()
     match table.kind:
         case "tiers":
-            tiers.command(backend=backend or DEFAULT, as_json=as_json)
+            tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
         case _ if throttled:
@@ -128,7 +130,7 @@ def _check(name: str | None, selection: Selection, results: Path, sample: int | 
     for path in [find_table(name)] if name else _tables():
         table = load_reproduction(path)
         for scale in (selection.scale,) if name else SCALES:
-            if table.kind == "runs" and table.at(scale) is not None:
+            if table.rows and table.at(scale) is not None:
                 wanted.append((path, table, msgspec.structs.replace(selection, scale=scale)))
     at = Place(results, runs_folder() / "cells-check")
     found = reproducing.check(wanted, at, sample=sample, seed=seed, most=most, notify=notify)

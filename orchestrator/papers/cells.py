@@ -23,16 +23,17 @@ from edgebed.plugins import Registry
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.spec.profile import fleet_of
+from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.tables import Job, ScaleName
 from orchestrator.records.compare.quantities import RunFigures
 
 FIRST_ROUNDS = 2
 """Number of rounds whose weights are part of a cell's key."""
 
-NORM_TOLERANCE, ACCURACY_TOLERANCE, TIME_TOLERANCE = 1e-4, 0.02, 0.01
+NORM_TOLERANCE, ACCURACY_TOLERANCE, TIME_TOLERANCE, VALUE_TOLERANCE = 1e-4, 0.02, 0.01, 0.01
 """How far two cells of one experiment may differ where the CPUs have other vector units (`torch_simd`): the norms of
-the first rounds' weights and the seconds of a round relatively, accuracies absolutely. Chosen, not derived. With one
-`torch_simd` they must be equal to the bit."""
+the first rounds' weights, the seconds of a round and values without a run relatively, accuracies absolutely. Chosen,
+not derived. With one `torch_simd` they must be equal to the bit."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -72,7 +73,14 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run for a table. `columns` share it. `stale`: why its figures no longer count; "": they do."""
+    """One run for a table.
+
+    Attributes:
+        columns: that share it.
+        figures: of the run; None: nothing was trained.
+        values: what was computed without a run, by quantity and row.
+        stale: why its figures no longer count; "": they do.
+    """
 
     table: str
     scale: ScaleName
@@ -82,7 +90,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     settings: Settings
     deadline_s: float | None = None
     first_rounds: FirstRounds
-    figures: RunFigures
+    figures: RunFigures | None = None
+    values: FreeValues = {}
     made: Made
     stale: str = ""
     seal: str = ""
@@ -215,11 +224,27 @@ def differences(one: Cell, other: Cell) -> list[str]:
     if one.made.torch_simd == other.made.torch_simd:
         pairs = {"weights": (one.first_rounds.digests, other.first_rounds.digests), "figures": _pair(one, other)}
         return [f"{name} differ" for name, (a, b) in pairs.items() if a != b]
+    if one.figures is None or other.figures is None:
+        return _far_values(one.values, other.values)
     return differ_at_start(one, other.first_rounds, other.figures, exact=False) + _far(one.figures, other.figures)
 
 
+def outcome(cell: Cell) -> RunFigures | FreeValues:
+    """What the quantities follow from."""
+    return cell.values if cell.figures is None else cell.figures
+
+
 def _pair(one: Cell, other: Cell) -> tuple[object, object]:
-    return (one.figures, one.deadline_s), (other.figures, other.deadline_s)
+    return (one.figures, one.values, one.deadline_s), (other.figures, other.values, other.deadline_s)
+
+
+def _far_values(one: FreeValues, other: FreeValues) -> list[str]:
+    return [
+        f"{name} of {row} {value:g} and {other[name][row]:g}"
+        for name, rows in one.items()
+        for row, value in rows.items()
+        if not isclose(value, other[name][row], rel_tol=VALUE_TOLERANCE)
+    ]
 
 
 def _far(one: RunFigures, other: RunFigures) -> list[str]:
@@ -236,7 +261,9 @@ def _far(one: RunFigures, other: RunFigures) -> list[str]:
 
 
 def differ_at_start(cell: Cell, first: FirstRounds, figures: RunFigures, *, exact: bool) -> list[str]:
-    """In what the first rounds, computed again, disagree with a cell. `exact`: on a CPU with the same vector units."""
+    """In what the first rounds, computed again, disagree with a cell of a run. `exact`: on a CPU with the same vector
+    units."""
+    assert cell.figures is not None
     count = len(first.digests)
     if exact:
         found = [] if first.digests == cell.first_rounds.digests else ["the weights of the first rounds differ"]

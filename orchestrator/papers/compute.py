@@ -30,6 +30,8 @@ from edgebed.models.staged import Weights
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.papers.cells import FIRST_ROUNDS, Cell, FirstRounds, Made, settings_of, write_cell
+from orchestrator.papers.entries import FreeValues
+from orchestrator.papers.gradient_variance import variances_of
 from orchestrator.papers.tables import Job, ScaleName, jobs, load_reproduction
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import RunFigures, figures_of
@@ -74,7 +76,7 @@ class RoundDone(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first rounds of a cell: their weights, and the figures of these rounds."""
+    """The first rounds of a cell's run: their weights, and their figures."""
 
     rounds: FirstRounds
     figures: RunFigures
@@ -127,9 +129,11 @@ def norm(weights: Weights) -> float:
 def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
     """Compute a cell and write it, or its first rounds. Raises EdgebedError."""
     path, work, began_s = Path(request.table), Path(request.work), time.monotonic()
-    job = job_of(request)
-    refuse_measured(job.experiment, path)
-    experiment = job.experiment
+    job, experiment = job_of(request), job_of(request).experiment
+    if load_reproduction(path).kind == "gradient-variance":
+        _write(request, job, began_s, "none: nothing is trained", values=_variances(experiment, path))
+        return
+    refuse_measured(experiment, path)
     if job.probe is not None:
         longest = longest_round_s(load_summary(run_or_go_on(job.probe, path, work / "probe", Watch(quiet))))
         experiment = with_deadline(experiment, longest)
@@ -139,21 +143,50 @@ def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
         keep(work / "first_rounds.json", msgspec.json.encode(Start(watch.first_rounds(), figures)))
         return
     summary = load_summary(run_or_go_on(experiment, path, work / "run", watch))
-    write_cell(
-        Path(request.results),
-        Cell(
-            table=path.stem,
-            scale=request.scale,
-            row=job.row,
-            columns=job.columns,
-            seed=job.seed,
-            settings=settings_of(job, path),
-            deadline_s=experiment.training.deadline_s,
-            first_rounds=watch.first_rounds(),
-            figures=figures_of(summary),
-            made=_made(summary, began_s),
-        ),
+    _write(
+        request,
+        job,
+        began_s,
+        summary.costs,
+        deadline_s=experiment.training.deadline_s,
+        first_rounds=watch.first_rounds(),
+        figures=figures_of(summary),
     )
+
+
+def _write(
+    request: WorkerRequest,
+    job: Job,
+    began_s: float,
+    costs: str,
+    *,
+    deadline_s: float | None = None,
+    first_rounds: FirstRounds | None = None,
+    figures: RunFigures | None = None,
+    values: FreeValues | None = None,
+) -> None:
+    """Write a cell. `began_s`: when its computing began, on the clock of `time.monotonic`."""
+    cell = Cell(
+        table=Path(request.table).stem,
+        scale=request.scale,
+        row=job.row,
+        columns=job.columns,
+        seed=job.seed,
+        settings=settings_of(job, Path(request.table)),
+        deadline_s=deadline_s,
+        first_rounds=first_rounds or FirstRounds(),
+        figures=figures,
+        values=values or {},
+        made=_made(costs, began_s),
+    )
+    write_cell(Path(request.results), cell)
+
+
+def _variances(experiment: Experiment, path: Path) -> FreeValues:
+    """The variances of the gradients: the rows are the exits, from 1."""
+    torch.set_num_threads(1)
+    found = [msgspec.structs.asdict(each) for each in variances_of(experiment, path)]
+    return {name: {f"exit {exit}": each[name] for exit, each in enumerate(found, 1)} for name in found[0]}
 
 
 def _first_figures(experiment: Experiment, path: Path, work: Path, watch: CellWatch) -> RunFigures:
@@ -215,7 +248,7 @@ def with_deadline(experiment: Experiment, longest_s: float) -> Experiment:
     return msgspec.structs.replace(experiment, training=training)
 
 
-def _made(summary: Summary, began_s: float) -> Made:
+def _made(costs: str, began_s: float) -> Made:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Made(
         torch_simd=torch.backends.cpu.get_cpu_capability(),
@@ -225,7 +258,7 @@ def _made(summary: Summary, began_s: float) -> Made:
         },
         threads=torch.get_num_threads(),
         commit=_commit(),
-        costs=summary.costs,
+        costs=costs,
         date=datetime.now(UTC).date().isoformat(),
         hours=round((time.monotonic() - began_s) / 3600, 4),
         cpu_hours=round((used.ru_utime + used.ru_stime) / 3600, 4),

@@ -12,6 +12,9 @@ from orchestrator.papers.tables import Job, Reproduction, Scale, ScaleName, jobs
 from orchestrator.records.compare.quantities import RunFigures, quantity
 from orchestrator.records.compare.ratios import Entry, entries
 
+FreeValues = dict[str, dict[str, float]]
+"""Values of one seed and column without a run, by quantity and row."""
+
 Values = dict[str, dict[tuple[str, str, int], float | None]]
 """By quantity, then by row, column and seed. None: the run did not reach it."""
 
@@ -58,18 +61,22 @@ def wanted_jobs(table: Reproduction, path: Path, selection: Selection) -> list[J
         job
         for job in jobs(table, path, selection.scale, selection.seeds)
         if job.row in at.rows and set(job.columns) & set(at.columns)
+        if table.kind == "runs" or job.row == table.baseline  # one pass gives all rows
     ]
     number, of = selection.part
     return found[number - 1 :: of]
 
 
-def values_of(table: Reproduction, at: Scale, runs: Iterable[tuple[Job, RunFigures]]) -> Values:
-    """The quantities of the runs."""
+def values_of(table: Reproduction, at: Scale, runs: Iterable[tuple[Job, RunFigures | FreeValues]]) -> Values:
+    """The quantities of the runs, and values that are known without one."""
     values: Values = {name: {} for name in table.quantities}
     for job, figures in runs:
         for column in set(job.columns) & set(at.columns):
             for name, found in values.items():
-                found[job.row, column, job.seed] = quantity(name, figures, at.columns[column].target)
+                if isinstance(figures, RunFigures):
+                    found[job.row, column, job.seed] = quantity(name, figures, at.columns[column].target)
+                else:
+                    found |= {(row, column, job.seed): value for row, value in figures[name].items()}
     return values
 
 

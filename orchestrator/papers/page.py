@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.files.output import keep
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import convert, load_yaml
-from orchestrator.papers.cells import Cell, Damaged, kept, read_cell
+from orchestrator.papers.cells import Cell, Damaged, kept, outcome, read_cell
 from orchestrator.papers.counted import counted
 from orchestrator.papers.entries import Values, about, printed, tables_of, values_of
 from orchestrator.papers.tables import (
@@ -95,7 +95,7 @@ def make(results: Path, tables: Sequence[Path]) -> Made:
     for path in tables:
         table = load_reproduction(path)
         others += _counted_lines(path.stem, table) if table.kind == "operations" else []
-        for scale in SCALES if table.kind == "runs" else ():
+        for scale in SCALES if table.rows else ():
             part = _part(results, path, table, scale, refused)
             parts += [part] if part is not None else []
     return Made("\n".join(_text(parts, others)), parts, refused)
@@ -164,7 +164,7 @@ def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refu
     if not found:
         return None
     at = scaled(table, scale)
-    values = values_of(table, at, [(job, cell.figures) for job, cell in found])
+    values = values_of(table, at, [(job, outcome(cell)) for job, cell in found])
     words = about(at, [job for job, _ in found], simulated=True)
     cells = [cell for _, cell in found]
     return Part(path.stem, table, scale, at, words, cells, values, tables_of(table, at, values))

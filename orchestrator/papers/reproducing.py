@@ -21,6 +21,7 @@ from orchestrator.papers.cells import (
     differ_at_start,
     differences,
     kept,
+    outcome,
     place,
     read_cell,
     settings_of,
@@ -71,7 +72,7 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     """The table from the cells that count."""
     scale, todo = wanted(table, selection), wanted_jobs(table, path, selection)
     found = _with_kept(table, path, selection, results, todo)
-    done = [(job, each.cell.figures) for job, each in found if each.cell is not None and not each.why]
+    done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
     tables = tables_of(table, scale, values_of(table, scale, done))
     return Measured(tables, f"simulated, scale {selection.scale}", about(scale, todo, simulated=True))
 
@@ -152,7 +153,10 @@ def _compare_whole(cell: Cell, task: Task, results: Path, again: Path) -> list[s
 
 
 def _compare_start(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:
-    """Compare the first rounds, and mark the cell by it where this CPU can tell."""
+    """Compare the first rounds, and mark the cell by it where this CPU can tell. What has no rounds is compared
+    wholly."""
+    if cell.figures is None:
+        return _compare_whole(cell, task, results, again)
     start = msgspec.json.decode((Path(task.request.work) / "first_rounds.json").read_bytes(), type=Start)
     exact = cell.made.torch_simd == torch.backends.cpu.get_cpu_capability()
     why = differ_at_start(cell, start.rounds, start.figures, exact=exact)

@@ -67,7 +67,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str
     source: str
-    kind: str = "runs"  # runs | tiers | operations
+    kind: str = "runs"  # runs | tiers | operations | gradient-variance
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False
@@ -121,7 +121,7 @@ def load_reproduction(path: Path) -> Reproduction:
         wrong += [f"expects: {name!r}" for name in [claim.quantity] if name not in table.quantities]
     for quantity, figures in table.figures.items():
         for row, values in figures.items():
-            if table.kind == "runs" and (row not in table.rows or len(values) != len(table.columns)):
+            if table.rows and (row not in table.rows or len(values) != len(table.columns)):
                 wrong.append(f"figures.{quantity}.{row}")
     if wrong:
         raise UsageError(

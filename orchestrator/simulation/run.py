@@ -145,6 +145,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
             costs,
             charging.assignments,
             server_cpu(costs, context.server_cpus),
+            context.experiment.simulation.server_time,
         ),
         evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),

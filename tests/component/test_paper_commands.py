@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from edgebed.errors import RunError, UsageError
-from edgebed.methods.base import HALVES
+from edgebed.methods.base import HALVES, CutCost
 from orchestrator.cli import reproduce, tiers
-from orchestrator.papers.tiers import measure_tiers, normalised, spread
+from orchestrator.papers.tiers import Measurement, measure_tiers, normalised, spread
 from tests.component._fleet import MODEL, buggy, fleet, model
 
 TABLE = """
@@ -62,6 +62,43 @@ def test_counted_operations_are_those_of_the_paper(app: typer.Typer) -> None:
     said = call(app, "reproduce", "fedpmt-table2").stdout
     assert "equal" in said
     assert "DIFFERS" not in said
+
+
+def test_seven_cuts_are_read_as_the_first_six_and_the_deepest_six(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Table 2 of DTFL has six tiers and does not say of which cuts: each reading is relative to its own first cut."""
+
+    async def measured(*_: object) -> list[Measurement]:
+        return [Measurement(0.5, cut, cut, (float(cut),)) for cut in range(1, 8)]
+
+    monkeypatch.setattr(tiers, "_measure", measured)
+    monkeypatch.setattr(tiers, "profile_cuts", lambda net, cuts, *_: {c: CutCost(c, 1, 1, 1.0, 8.0 - c) for c in cuts})
+    found = json.loads(call(app, "reproduce", "dtfl-table2", "--json").stdout)
+    first, deepest = found["readings"]
+    assert (first["cuts"], deepest["cuts"]) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
+    assert first["device"]["0.5"] == [1, 2, 3, 4, 5, 6]
+    assert first["server"] == pytest.approx([each / 7 for each in (7, 6, 5, 4, 3, 2)])
+    assert deepest["device"]["0.5"] == [1, 1.5, 2, 2.5, 3, 3.5]
+    assert {key: found[key] for key in deepest} == deepest
+    said = call(app, "reproduce", "dtfl-table2").stdout
+    assert said.count("server, DTFL table 2") == 2
+    six = json.loads(call(app, "tiers", "--json").stdout)
+    assert [reading["cuts"] for reading in six["readings"]] == [[2, 3, 4, 5, 6, 7]]
+
+
+def test_a_table_of_variances_is_shown_beside_the_paper_s(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(call(app, "reproduce", "early-exit-table3", "--seeds", "9", "--json").stdout)
+    assert list(found["tables"]) == ["classifier", "shared", "reached", "tensors"]
+    assert [cell["paper"] for cell in found["tables"]["shared"]] == [0.00374, 0.00224, 0.00101]
+    assert all(cell["mean"] > 0 for cells in found["tables"].values() for cell in cells)
+    agreed = call(app, "reproduce", "early-exit-table3", "--seeds", "9", "--check").stdout
+    assert agreed == "early-exit-table3 exit 1, cifar10, seed 9: agrees\n"
+    with pytest.raises(UsageError, match="trains nothing"):
+        CliRunner().invoke(app, ["reproduce", "early-exit-table3", "--throttled"], catch_exceptions=False)
 
 
 def test_a_table_is_made_once_and_shown_beside_the_paper_s(

@@ -9,9 +9,10 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
+from edgebed.wire.settings import Augment
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.papers.compute import with_deadline
-from orchestrator.papers.tables import SCALES, ScaleName, jobs, load_reproduction, merged
+from orchestrator.papers.tables import SCALES, Job, ScaleName, jobs, load_reproduction, merged
 
 TABLES = sorted((Path(__file__).parents[2] / "profiles" / "experiments" / "papers").glob("*.yaml"))
 
@@ -41,8 +42,8 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_table_makes_experiments_of_things_that_exist(path: Path, scale: ScaleName) -> None:
     table = load_reproduction(path)
-    if table.kind != "runs" or table.at(scale) is None:
-        assert table.figures or scale == "real"
+    assert table.figures or table.kind == "runs"
+    if not table.rows or table.at(scale) is None:
         return
     found = jobs(table, path, scale)
     assert {job.row for job in found} >= {table.baseline}
@@ -51,6 +52,29 @@ def test_every_table_makes_experiments_of_things_that_exist(path: Path, scale: S
         MODELS.create(job.experiment.model)
         for method in job.experiment.methods:
             METHODS.create(method)
+
+
+@pytest.mark.parametrize("path", [path for path in TABLES if "dtfl" in path.stem], ids=lambda path: path.stem)
+def test_dtfl_s_tables_have_one_server_and_one_optimizer_at_every_scale(path: Path) -> None:
+    """As their authors' code has it: weight decay and amsgrad at every scale, augmentation where the data allow it."""
+    table = load_reproduction(path)
+    small, full = (jobs(table, path, scale) if table.rows else [] for scale in ("digits", "full"))
+    for job in (*small, *full):
+        like = next(each for each in full if each.row == job.row)
+        assert costs_of(job) == costs_of(like)
+        assert (job.experiment.training.optimizer.weight_decay, job.experiment.training.optimizer.amsgrad) == (
+            5e-4,
+            True,
+        )
+        assert (job.experiment.simulation.as_if is None) == (job in full)
+    assert all(job.experiment.training.augment == Augment(crop=4, flip=True, cutout=16) for job in full)
+    assert all(job.experiment.training.augment == Augment() for job in small), "the digits are no photographs"
+
+
+def costs_of(job: Job) -> tuple[object, ...]:
+    """What an experiment says of the speed of devices and server."""
+    wanted = job.experiment.simulation
+    return wanted.cost, wanted.device_flops, wanted.server_flops, wanted.server_slots, wanted.server_time
 
 
 def test_columns_that_differ_in_their_target_alone_share_a_run(tmp_path: Path) -> None:
