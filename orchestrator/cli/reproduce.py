@@ -18,6 +18,7 @@ from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT, choices
+from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
 from orchestrator.papers.measure import Measured, measure
 from orchestrator.papers.tables import Reproduction, load_reproduction
 from orchestrator.records.compare.ratios import Cell
@@ -61,6 +62,8 @@ def command(
             tiers.command(backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
+        case "eq1":
+            _eq1(table, path, as_json=as_json)
         case _:
             found = measure(
                 table,
@@ -125,6 +128,22 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     for label, counts in ours.items():
         for layers, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
             out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+    console.print(out)
+
+
+def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
+    """S²FL's table 3: figures that follow from eq. 1 and the number of rounds."""
+    checks = check_eq1(table, path)
+    if as_json:
+        print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
+        return
+    out = Table(title=table.title, caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    for heading in ("method", "what", "rounds", "ours", "paper", ""):
+        out.add_column(heading, justify="right")
+    for check in checks:
+        ours = f"{check.ours:.0f}" + (f" ± {check.sd:.0f}" if check.sd else "")
+        verdict = ("equal" if not check.sd else "agrees") if check.agrees else "DIFFERS"
+        out.add_row(check.method, check.what, str(check.rounds), ours, f"{check.paper:.0f}", verdict)
     console.print(out)
 
 

@@ -50,7 +50,7 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str
     source: str
-    kind: str = "runs"  # runs | tiers | operations
+    kind: str = "runs"  # runs | tiers | operations | eq1
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False

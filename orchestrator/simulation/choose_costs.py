@@ -7,6 +7,7 @@ from pathlib import Path
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
+from edgebed.wire.settings import Codec
 from orchestrator.clock import now_s
 from orchestrator.experiment import Grain, Simulation
 from orchestrator.simulation import host_costs
@@ -25,6 +26,7 @@ def cost_model(
     batch: Batch,
     calibration: Calibration | None,
     grain: Grain = "quota",
+    codec: Codec | None = None,
 ) -> CostModel:
     """The cost model of a simulation. A given `calibration` takes precedence over what the experiment names; where it
     names nothing, the costs of this host do, if they were measured.
@@ -49,7 +51,7 @@ def cost_model(
         return CalibratedCosts(calibration, reference, now_s, grain)
     match wanted.cost:
         case "flops":
-            return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops)
+            return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops, len(batch[1]), codec)
         case "operations":
             return OperationCosts(Operations(model), wanted.device_flops)
         case _:

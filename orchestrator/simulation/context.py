@@ -103,7 +103,15 @@ class SimulationContext:
         if wanted is not None:
             samples = [shard.samples for shard in self.shards.values()]
             return surrogate_costs(experiment, wanted, model, samples)
-        return cost_model(experiment.simulation, self.request.path, model, self._batch, self._made, experiment.grain)
+        return cost_model(
+            experiment.simulation,
+            self.request.path,
+            model,
+            self._batch,
+            self._made,
+            experiment.grain,
+            experiment.training.codec,
+        )
 
     def _calibrate(self, reference: Reference) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""
