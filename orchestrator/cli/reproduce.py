@@ -21,6 +21,7 @@ from orchestrator.papers import fleet_runs, page, reproducing
 from orchestrator.papers.cells import gather
 from orchestrator.papers.counted import counted
 from orchestrator.papers.entries import Measured, Selection
+from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
 from orchestrator.papers.reproducing import Place
 from orchestrator.papers.tables import SCALES, Claim, Reproduction, ScaleName, load_reproduction
 from orchestrator.records.compare.ratios import Entry
@@ -113,6 +114,8 @@ def _table_of(
             tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
+        case "eq1":
+            _eq1(table, path, as_json=as_json)
         case _ if throttled:
             found = fleet_runs.measure(
                 table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=notify
@@ -217,6 +220,22 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     for label, pairs in found.items():
         for layers, (own, printed) in enumerate(pairs):
             out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+    console.print(out)
+
+
+def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
+    """S²FL's table 3: figures that follow from eq. 1 and the number of rounds."""
+    checks = check_eq1(table, path)
+    if as_json:
+        print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
+        return
+    out = Table(title=table.title, caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    for heading in ("method", "what", "rounds", "ours", "paper", ""):
+        out.add_column(heading, justify="right")
+    for check in checks:
+        ours = f"{check.ours:.0f}" + (f" ± {check.sd:.0f}" if check.sd else "")
+        verdict = ("equal" if not check.sd else "agrees") if check.agrees else "DIFFERS"
+        out.add_row(check.method, check.what, str(check.rounds), ours, f"{check.paper:.0f}", verdict)
     console.print(out)
 
 

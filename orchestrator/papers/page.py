@@ -18,6 +18,7 @@ from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.papers.cells import Cell, Damaged, kept, outcome, read_cell
 from orchestrator.papers.counted import counted
 from orchestrator.papers.entries import Values, about, printed, tables_of, values_of
+from orchestrator.papers.eq1 import check_eq1
 from orchestrator.papers.tables import (
     SCALES,
     Reproduction,
@@ -33,6 +34,8 @@ from orchestrator.records.compare.ratios import Entry
 from orchestrator.records.words.formatting import NONE, fixed, number
 
 PAGE, PICTURES = "results.md", "results"
+EXACT = {"fedpmt-table2", "s2fl-eq1"}
+"""Tables that are arithmetic."""
 
 HEAD = """\
 # Results beside the papers'
@@ -94,7 +97,7 @@ def make(results: Path, tables: Sequence[Path]) -> Made:
     others: list[str] = []
     for path in tables:
         table = load_reproduction(path)
-        others += _counted_lines(path.stem, table) if table.kind == "operations" else []
+        others += _exact_lines(path, table)
         for scale in SCALES if table.rows else ():
             part = _part(results, path, table, scale, refused)
             parts += [part] if part is not None else []
@@ -193,7 +196,7 @@ def _text(parts: Sequence[Part], others: Sequence[str]) -> Iterator[str]:
     yield "\n## All tables and figures\n"
     yield "| paper | | what | state | hours on two cores (estimated) |\n|---|---|---|---|---|"
     for each in listed():
-        state = _state(each, parts, bool(others))
+        state = _state(each, parts)
         yield f"| {each.paper} | {each.name} | {each.what} | {state} | {each.hours or NONE} |"
     for part in parts:
         yield from _section(part)
@@ -231,25 +234,31 @@ def _title(part: Part) -> str:
     return part.table.title.partition(":")[0]
 
 
-def _counted_lines(name: str, table: Reproduction) -> list[str]:
-    pairs = [pair for each in counted(table).values() for pair in each]
-    equal = sum(own == paper for own, paper in pairs)
-    word = "holds" if equal == len(pairs) else "does not hold"
+def _exact_lines(path: Path, table: Reproduction) -> list[str]:
+    """The verdict on a table that is arithmetic."""
+    match table.kind:
+        case "operations":
+            agree = [own == paper for pairs in counted(table).values() for own, paper in pairs]
+        case "eq1":
+            agree = [check.agrees for check in check_eq1(table, path)]
+        case _:
+            return []
+    word = "holds" if all(agree) else "does not hold"
     return [
-        f"| {table.title} are as printed | **{word}** | {len(pairs)} counts | {equal} equal | exact "
-        f"| `edgebed reproduce {name}` |"
+        f"| {table.title}: as printed | **{word}** | {len(agree)} figures | {sum(agree)} agree | exact "
+        f"| `edgebed reproduce {path.stem}` |"
     ]
 
 
-def _state(each: Listed, parts: Sequence[Part], exact: bool) -> str:
+def _state(each: Listed, parts: Sequence[Part]) -> str:
     """What is there of a table: cells, a place elsewhere, why there is none, or the command that would compute it."""
     own = [part for part in parts if part.name in each.files]
     if own:
         return "; ".join(f"{part.scale}: {_count(part)}" for part in own)
     if each.instead:
         return each.instead
-    if exact and each.files == ["fedpmt-table2"]:
-        return "exact, see the claims"
+    if EXACT & set(each.files):
+        return "arithmetic, see the claims"
     return "not run: " + ", ".join(f"`edgebed reproduce {name}`" for name in each.files)
 
 

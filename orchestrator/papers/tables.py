@@ -67,7 +67,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str
     source: str
-    kind: str = "runs"  # runs | tiers | operations | gradient-variance
+    kind: str = "runs"  # runs | tiers | operations | eq1 | gradient-variance
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False

@@ -377,7 +377,8 @@ class MethodRun:
             for cost in costs.values():
                 self._record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
-        self._method.setup(Context(self._experiment.model, model, costs, server_slots=slots, devices=devices))
+        spec = self._method.model_spec(self._experiment.model)
+        self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
 
     async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
         training = self._experiment.training
@@ -386,11 +387,12 @@ class MethodRun:
         return await self._platform.profile(model, model.cuts_with_head, *settings)
 
 
-def start_model(experiment: Experiment, prepared: Prepared, path: Path) -> StagedModel:
-    """The experiment's model with the weights that its seed gives.
+def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:
+    """The experiment's model, as `method` wants it, with the weights that the seed gives.
 
     Args:
         path: of the experiment file, for messages.
     """
-    plugin = MODELS.create(experiment.model, f"{path}: model")
+    spec = experiment.model if method is None else method.model_spec(experiment.model)
+    plugin = MODELS.create(spec, f"{path}: model")
     return seeded(lambda: plugin.build(prepared.input_shape, prepared.classes), experiment.training.seed)

@@ -287,7 +287,7 @@ def _run_request(
         method=method,
         options=experiment.methods[place],
         prepared=prepared,
-        model=start_model(experiment, prepared, request.path),
+        model=start_model(experiment, prepared, request.path, method),
         series=Series(series, place, experiment.methods),
         interleaved=interleaved,
         begun=request.begun.get(place),

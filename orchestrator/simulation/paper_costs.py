@@ -21,9 +21,6 @@ from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.simulation.reference import Reference
 
-BYTES = {"float32": 4, "float16": 2, "uint8": 1}
-"""Of an element, by the codec's type."""
-
 
 class PaperCosts:
     """The common part of the papers' cost models."""
@@ -37,37 +34,6 @@ class PaperCosts:
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         return {}
-
-    def work(self, assignment: Assignment, samples: int) -> BatchCost:
-        """CPU seconds of a batch on any device."""
-        raise NotImplementedError  # the seam that a cost model fills
-
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        raise NotImplementedError  # likewise
-
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
-
-    def cut_cost(
-        self, model: StagedModel, cut: int, batch_size: int, samples: float, codec: Codec, own_cut: int = 0
-    ) -> CutCost:
-        """A cut's costs for one batch.
-
-        Args:
-            model: the one whose bytes count.
-            samples: that a batch stands for.
-            own_cut: the cut of the model that is trained, where that is another one.
-        """
-        assignment = Assignment("reference", {}, model.classes, model.input_shape, own_cut or cut, "head")
-        known = model.weights()
-        elements = math.prod(model.feature_shape(cut))
-        return CutCost(
-            cut=own_cut or cut,
-            model_bytes=size_bytes({name: known[name] for name in model.names_below(cut, head=True)}),
-            feature_bytes=int(samples * (elements * BYTES[codec.dtype] + 8)),
-            device_s=self.work(assignment, batch_size).total_s,
-            server_s=self.server_step_s([assignment], [batch_size]),
-        )
 
     def cpu(self, who: Callable[[], Device]) -> Cpu:
         return PlainCpu(lambda: who().limits.cpus)
@@ -97,6 +63,25 @@ class PaperCosts:
         return 0.0
 
 
+BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+
+
+def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_s: float, server_s: float) -> CutCost:
+    """The costs of a cut with a batch of so many samples.
+
+    Args:
+        device_s, server_s: seconds of that batch on both sides.
+    """
+    weights, elements = model.weights(), math.prod(model.feature_shape(cut))
+    return CutCost(
+        cut=cut,
+        model_bytes=size_bytes({name: weights[name] for name in model.names_below(cut, head=True)}),
+        feature_bytes=int(samples * (elements * BYTES[codec.dtype] + 8)),
+        device_s=device_s,
+        server_s=server_s,
+    )
+
+
 class ReferenceCosts(PaperCosts):
     """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server
     ÷ `server_speed`."""
@@ -105,6 +90,9 @@ class ReferenceCosts(PaperCosts):
 
     def __init__(self, reference: Reference, server_speed: float = 1.0) -> None:
         self._reference, self._server_speed = reference, server_speed
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         law = self._reference.device_law(assignment)
@@ -119,8 +107,10 @@ class ReferenceCosts(PaperCosts):
 class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
-    The method's own transfers are counted: weights down and up, features up, gradients down. With a `batch_size`, the
-    costs of the cuts are counted too, for a reference device of one CPU.
+    The method's own transfers are counted: weights down and up, features up, gradients down.
+
+    Args:
+        batch_size, codec: of the run, with which the cuts are profiled; 0: they are measured.
     """
 
     kind = "flops"
@@ -128,13 +118,19 @@ class FlopCosts(PaperCosts):
     def __init__(
         self, flops: Flops, device_flops: float, server_flops: float, batch_size: int = 0, codec: Codec | None = None
     ) -> None:
-        self._flops = flops
+        self._flops, self._batch_size, self._codec = flops, batch_size, codec or Codec()
         self._device, self._server = device_flops, server_flops
-        self._batch_size, self._codec = batch_size, codec or Codec()
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        size = self._batch_size
-        return {cut: self.cut_cost(model, cut, size, size, self._codec) for cut in model.cuts_with_head if size}
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._batch_size}
+
+    def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
+        half, samples = Assignment("reference", {}, model.classes, model.input_shape, cut, "head"), self._batch_size
+        device_s, server_s = self.work(half, samples).total_s, self.server_step_s([half], [samples])
+        return cut_cost(model, cut, samples, self._codec, device_s, server_s)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._flops.device(assignment)
@@ -156,6 +152,9 @@ class OperationCosts(PaperCosts):
 
     def check(self, assignment: Assignment) -> None:
         self._operations.check(assignment)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self.work(assignment, samples)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._operations.batch(assignment, samples)

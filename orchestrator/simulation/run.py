@@ -28,6 +28,7 @@ from orchestrator.runs.request import Watch
 from orchestrator.runs.run import MethodRun, Platform, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.old_faults import with_events
 from orchestrator.simulation.pool import HalfPool
@@ -101,10 +102,11 @@ async def _make_run(
     """One method on a simulated fleet of its own, on the running loop's clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    request, experiment, model = context.request, context.experiment, context.build()
+    request, experiment, model = context.request, context.experiment, context.build(method)
+    costs = context.costs_of(method)
     batched, notify = experiment.simulation.batched, context.watch.notify
     halves = HalfPool(model, context.shards, context.accelerator, batched=batched, notify=notify)
-    fleet = _fleet(context, halves)
+    fleet = _fleet(context, costs, halves)
     if series is not None:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
     wanted = RunRequest(
@@ -118,14 +120,14 @@ async def _make_run(
         series=series and msgspec.structs.replace(series, place=place),
         interleaved=series is not None,
     )
-    return MethodRun(wanted, _platform(context, fleet, Charging(loop, context.costs)), context.watch), halves
+    return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs)), context.watch), halves
 
 
-def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
+def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
     return SimulatedFleet(
         context.spec,
         context.shards,
-        context.costs,
+        costs,
         halves,
         dilation=context.dilation,
         liveness_s=context.experiment.training.liveness_s * context.dilation,
@@ -135,8 +137,8 @@ def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
     )
 
 
-def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charging) -> Platform:
-    costs, accelerator = context.costs, context.accelerator
+def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging) -> Platform:
+    accelerator = context.accelerator
     return Platform(
         fleet=fleet,
         make_trainer=lambda: SimulatedTrainer(

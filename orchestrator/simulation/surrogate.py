@@ -24,10 +24,10 @@ from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_ke
 from edgebed.wire.messages import Assignment, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import Experiment, Simulation, Surrogate
-from orchestrator.simulation.costs import BatchCost
+from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
-from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts, cut_cost
 from orchestrator.simulation.reference import Reference
 
 MEASURED_BATCH = 20
@@ -146,11 +146,20 @@ class SurrogateCosts(PaperCosts):
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """The costs of the larger network's cuts, for a reference device of one CPU."""
-        size, large, cut_of = self._batch_size, self._pair.large, self._pair.cut
-        each = size * self._each
-        return {c: self.cut_cost(large, cut_of(c), size, each, self._codec, c) for c in model.cuts_with_head}
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
 
-    def work(self, assignment: Assignment, samples: int) -> BatchCost:
+    def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
+        assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
+        device_s = self._batch(assignment, self._batch_size).total_s
+        server_s = self.server_step_s([assignment], [self._batch_size])
+        samples = self._batch_size * self._each
+        large = cut_cost(self._pair.large, self._pair.cut(cut), samples, self._codec, device_s, server_s)
+        return msgspec.structs.replace(large, cut=cut)
+
+    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+        return self._batch(assignment, samples)
+
+    def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
         cost = self._counted.work(self._pair.enlarged(assignment), self._large_batch)
         share = self._batches(samples)
         return BatchCost(cost.forward_s * share, cost.rest_s * share)

@@ -101,6 +101,15 @@ def test_a_table_of_variances_is_shown_beside_the_paper_s(
         CliRunner().invoke(app, ["reproduce", "early-exit-table3", "--throttled"], catch_exceptions=False)
 
 
+def test_eq_1_of_s2fl_gives_its_table_3(app: typer.Typer) -> None:
+    found = json.loads(call(app, "reproduce", "s2fl-eq1", "--json").stdout)
+    assert all(check["agrees"] for check in found)
+    assert {check["method"] for check in found} == {"fedavg", "sfl"}
+    said = call(app, "reproduce", "s2fl-eq1").stdout
+    assert "equal" in said
+    assert "DIFFERS" not in said
+
+
 def test_a_table_is_made_once_and_shown_beside_the_paper_s(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

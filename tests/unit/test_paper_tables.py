@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import METHODS
+from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
 from edgebed.wire.settings import Augment
 from orchestrator.fleet.spec.profile import load_fleet
-from orchestrator.papers.compute import with_deadline
+from orchestrator.papers.compute import refuse_measured, with_deadline
 from orchestrator.papers.tables import SCALES, Job, ScaleName, jobs, load_reproduction, merged
+from tests.contract.rounds import SCHEDULE, view
 
 TABLES = sorted((Path(__file__).parents[2] / "profiles" / "experiments" / "papers").glob("*.yaml"))
 
@@ -52,6 +54,18 @@ def test_every_table_makes_experiments_of_things_that_exist(path: Path, scale: S
         MODELS.create(job.experiment.model)
         for method in job.experiment.methods:
             METHODS.create(method)
+        if table.kind == "runs":
+            refuse_measured(job.experiment, path)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_real_data_is_named_as_it_is(path: Path) -> None:
+    """CIFAR-10 as JPEG is not CIFAR-10, and no path of one machine stands in a table."""
+    table = load_reproduction(path)
+    for job in jobs(table, path, "real") if table.real else ():
+        data = job.experiment.data
+        assert data["name"] == "mnist" or (data["title"], data["path"]) == ("CIFAR-10 (JPEG)", "cifar10-jpeg.npz")
+        assert ("CIFAR-10 (JPEG)" in table.real.about if table.real else False) == (data["name"] != "mnist")
 
 
 @pytest.mark.parametrize("path", [path for path in TABLES if "dtfl" in path.stem], ids=lambda path: path.stem)
@@ -75,6 +89,37 @@ def costs_of(job: Job) -> tuple[object, ...]:
     """What an experiment says of the speed of devices and server."""
     wanted = job.experiment.simulation
     return wanted.cost, wanted.device_flops, wanted.server_flops, wanted.server_slots, wanted.server_time
+
+
+FIGURE_2 = {
+    "fedpmt-feddrop": 4,
+    "fedpmt-feddrop-fcnn-i2": 2,
+    "fedpmt-feddrop-cnn-mnist": 4,
+    "fedpmt-feddrop-cnn-mnist-i2": 2,
+    "fedpmt-feddrop-cnn-cifar10": 5,
+    "fedpmt-feddrop-cnn-cifar10-i2": 2,
+}
+"""FedPMT's figure 2 by file: |I|, which is the number of compute levels (§V-B)."""
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", FIGURE_2)
+def test_every_round_of_fedpmt_s_figure_2_has_each_width_equally_often(name: str, scale: ScaleName) -> None:
+    """8 devices of MNIST, 10 of CIFAR-10, on as many compute levels as there are widths."""
+    path = next(each for each in TABLES if each.stem == name)
+    job = next(each for each in jobs(load_reproduction(path), path, scale) if each.row == "fedpmt")
+    experiment = job.experiment
+    method = METHODS.create(experiment.methods[0])
+    model = MODELS.create(experiment.model).build((3, 32, 32) if "cifar" in name else (1, 28, 28), 10)
+    method.setup(Context(experiment.model, model, {}, server_slots=1))
+    devices = load_fleet((path.parent / experiment.fleet).resolve()).devices
+    views = [view(each.name, 300, each.profile.limits.cpus) for each in devices]
+    drawn = method.draw(0, views, experiment.training.sample, 1)
+    if scale != "digits":
+        assert (len(views), len(drawn)) == (100, 10 if "cifar" in name else 8)
+    plan = method.plan(0, drawn, SCHEDULE)
+    counts = Counter(each.train_from for each in plan.assignments.values())
+    assert counts == dict.fromkeys(range(FIGURE_2[name]), len(drawn) // FIGURE_2[name])
 
 
 def test_columns_that_differ_in_their_target_alone_share_a_run(tmp_path: Path) -> None:
