@@ -58,6 +58,10 @@ class ModelPair:
                 hint=f"use cuts {sorted(self._cuts)}",
             ) from None
 
+    def matches(self, stages: int) -> bool:
+        """Whether `cut` knows the larger network's number of stages."""
+        return stages in self._cuts
+
     def enlarged(self, assignment: Assignment) -> Assignment:
         """The assignment for the larger network, with the same share of its width."""
         start = assignment.train_from
@@ -145,8 +149,8 @@ class SurrogateCosts(PaperCosts):
         self._counted.check(self._pair.enlarged(assignment))
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        """The costs of the larger network's cuts, for a reference device of one CPU."""
-        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
+        """The costs of the larger network's cuts that the small one has, for a reference device of one CPU."""
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._pair.matches(cut)}
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
         assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
