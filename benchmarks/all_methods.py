@@ -124,7 +124,9 @@ def _show(rows: Sequence[Row]) -> None:
     print(f"  target {first.target_accuracy:.0%}, dilation {first.dilation:.3g}, limits by {first.enforcement}")
     print(f"  | {' | '.join(COLUMNS)} |\n  |{'---|' * len(COLUMNS)}")
     for summary, error, other in rows:
-        rounds, seconds = (quantity(name, figures_of(summary), None) for name in ("rounds_to_target", "time_to_target_s"))
+        rounds, seconds = (
+            quantity(name, figures_of(summary), None) for name in ("rounds_to_target", "time_to_target_s")
+        )
         cells = [
             summary.method,
             f"{rounds:.0f}" if rounds else f"not in {len(summary.rounds)}",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -83,6 +84,7 @@ def _free(file: int) -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which may have to clean up
     with timed(lambda line: print(line, file=sys.stderr)):
         return subprocess.run(sys.argv[1:], check=False).returncode
 
