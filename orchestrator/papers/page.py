@@ -50,8 +50,8 @@ network or a smaller relative; `full` is the paper's own. The section of a table
 
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table or figure of a paper. `files`: of ours; `instead`: why there is no result, or where it is; `hours`: on
-    two cores, estimated."""
+    """A table or figure of a paper. `files`: of ours; `instead`: why there is no result, or where it is; `hours`: of
+    a seed on one core, estimated."""
 
     paper: str
     name: str
@@ -194,7 +194,7 @@ def _text(parts: Sequence[Part], others: Sequence[str]) -> Iterator[str]:
     if not judged and not others:
         yield "| no cell is there yet | | | | | |"
     yield "\n## All tables and figures\n"
-    yield "| paper | | what | state | hours on two cores (estimated) |\n|---|---|---|---|---|"
+    yield "| paper | | what | state | core hours of a seed (estimated) |\n|---|---|---|---|---|"
     for each in listed():
         state = _state(each, parts)
         yield f"| {each.paper} | {each.name} | {each.what} | {state} | {each.hours or NONE} |"
