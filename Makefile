@@ -34,10 +34,12 @@ demo: setup
 # run alone.
 WORKERS ?= 2
 test test-quick: export PYTHONDONTWRITEBYTECODE :=  # each of the processes would compile every module again
+# Computations on this host pause meanwhile.
+TIMED := $(BIN)/python -m orchestrator.files.timed_host
 TESTS := tests/unit tests/contract tests/component tests/e2e
 test: setup
-	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
-	$(BIN)/pytest -m alone --file-times build/test-times/alone.json tests/component tests/e2e
+	$(TIMED) $(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
+	$(TIMED) $(BIN)/pytest -m alone --file-times build/test-times/alone.json tests/component tests/e2e
 
 # What needs no fleet, no broker and no other program: for every change, in about two minutes.
 test-quick: setup

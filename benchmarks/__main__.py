@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from benchmarks._paths import ROOT
+from orchestrator.files.timed_host import timed
 
 
 def names() -> list[str]:
@@ -21,7 +22,8 @@ def main(wanted: list[str]) -> None:
     unknown = sorted(set(wanted) - set(names()))
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(names())}")
-    failed = [name for name in wanted or names() if run(name) != 0]
+    with timed(print):  # computations on this host pause
+        failed = [name for name in wanted or names() if run(name) != 0]
     if failed:
         sys.exit(f"these did not run to their end: {', '.join(failed)}")
 

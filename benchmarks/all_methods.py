@@ -27,7 +27,7 @@ from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import opened
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.account import load_summary
-from orchestrator.records.compare.quantities import quantity
+from orchestrator.records.compare.quantities import figures_of, quantity
 from orchestrator.records.compare.sim_error import SimError, sim_error
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts, sort
@@ -124,7 +124,9 @@ def _show(rows: Sequence[Row]) -> None:
     print(f"  target {first.target_accuracy:.0%}, dilation {first.dilation:.3g}, limits by {first.enforcement}")
     print(f"  | {' | '.join(COLUMNS)} |\n  |{'---|' * len(COLUMNS)}")
     for summary, error, other in rows:
-        rounds, seconds = (quantity(name, summary, None) for name in ("rounds_to_target", "time_to_target_s"))
+        rounds, seconds = (
+            quantity(name, figures_of(summary), None) for name in ("rounds_to_target", "time_to_target_s")
+        )
         cells = [
             summary.method,
             f"{rounds:.0f}" if rounds else f"not in {len(summary.rounds)}",

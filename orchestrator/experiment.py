@@ -140,6 +140,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         `as_if` and `reference`, the server is faster than a CPU by the ratio of the two.
     as_if: times and bytes of a larger experiment.
     server_slots: number of server halves that train at the same time. 0: no half waits for another (S²FL eq. 1).
+    server_time: false: the server's steps take no time (the clock of DTFL's authors). Methods plan as with true.
     dilation: None: the calibration's dilation, or 1.
     faults: superseded by `scenario`.
     """
@@ -149,6 +150,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     device_flops: Annotated[float, msgspec.Meta(gt=0)] = 1e10
     server_flops: Annotated[float, msgspec.Meta(gt=0)] = 5e10
     server_slots: Annotated[int, msgspec.Meta(ge=0)] = 1
+    server_time: bool = True
     dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
     batched: bool = True
     as_if: Surrogate | None = None

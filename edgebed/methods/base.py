@@ -245,6 +245,10 @@ class Method(Plugin):
     """Sets of options, beside the default ones, that the contract suite plays as well: one for each way of working that
     an option chooses. They must do on a fleet of one device and of three. Not inherited, for neither are `Options`."""
 
+    def model_spec(self, spec: Mapping[str, object]) -> dict[str, object]:
+        """The model of the method's run, from the experiment's `model`: by default as it is there."""
+        return dict(spec)
+
     def setup(self, context: Context) -> None:
         self.context = context
 

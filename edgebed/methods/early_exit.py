@@ -10,13 +10,14 @@ division). A pair covers the stages before its exit and that exit's head; the la
 Of batch-norm running statistics, which such a sum could make negative, the mean with the same coefficients is taken,
 of counters the maximum **[ours]**. A node whose work is lost leaves the federation for that round: |S_{e,p}| counts
 the others, so that the estimate stays unbiased over those that finish, as long as that does not depend on the exit
-they drew; an exit whose nodes are all lost has no term, and the others' weights stay as they are **[ours]**.
+they drew; an exit whose nodes are all lost has no term, and the others' weights stay as they are **[ours]**. The
+momentum of a node's optimizer starts at 0 in every round **[ours]**.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 
 Weighting = Literal["equal", "flops_prop", "serving_rate", "balanced_adj"]
+EpochOf = Literal["mean", "largest"]
 Rate = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -57,13 +59,14 @@ class Pool(msgspec.Struct, frozen=True):
 
 class EarlyExit(Method):
     name = "early-exit"
-    variants = ({"p": 0.3, "weighting": "balanced_adj", "server_lr": 0.5},)
+    variants = ({"p": 0.3, "weighting": "balanced_adj", "server_lr": 0.5, "epoch_of": "largest"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The tree is `layers` (counts, leaves first, over the devices in the fleet's order) or `parents` (child:
         parent). `rates` x, y, z give Λ; without them it follows from `arrivals` λ^a and `limits` μ^max in requests per
-        second; without those all exits serve alike. `exits` are the cuts of all exits but the last; `steps` is J, by
-        default the mean over the nodes of what an epoch takes **[ours]**; `server_lr` is η_s."""
+        second; without those all exits serve alike. `exits` are the cuts of all exits but the last. `steps` is J; 0:
+        what an epoch takes of the node with the most samples (`epoch_of: largest`, as in the paper's tables), or the
+        mean over the nodes **[ours]**. `server_lr` is η_s."""
 
         layers: list[int] = []
         parents: dict[str, str] = {}
@@ -74,6 +77,7 @@ class EarlyExit(Method):
         limits: dict[str, Rate] = {}
         p: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
         steps: Annotated[int, msgspec.Meta(ge=0)] = 0
+        epoch_of: EpochOf = "mean"
         server_lr: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
     options: Options
@@ -143,7 +147,7 @@ class EarlyExit(Method):
         if self._pool.round != round:
             self._pool = Pool(round, {view.name: view.samples for view in devices})
         self._planned = {view.name for view in devices}
-        steps = self.options.steps or mean_steps(list(self._pool.samples.values()), schedule)
+        steps = self.options.steps or epoch_steps(self._pool.samples.values(), schedule, self.options.epoch_of)
         exits = {view.name: self._exit(view.name, round, schedule.seed) for view in devices}
         assignments = {view.name: self._assign(view, schedule, round, exits[view.name], steps) for view in devices}
         notes: dict[str, object] = {
@@ -239,9 +243,15 @@ def exit_weights(weighting: Weighting, rates: Sequence[float], flops: Sequence[i
             return [(rate + flop) / 2 for rate, flop in zip(rates, by_flops, strict=True)]
 
 
-def mean_steps(samples: Sequence[int], schedule: Schedule) -> int:
-    """J: batches of the round's epochs, the mean over the nodes, rounded up."""
-    return math.ceil(sum(count_batches(count, schedule) for count in samples) / len(samples))
+def epoch_steps(samples: Iterable[int], schedule: Schedule, epoch_of: EpochOf) -> int:
+    """J from the batches of the nodes' local epochs, so that every node makes as many updates (appendix D).
+
+    The paper does not say whose epoch the others are scaled to. `largest`: with that of the node with the most
+    samples, smaller nodes go through their samples more often and nobody leaves any out. `mean`: the mean over the
+    nodes, rounded up **[ours]**; with an equal partition 2.3 times fewer steps.
+    """
+    batches = [count_batches(count, schedule) for count in samples]
+    return max(batches) if epoch_of == "largest" else math.ceil(sum(batches) / len(batches))
 
 
 def coefficients(

@@ -1,24 +1,26 @@
 """S²FL: sliding split federated learning (Yan et al. 2023, algorithms 1 and 2; papers.md §2). Pure.
 
 Each round a device gets, of a few candidate cuts, the one whose round takes it nearest to the median of the client time
-table (§3.1), which the first rounds fill, one cut each. Devices are grouped so that their labels together are near to
-uniform (eq. 2); a group has one server-side copy, which every device's features enter at its own cut. The losses of a
-group are summed (eq. 3, 6), the gradients of the features go back, and per layer the device's weights are averaged
-where it held the layer, else its group's copy (algorithm 1).
+table (§3.1), which the first rounds fill, one cut each. The paper's printed seconds and bytes contain no such rounds
+(papers.md §2): `warm_up: profile` fills the table with eq. 1 before the first round instead. Devices are grouped so
+that their labels together are near to uniform (eq. 2); a group has one server-side copy, which every device's features
+enter at its own cut. The losses of a group are summed (eq. 3, 6), the gradients of the features go back, and per layer
+the device's weights are averaged where it held the layer, else its group's copy (algorithm 1).
 
 A step really waits for all devices of its group, which eq. 1, the time model of the paper's simulation, leaves out. So
 what the table learns is a choice: whole rounds (`times: round`), as the paper's text has it, or the device's own work,
 eq. 1 made of measured parts (`times: own`) **[ours]**, as its tables have it; with the first, fast devices look slow
 after a round beside a slow one. With one device S²FL is centralised training, to the bit.
 
-Ablations: neither (R), `balance` (B), `sliding` (M), both (MB, the default).
+Ablations: neither (R), `balance` (B), `sliding` (M), both (MB, the default). A group's step is larger than that of one
+device, and there are fewer copies, whatever labels it has. Controls for that **[ours]**: `grouping: random`,
+`loss: mean`, another `group`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,6 +32,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import (
     Context,
     Contribution,
+    CutCost,
     DeviceView,
     Method,
     Outcome,
@@ -41,9 +44,10 @@ from edgebed.methods.base import (
 )
 from edgebed.methods.parts.aggregation import merge_by_name
 from edgebed.methods.parts.device_sampling import draw_share
-from edgebed.methods.parts.label_groups import group_by_labels
+from edgebed.methods.parts.label_groups import group_by_labels, random_groups
 from edgebed.methods.parts.local_training import checked_loss, checked_upload, make_optimizer
 from edgebed.methods.parts.shared_half import checked_half, without_bad
+from edgebed.methods.parts.time_table import TimeTable, median_rule
 from edgebed.models.costs import cut_costs
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
@@ -55,11 +59,22 @@ Cut = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class GroupHalf(ServerHalf):
-    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, 12-23)."""
+    """One copy of the upper stages for a group, from the shallowest cut of its devices on (algorithm 2, 12-23).
+
+    Args:
+        mean: train on the mean of the devices' losses, not on their sum.
+    """
 
     def __init__(
-        self, model: StagedModel, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
+        self,
+        model: StagedModel,
+        weights: Weights,
+        assignments: Mapping[str, Assignment],
+        accelerator: torch.device,
+        *,
+        mean: bool = False,
     ) -> None:
+        self.mean = mean
         self.devices = tuple(sorted(assignments))
         self.cuts = {device: each.stages for device, each in assignments.items()}
         self.start = min(self.cuts.values())
@@ -79,7 +94,7 @@ class GroupHalf(ServerHalf):
         return {**errors, **replies}
 
     def _backward(self, uploads: Mapping[str, Weights]) -> dict[str, Tensor]:
-        """Gradients of the summed loss of some devices; their features. Raises EdgebedError where they are no use."""
+        """Gradients of the common loss of some devices; their features. Raises EdgebedError where they are no use."""
         leaves: dict[str, Tensor] = {}
         losses = []
         for device in sorted(uploads):
@@ -90,83 +105,13 @@ class GroupHalf(ServerHalf):
             checked_loss(loss, f"the server half of device {device!r}")
             losses.append(loss)
         self.optimizer.zero_grad()
-        autograd.backward(torch.stack(losses).sum())
+        common = torch.stack(losses)
+        autograd.backward(common.mean() if self.mean else common.sum())
         checked_half(self.upper, f"the server half with a batch of {', '.join(map(repr, sorted(uploads)))}")
         return leaves
 
     def weights(self) -> Weights:
         return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
-
-
-# ---- the client time table (§3.1) ----
-
-
-class Mean(msgspec.Struct):
-    """A running mean."""
-
-    value: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / self.count
-
-
-class TimeTable(msgspec.Struct):
-    """t[k][s]: seconds of a round by device and cut. Mutable plain data, saved with every checkpoint."""
-
-    means: dict[str, dict[int, Mean]] = {}
-
-    def add(self, device: str, cut: int, seconds: float) -> None:
-        self.means.setdefault(device, {}).setdefault(cut, Mean()).add(seconds)
-
-    def measured(self, device: str, cut: int) -> float | None:
-        mean = self.means.get(device, {}).get(cut)
-        return None if mean is None else mean.value
-
-    def row(self, device: str, costs: Mapping[int, float]) -> dict[int, float]:
-        """t[k][s] of a device at every cut of `costs`; {} for one that was never measured.
-
-        A cut that the device has not had is estimated from the nearest one that it had; of two equally near ones, the
-        shallower. That time is scaled by the ratio between both cuts: the median over the devices that had both, or
-        the ratio of the device-side costs while none had **[ours]** (a poor guess where the link takes most of the
-        time).
-
-        Args:
-            costs: device-side cost by candidate cut, increasing cuts.
-        """
-        cuts, had = list(costs), self.means.get(device, {})
-        known = [place for place, cut in enumerate(cuts) if cut in had]
-        if not known:
-            return {}
-        row = {}
-        for place, cut in enumerate(cuts):
-            near = cuts[min(known, key=lambda other: (abs(other - place), other))]
-            row[cut] = had[near].value * (1.0 if near == cut else self._ratio(near, cut, costs))
-        return row
-
-    def _ratio(self, near: int, cut: int, costs: Mapping[int, float]) -> float:
-        """How many times as long a round at `cut` takes as one at `near`."""
-        both = [had[cut].value / had[near].value for had in self.means.values() if cut in had and near in had]
-        return median(both) if both else costs[cut] / costs[near]
-
-
-def median_rule(rows: Mapping[str, Mapping[int, float]]) -> tuple[float, dict[str, int]]:
-    """The median of all t[k][s] of a round's devices, and for each the cut whose time is nearest to it.
-
-    Of two equally near cuts, the shallower **[ours]**.
-
-    Args:
-        rows: seconds by device and cut, one entry at least.
-    """
-    middle = median(_all_times(list(rows.values())))
-    return middle, {
-        device: min(row, key=lambda cut: (abs(row[cut] - middle), cut)) for device, row in rows.items() if row
-    }
-
-
-def _all_times(rows: Sequence[Mapping[int, float]]) -> list[float]:
-    return [seconds for row in rows for seconds in row.values()]
 
 
 # ---- the method ----
@@ -180,26 +125,46 @@ class Memory(msgspec.Struct):
 
 class S2fl(Method):
     name = "s2fl"
-    variants = ({"times": "own", "warm_up": "drawn"}, {"sliding": False}, {"balance": False})
+    variants = (
+        {"times": "own", "warm_up": "drawn"},
+        {"times": "own", "warm_up": "profile"},
+        {"sliding": False},
+        {"balance": False},
+        {"grouping": "random", "loss": "mean", "group": 3},
+    )
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-        """`cuts`: candidates, by default the model's split points; `group`: devices per group; `warm_up`: whether the
-        first rounds train all devices that are present, as in the paper (§3.1), or those drawn; `times`: what the table
+        """`cuts`: candidates, by default the model's split points; `group`: devices per group; `grouping`: by labels,
+        or at random; `loss`: what a group trains on, the sum of its devices' losses (eq. 3) or their mean; `warm_up`:
+        whether the first rounds train all devices that are present, as in the paper's text (§3.1), or those drawn, or
+        profiled costs fill the table and there is no warm-up, as in the paper's figures; `times`: what the table
         holds, whole rounds, or a device's own work without its wait for others."""
 
         cuts: tuple[Cut, ...] = ()
         group: Annotated[int, msgspec.Meta(ge=1)] = 2
+        grouping: Literal["labels", "random"] = "labels"
+        loss: Literal["sum", "mean"] = "sum"
         sliding: bool = True
         balance: bool = True
-        warm_up: Literal["all", "drawn"] = "all"
+        warm_up: Literal["all", "drawn", "profile"] = "all"
         times: Literal["round", "own"] = "round"
 
     options: Options
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.needs_costs = self.options.sliding and self.options.warm_up == "profile"
 
     def setup(self, context: Context) -> None:
         super().setup(context)
         cuts = candidate_cuts(context.model, self.options.cuts)
         self.cuts = cuts if self.options.sliding else cuts[-1:]
+        unknown = sorted(set(self.cuts) - set(context.model.cuts_with_head)) if self.needs_costs else []
+        if unknown:
+            raise UsageError(
+                f"warm_up: profile, but cuts {unknown} cannot be profiled: they have no head",
+                hint=f"choose cuts of: {', '.join(map(str, context.model.cuts_with_head))}; or warm_up: all",
+            )
         self.memory = Memory()
         self._groups: list[tuple[str, ...]] = []  # of this round
         self._counted = cut_costs(context.model)
@@ -220,9 +185,11 @@ class S2fl(Method):
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         names = [device.name for device in devices]
+        if self.needs_costs:
+            self._profile(devices, schedule)
         rows = {name: self.memory.table.row(name, self._costs) for name in names}
         middle, cuts = self._choose(round, rows)
-        groups = self._groups = self._group(round, devices)
+        groups = self._groups = self._group(round, devices, schedule.seed)
         notes: dict[str, object] = {"cuts": cuts, "median_s": middle, "groups": groups, "times_s": _text_keys(rows)}
         return Plan(
             {
@@ -252,8 +219,15 @@ class S2fl(Method):
             return known
         return {d: max(known[each] for each in group if each in known) for group in groups for d in group if d in known}
 
+    def _profile(self, devices: Sequence[DeviceView], schedule: Schedule) -> None:
+        """The first times of devices that are not in the table yet."""
+        for device in devices:
+            if device.name not in self.memory.table.means:
+                for cut in self.cuts:
+                    self.memory.table.add(device.name, cut, profiled_seconds(device, schedule, self.context.costs[cut]))
+
     def _warming_up(self, round: int) -> bool:
-        return self.options.sliding and round < len(self.cuts)
+        return self.options.sliding and not self.needs_costs and round < len(self.cuts)
 
     def _choose(self, round: int, rows: Mapping[str, Mapping[int, float]]) -> tuple[float | None, dict[str, int]]:
         """The median, and a cut per device: in turn while warming up, then by the median rule. A device that is first
@@ -265,11 +239,13 @@ class S2fl(Method):
         middle, chosen = median_rule(rows)
         return middle, {device: chosen.get(device, self.cuts[0]) for device in rows}
 
-    def _group(self, round: int, devices: Sequence[DeviceView]) -> list[tuple[str, ...]]:
+    def _group(self, round: int, devices: Sequence[DeviceView], seed: int) -> list[tuple[str, ...]]:
         """Groups by the labels of this round's devices (algorithm 2, line 10). A device whose labels are not known
         forms a group of its own, as do all while the table is filled with whole rounds, so that each is measured alone
         **[ours]**."""
         alone = not self.options.balance or (self._warming_up(round) and self.options.times == "round")
+        if self.options.grouping == "random" and not alone:
+            return random_groups([view.name for view in devices], self.options.group, seed, round)
         known = {} if alone else {view.name: view.labels for view in devices if self._usable(view.labels)}
         groups = group_by_labels(known, self.options.group) if known else []
         return sorted([*groups, *((view.name,) for view in devices if view.name not in known)])
@@ -280,10 +256,9 @@ class S2fl(Method):
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
     ) -> list[ServerHalf]:
-        return [
-            GroupHalf(self.context.model, weights, {device: assignments[device] for device in group}, accelerator)
-            for group in self._groups
-        ]
+        model, mean = self.context.model, self.options.loss == "mean"
+        members = [{device: assignments[device] for device in group} for group in self._groups]
+        return [GroupHalf(model, weights, each, accelerator, mean=mean) for each in members]
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """Algorithm 1: per layer Σ|D_i|·(device i's where it held the layer, else its group's copy) / Σ|D_i|."""
@@ -342,6 +317,15 @@ def own_seconds(outcome: Outcome, server_share: float = 1.0) -> float:
     report, speed = outcome.report, outcome.link_bytes_s
     gradients = report.upload_bytes / speed if speed > 0 else 0.0
     return outcome.communication_s + gradients + report.compute_s + report.encode_s + server_share * outcome.server_s
+
+
+def profiled_seconds(device: DeviceView, schedule: Schedule, cost: CutCost) -> float:
+    """Eq. 1 before anything was measured: of the profiled costs of a cut and of what the device declares."""
+    samples = min(device.samples, schedule.max_batches * schedule.batch_size or device.samples)
+    batches = schedule.epochs * samples / schedule.batch_size
+    byte_s = 8 / device.uplink_bit_s + 8 / device.downlink_bit_s
+    link_s = (cost.model_bytes + batches * cost.feature_bytes) * byte_s
+    return link_s + batches * (cost.device_s / device.cpus + cost.server_s)
 
 
 def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]:

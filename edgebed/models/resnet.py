@@ -12,8 +12,9 @@ left out **[ours]**: published ResNets for CIFAR have none, and the paper's own 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from torch import nn
@@ -26,9 +27,10 @@ SPLIT_POINTS = (1, 3, 5)  # the stem and where the map halves; the server keeps 
 
 
 def eight_modules(
-    block: type[Block], widths: Widths, blocks: int, input_shape: tuple[int, ...], classes: int
+    block: type[Block], widths: Widths, blocks: int, input_shape: tuple[int, ...], classes: int, head_blocks: int = 0
 ) -> StagedModel:
-    """Stem, two modules of `blocks` blocks per width, classifier; a pooled head at each of the seven cuts."""
+    """Stem, two modules of `blocks` blocks per width, classifier; a head at each of the seven cuts: `head_blocks`
+    blocks of the width at the cut, pool, fc."""
     outs = [widths[0], *(width * block.expansion for width in widths for _ in "12")]  # channels after md1..md7
     stem = nn.Sequential(convolution(input_shape[0], widths[0], 3), nn.ReLU())
     stages: list[tuple[str, nn.Module]] = [("md1", stem)]
@@ -38,24 +40,37 @@ def eight_modules(
         rest = (block(out, width, 1) for _ in range(blocks - 1))
         stages.append((f"md{index + 2}", nn.Sequential(first, *rest)))
     stages.append(("md8", pooled_head(outs[-1], classes)))
-    heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs, 1)}
+    heads: dict[int, nn.Module] = {}
+    for cut, out in enumerate(outs, 1):
+        width = widths[max(0, cut - 2) // 2]
+        heads[cut] = _head(block, out, width, head_blocks, classes) if head_blocks else pooled_head(out, classes)
     return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
+
+
+def _head(block: type[Block], channels: int, width: int, blocks: int, classes: int) -> nn.Module:
+    out = width * block.expansion
+    made = [block(channels if number == 0 else out, width, 1) for number in range(blocks)]
+    return nn.Sequential(OrderedDict(blocks=nn.Sequential(*made), top=pooled_head(out, classes)))
 
 
 class ResNet56(ModelPlugin):
     name = "resnet56"
     summary = "eight modules of bottlenecks (DTFL table 8)"
+    blocks: ClassVar[int] = 3  # in each of md2 to md7
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        head_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0  # residual blocks in front of a head's pool and fc
+
+    options: Options
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        return eight_modules(Bottleneck, (16, 32, 64), 3, input_shape, classes)
+        return eight_modules(Bottleneck, (16, 32, 64), self.blocks, input_shape, classes, self.options.head_blocks)
 
 
-class ResNet110(ModelPlugin):
+class ResNet110(ResNet56):
     name = "resnet110"
     summary = "eight modules of bottlenecks, twice as deep (DTFL table 9)"
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        return eight_modules(Bottleneck, (16, 32, 64), 6, input_shape, classes)
+    blocks = 6
 
 
 class ResNetTiny(ModelPlugin):
@@ -68,9 +83,11 @@ class ResNetTiny(ModelPlugin):
         widths: tuple[Positive, Positive, Positive] = (8, 16, 32)
         blocks: Positive = 1
         block: Literal["basic", "bottleneck"] = "basic"
+        head_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     options: Options
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
         block = Basic if self.options.block == "basic" else Bottleneck
-        return eight_modules(block, self.options.widths, self.options.blocks, input_shape, classes)
+        options = self.options
+        return eight_modules(block, options.widths, options.blocks, input_shape, classes, options.head_blocks)

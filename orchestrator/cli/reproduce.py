@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +11,25 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.errors import UsageError
-from edgebed.models import operations
+from edgebed.errors import RunError, UsageError
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT, choices
-from orchestrator.papers.measure import Measured, measure
-from orchestrator.papers.tables import Reproduction, load_reproduction
-from orchestrator.records.compare.ratios import Cell
+from orchestrator.papers import fleet_runs, page, reproducing
+from orchestrator.papers.cells import gather
+from orchestrator.papers.counted import counted
+from orchestrator.papers.entries import Measured, Selection
+from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
+from orchestrator.papers.reproducing import Place
+from orchestrator.papers.tables import SCALES, Claim, Reproduction, ScaleName, load_reproduction
+from orchestrator.records.compare.ratios import Entry
 from orchestrator.records.words.formatting import NONE, factor, fixed, number
 from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
+RESULTS, DOCS = Path("results"), Path("docs")
 
 
 def register(app: typer.Typer) -> None:
@@ -39,43 +44,137 @@ def command(
             autocompletion=lambda incomplete: [path.stem for path in _tables() if path.stem.startswith(incomplete)],
         ),
     ] = None,
-    real: Annotated[bool, typer.Option(help="Run on the throttled fleet instead of simulating it.")] = False,
-    backend: Annotated[str | None, typer.Option(help=f"With --real: {choices()}.")] = None,
-    full: Annotated[bool, typer.Option(help="The paper's own size instead of the file's `scale`.")] = False,
+    scale: Annotated[
+        str, typer.Option(help="digits (minutes), real (hours) or full (the paper's own size).")
+    ] = "digits",
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated. Default: those of the file.")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
     columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
-    fresh: Annotated[bool, typer.Option(help="Repeat runs that already exist.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells that are computed at a time, each by one thread.")] = 1,
+    cells: Annotated[str, typer.Option(help="Compute the i-th of n parts of the cells, as in 1/4.")] = "1/1",
+    results: Annotated[Path, typer.Option(help="The folder of the cells' files.")] = RESULTS,
+    gathered: Annotated[
+        list[Path] | None, typer.Option("--gather", help="Take in the cells of another machine's folder. Repeatable.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compute the first rounds of the cells again, and compare.")
+    ] = False,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="With --check: so many cells, at random and wholly.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --sample: of the draw.")] = 0,
+    write_page: Annotated[
+        bool, typer.Option("--page", help="Write docs/results.md; with --check, only compare it.")
+    ] = False,
+    throttled: Annotated[
+        bool, typer.Option("--throttled", help="Run on the throttled fleet instead of simulating it.")
+    ] = False,
+    backend: Annotated[str | None, typer.Option(help=f"With --throttled: {choices()}.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Do the runs for a table of a paper, and print our ratios between methods beside the paper's."""
-    if name is None:
+    """Compute a table of a paper, and print our ratios between methods beside the paper's."""
+    selection = Selection(_scale(scale), parse_seeds(seeds) or (), rows or (), columns or (), parse_part(cells))
+    if gathered:
+        notify(f"{len(gather(results, gathered))} cells taken in")
+    if write_page:
+        _page(results, only_compare=check)
+    elif check:
+        _check(name, selection, results, sample, seed, jobs)
+    elif name is not None:
+        _table_of(name, selection, results, jobs, throttled=throttled, backend=backend, fresh=fresh, as_json=as_json)
+    elif not gathered:
         _list()
-        return
+
+
+def notify(line: str) -> None:
+    log.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _table_of(
+    name: str,
+    selection: Selection,
+    results: Path,
+    most: int,
+    *,
+    throttled: bool,
+    backend: str | None,
+    fresh: bool,
+    as_json: bool,
+) -> None:
     path = find_table(name)
     table = load_reproduction(path)
-    if table.kind != "runs" and (real or full or fresh or seeds or rows or columns):
+    if not table.rows and (throttled or fresh or selection != Selection()):
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
+    if table.kind != "runs" and throttled:
+        raise UsageError(f"{name} trains nothing", hint="leave out --throttled")
+    runs = runs_folder()
     match table.kind:
         case "tiers":
-            tiers.command(backend=backend or DEFAULT, as_json=as_json)
+            tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
         case "operations":
             _operations(table, as_json=as_json)
-        case _:
-            found = measure(
-                table,
-                path,
-                runs_folder() / "reproduce",
-                real=real,
-                backend=backend,
-                full=full,
-                fresh=fresh,
-                seeds=parse_seeds(seeds),
-                rows=rows,
-                columns=columns,
-                notify=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
+        case "eq1":
+            _eq1(table, path, as_json=as_json)
+        case _ if throttled:
+            found = fleet_runs.measure(
+                table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=notify
             )
             _show(table, found, as_json=as_json)
+        case _:
+            at = Place(results, runs / "cells")
+            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=notify)
+            _show(table, found, as_json=as_json)
+
+
+def _check(name: str | None, selection: Selection, results: Path, sample: int | None, seed: int, most: int) -> None:
+    """Print what the check says of each cell; the exit code is 1 where one does not hold."""
+    wanted = []
+    for path in [find_table(name)] if name else _tables():
+        table = load_reproduction(path)
+        for scale in (selection.scale,) if name else SCALES:
+            if table.rows and table.at(scale) is not None:
+                wanted.append((path, table, msgspec.structs.replace(selection, scale=scale)))
+    at = Place(results, runs_folder() / "cells-check")
+    found = reproducing.check(wanted, at, sample=sample, seed=seed, most=most, notify=notify)
+    for each in found:
+        console.print(escape(f"{each.name}: {each.why or 'agrees'}"), highlight=False, soft_wrap=True)
+    _refuse(
+        [each.name for each in found if each.why], "cells do not hold", "`edgebed reproduce TABLE` computes them again"
+    )
+
+
+def _page(results: Path, *, only_compare: bool) -> None:
+    """Write the page and its pictures, or say where it differs from the cells."""
+    made = page.make(results, list(_tables()))
+    wrong = page.differences(made, DOCS) if only_compare else []
+    if not only_compare:
+        for path in page.write(made, DOCS):
+            notify(f"written: {path}")
+    for line in [*made.refused, *wrong]:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    _refuse(wrong, "lines of the page are not those of the cells", "`edgebed reproduce --page` writes it again")
+    _refuse(made.refused, "cells do not count", "`edgebed reproduce TABLE` computes them again")
+
+
+def _refuse(wrong: Sequence[object], what: str, hint: str) -> None:
+    if wrong:
+        raise RunError(f"{len(wrong)} {what}", hint=hint)
+
+
+def _scale(text: str) -> ScaleName:
+    for scale in SCALES:
+        if scale == text:
+            return scale
+    raise UsageError(f"--scale {text!r}{nearest(text, SCALES)}", hint=f"choose one of: {', '.join(SCALES)}")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """`2/4` is the second of four parts."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"--cells {text!r}", hint="give the part and their number: 1/4, 2/4, 3/4, 4/4")
+    return int(number), int(of)
 
 
 def find_table(name: str) -> Path:
@@ -110,37 +209,34 @@ def _list() -> None:
 
 def _operations(table: Reproduction, *, as_json: bool) -> None:
     """FedPMT's table II: counted operations, which must be equal to the printed ones."""
-    ours = {
-        label: [count(number) for number in range(len(figures["operations"]))]
-        for label, count in COUNTS.items()
-        if (figures := table.figures.get(label))
-    }
-    paper = {label: table.figures[label]["operations"] for label in ours}
+    found = counted(table)
     if as_json:
+        ours, paper = ({label: [pair[i] for pair in pairs] for label, pairs in found.items()} for i in (0, 1))
         print_json({"ours": ours, "paper": paper})
         return
     out = Table(title=table.title)
     for heading in ("network", "layers without backward", "ours", "paper", ""):
         out.add_column(heading, justify="right")
-    for label, counts in ours.items():
-        for layers, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
+    for label, pairs in found.items():
+        for layers, (own, printed) in enumerate(pairs):
             out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
     console.print(out)
 
 
-COUNTS: dict[str, Callable[[int], int]] = {
-    "fcnn batch 12": lambda n: operations.fcnn_operations(operations.FCNN_WIDTHS, 12, n),
-    "cnn-mnist batch 12": lambda n: operations.cnn_operations(
-        operations.MNIST_CONVOLUTIONS, operations.MNIST_WIDTHS, 12, n
-    ),
-    "cnn-cifar batch 20": lambda n: operations.cnn_operations(
-        operations.CIFAR10_COUNTED_CONVOLUTIONS,
-        operations.CIFAR10_WIDTHS,
-        20,
-        n,
-        operations.cifar10_error_signals(operations.CIFAR10_WIDTHS),
-    ),
-}
+def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
+    """S²FL's table 3: figures that follow from eq. 1 and the number of rounds."""
+    checks = check_eq1(table, path)
+    if as_json:
+        print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
+        return
+    out = Table(title=table.title, caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    for heading in ("method", "what", "rounds", "ours", "paper", ""):
+        out.add_column(heading, justify="right")
+    for check in checks:
+        ours = f"{check.ours:.0f}" + (f" ± {check.sd:.0f}" if check.sd else "")
+        verdict = ("equal" if not check.sd else "agrees") if check.agrees else "DIFFERS"
+        out.add_row(check.method, check.what, str(check.rounds), ours, f"{check.paper:.0f}", verdict)
+    console.print(out)
 
 
 def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
@@ -149,38 +245,42 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
             {"title": table.title, "how": found.how, "scale": found.about, "tables": msgspec.to_builtins(found.tables)}
         )
         return
-    for quantity, cells in found.tables.items():
-        console.print(_table(f"{table.title} – {quantity}, {found.how}", cells, table.baseline))
+    for quantity, entries in found.tables.items():
+        console.print(_table(f"{table.title} – {quantity}, {found.how}", entries, table.baseline))
     console.print(f"Scale: {escape(found.about)}", highlight=False, soft_wrap=True)
     for claim in table.expects:
-        console.print(f"The paper claims: {escape(claim)}", highlight=False, soft_wrap=True)
+        console.print(f"The paper claims: {escape(words(claim))}", highlight=False, soft_wrap=True)
 
 
-def _table(title: str, cells: Sequence[Cell], baseline: str) -> Table:
+def words(claim: str | Claim) -> str:
+    return claim if isinstance(claim, str) else claim.text
+
+
+def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
     out = Table(title=escape(title), caption=f"ours: mean of the seeds that reached it, and × {escape(baseline)}")
     out.add_column("")
-    columns = list(dict.fromkeys(cell.column for cell in cells))
+    columns = list(dict.fromkeys(entry.column for entry in entries))
     for column in columns:
         out.add_column(escape(column), justify="right", overflow="fold")
-    for row in dict.fromkeys(cell.row for cell in cells):
-        by_column = {cell.column: cell for cell in cells if cell.row == row}
+    for row in dict.fromkeys(entry.row for entry in entries):
+        by_column = {entry.column: entry for entry in entries if entry.row == row}
         out.add_row(escape(row), *(text_of(by_column[column]) for column in columns))
         out.add_row("  paper", *(paper_of(by_column[column]) for column in columns), style="dim")
     return out
 
 
-def text_of(cell: Cell) -> str:
-    if cell.mean is None:
-        return "not reached"
-    text = number(cell.mean)
-    if cell.ratio is not None:
-        text += f"  {factor(cell.ratio)}"
-    if cell.low is not None and cell.high is not None:
-        text += f" [{fixed(cell.low, 2)}, {fixed(cell.high, 2)}]"
-    return text if cell.reached == cell.runs else f"{text} ({cell.reached} of {cell.runs})"
+def text_of(entry: Entry) -> str:
+    if entry.mean is None:
+        return "not reached" if entry.runs else "not computed"
+    text = number(entry.mean)
+    if entry.ratio is not None:
+        text += f"  {factor(entry.ratio)}"
+    if entry.low is not None and entry.high is not None:
+        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
 
 
-def paper_of(cell: Cell) -> str:
-    if cell.paper is None:
+def paper_of(entry: Entry) -> str:
+    if entry.paper is None:
         return NONE
-    return number(cell.paper) + ("" if cell.paper_ratio is None else f"  {factor(cell.paper_ratio)}")
+    return number(entry.paper) + ("" if entry.paper_ratio is None else f"  {factor(entry.paper_ratio)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import torch
 import typer
@@ -31,7 +32,9 @@ def register(app: typer.Typer) -> None:
 def command(
     model: Annotated[str, typer.Option(help="A staged model; see `edgebed models`.")] = "resnet56",
     quotas: Annotated[str, typer.Option(help="CPU quotas, comma-separated.")] = "0.2,0.5,1.0",
-    count: Annotated[int, typer.Option("--tiers", help="M: the deepest M cuts are measured.")] = 6,
+    count: Annotated[
+        int, typer.Option("--tiers", help="M: the deepest M cuts are measured; 7: read as both sixes.")
+    ] = 6,
     backend: Annotated[str, typer.Option(help="docker or local.")] = "docker",
     batch: Annotated[int, typer.Option(help="Batch size. A step must last many quota periods of 100 ms.")] = 100,
     repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median is used.")] = 3,
@@ -48,14 +51,28 @@ def command(
         raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", hint=f"give 1 to {len(net) - 1}")
     measurements = run_to_end(_measure(net, model, cuts, shares, backend, batch, repeats))
     costs = profile_cuts(net, cuts, batch, Codec(), Optimizer(), torch.device("cpu"))
-    server = [costs[cut].server_s / costs[cuts[0]].server_s for cut in cuts]
-    table = tiers.normalised(measurements)
+    readings = [_reading(measurements, {cut: costs[cut].server_s for cut in some}) for some in tiers.readings(cuts)]
     if as_json:
-        print_json(
-            {"cuts": cuts, "device": table, "spread": tiers.spread(table), "server": server, "raw": measurements}
-        )
-    else:
-        _print(table, server, paper=model == "resnet56" and count == 6)
+        print_json({**readings[-1], "readings": readings, "raw": measurements})
+        return
+    for reading in readings:
+        _print(reading, paper=model == "resnet56" and len(reading["cuts"]) == len(tiers.PAPER_DEVICE))
+
+
+class Reading(TypedDict):
+    """The table over some cuts, relative to the first of them: by quota, its spread, and the server's row."""
+
+    cuts: list[int]
+    device: dict[float, list[float]]
+    spread: list[tuple[float, float]]
+    server: list[float]
+
+
+def _reading(measurements: Sequence[tiers.Measurement], server_s: Mapping[int, float]) -> Reading:
+    cuts = list(server_s)
+    device = tiers.normalised([each for each in measurements if each.cut in server_s])
+    server = [server_s[cut] / server_s[cuts[0]] for cut in cuts]
+    return {"cuts": cuts, "device": device, "spread": tiers.spread(device), "server": server}
 
 
 async def _measure(
@@ -88,18 +105,17 @@ async def _measure(
             )
 
 
-def _print(table: dict[float, list[float]], server: list[float], *, paper: bool) -> None:
-    columns = len(server)
-    out = Table(title="Time of a tier, relative to tier 1")
+def _print(reading: Reading, *, paper: bool) -> None:
+    out = Table(title=f"Time of a tier, relative to tier 1; cuts {reading['cuts'][0]} to {reading['cuts'][-1]}")
     out.add_column("")
-    for tier in range(1, columns + 1):
+    for tier in range(1, len(reading["cuts"]) + 1):
         out.add_column(f"tier {tier}", justify="right")
-    for quota, row in table.items():
+    for quota, row in reading["device"].items():
         out.add_row(f"device, {number(quota)} CPU", *(fixed(value, 2) for value in row))
-    out.add_row("device, mean ± sd over quotas", *(f"{fixed(m, 2)} ± {fixed(s, 2)}" for m, s in tiers.spread(table)))
+    out.add_row("device, mean ± sd over quotas", *(f"{fixed(m, 2)} ± {fixed(s, 2)}" for m, s in reading["spread"]))
     if paper:
         out.add_row("device, DTFL table 2", *(fixed(value, 2) for value in tiers.PAPER_DEVICE))
-    out.add_row("server", *(fixed(value, 2) for value in server))
+    out.add_row("server", *(fixed(value, 2) for value in reading["server"]))
     if paper:
         out.add_row("server, DTFL table 2", *(fixed(value, 2) for value in tiers.PAPER_SERVER))
     console.print(out)

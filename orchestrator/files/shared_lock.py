@@ -19,7 +19,7 @@ TEMPORARY = Path("/tmp")
 def shared_lock(path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock of a file in TEMPORARY, which is made if it is missing. Arguments and errors as in
     `lock_in_time`."""
-    file = _open(path)
+    file = open_lock(path)
     try:
         lock_in_time(file, path, limit_s, go_on)
         yield
@@ -51,7 +51,7 @@ def lock_in_time(file: int, path: Path, limit_s: float, go_on: Callable[[], None
             time.sleep(0.01)
 
 
-def _open(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """A file of any user that can be locked: opened to read, because the kernel forbids to open another user's file in
     /tmp with O_CREAT (fs.protected_regular)."""
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDONLY):

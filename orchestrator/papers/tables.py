@@ -1,21 +1,24 @@
-"""A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and a
-smaller scale that fits this machine.
+"""A table of a paper as a file: the paper's experiment, what its rows and columns change, its printed figures, and
+smaller scales that fit a small machine.
 
     rows and columns     label -> what they set in the experiment. Mappings are merged, other values are replaced;
                          `options` are added to those of the method, so a row and a column can both set options.
     columns.*.target     the accuracy to reach; columns that differ only in the target share their runs
     columns.*.deadline_of   a row: its slowest device in rounds without a deadline sets `training.deadline_s`
     figures              quantity -> row -> the paper's figure for each column, null if it prints none
-    scale.set            makes the experiment smaller; `scale.rows` and `scale.columns` name what runs at that scale
+    scale, real          the scales `digits` and `real`: `set` makes the experiment smaller; `rows` and `columns` name
+                         what runs at that scale. The scale `full` is the file without them.
+    expects              what the paper claims: words, or words with a rule (`Claim`) that gives a verdict
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -25,7 +28,8 @@ from orchestrator.files.yaml_file import convert, load_yaml
 
 Figures = dict[str, list[float | None]]
 Settings = dict[str, Any]
-
+ScaleName = Literal["digits", "real", "full"]
+SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 
 PROBE_ROUNDS = 3
 """Number of rounds without a deadline in which a `deadline_of` is measured."""
@@ -38,7 +42,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes that make the table fit a small machine. The text says what is the same as in the paper and what not."""
+    """Changes that make the table fit a machine. The text says what is the same as in the paper and what not."""
 
     about: str
     set: Settings = {}
@@ -47,10 +51,23 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)] = (1, 2, 3)
 
 
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the paper claims of `quantity`: in each of the columns (default: all), each of the rows ÷ the row `than`
+    (default: the baseline) lies above `above` and below `below`."""
+
+    text: str
+    quantity: str
+    rows: Annotated[list[str], msgspec.Meta(min_length=1)]
+    than: str = ""
+    columns: list[str] = []
+    above: float = 0.0
+    below: float = math.inf
+
+
 class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str
     source: str
-    kind: str = "runs"  # runs | tiers | operations
+    kind: str = "runs"  # runs | tiers | operations | eq1 | gradient-variance
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
     higher_is_better: bool = False
@@ -60,7 +77,18 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     figures: dict[str, Figures] = {}
     seeds: tuple[int, ...] = (1, 2, 3)
     scale: Scale
-    expects: list[str] = []  # what the paper claims, in words
+    real: Scale | None = None
+    expects: list[str | Claim] = []
+
+    def at(self, scale: ScaleName) -> Scale | None:
+        """What changes at this scale; None: the table has no such scale."""
+        match scale:
+            case "digits":
+                return self.scale
+            case "real":
+                return self.real
+            case "full":
+                return Scale(about="The paper's own.", seeds=self.seeds)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -82,13 +110,18 @@ def load_reproduction(path: Path) -> Reproduction:
     """
     table = convert(load_yaml(path), Reproduction, path)
     wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
-    wrong += [f"scale.rows: {row!r}" for row in table.scale.rows if row not in table.rows]
-    wrong += [f"scale.columns: {column!r}" for column in table.scale.columns if column not in table.columns]
-    named = {**table.columns, **{f"scale: {label}": column for label, column in table.scale.columns.items()}}
-    wrong += [f"deadline_of: {c.deadline_of!r}" for c in named.values() if c.deadline_of not in ("", *table.rows)]
+    for key, scale in {"scale": table.scale, **({"real": table.real} if table.real else {})}.items():
+        wrong += [f"{key}.rows: {row!r}" for row in scale.rows if row not in table.rows]
+        wrong += [f"{key}.columns: {column!r}" for column in scale.columns if column not in table.columns]
+        named = [*table.columns.values(), *scale.columns.values()]
+        wrong += [f"deadline_of: {c.deadline_of!r}" for c in named if c.deadline_of not in ("", *table.rows)]
+    for claim in claims_of(table):
+        wrong += [f"expects: {row!r}" for row in claim.rows if row not in table.rows]
+        wrong += [f"expects: {label!r}" for label in claim.columns if label not in table.columns]
+        wrong += [f"expects: {name!r}" for name in [claim.quantity] if name not in table.quantities]
     for quantity, figures in table.figures.items():
         for row, values in figures.items():
-            if table.kind == "runs" and (row not in table.rows or len(values) != len(table.columns)):
+            if table.rows and (row not in table.rows or len(values) != len(table.columns)):
                 wrong.append(f"figures.{quantity}.{row}")
     if wrong:
         raise UsageError(
@@ -98,33 +131,39 @@ def load_reproduction(path: Path) -> Reproduction:
     return table
 
 
-def chosen(table: Reproduction, *, full: bool) -> tuple[list[str], dict[str, Column]]:
-    """The rows and columns to run: all of the paper's, or those of the scale."""
-    if full:
-        return list(table.rows), dict(table.columns)
-    columns = table.scale.columns or table.columns
-    return table.scale.rows or list(table.rows), {
+def claims_of(table: Reproduction) -> list[Claim]:
+    """The claims that have a rule."""
+    return [claim for claim in table.expects if isinstance(claim, Claim)]
+
+
+def scaled(table: Reproduction, scale: ScaleName) -> Scale:
+    """The scale with the settings of all its columns. Raises UsageError where the table lacks it."""
+    found = table.at(scale)
+    if found is None:
+        raise UsageError(f"{table.title} has no scale {scale!r}", hint="choose digits or full")
+    columns = {
         label: Column(
             set=merged(table.columns[label].set, column.set),
             target=column.target,
             deadline_of=column.deadline_of or table.columns[label].deadline_of,
         )
-        for label, column in columns.items()
+        for label, column in (found.columns or table.columns).items()
     }
+    return msgspec.structs.replace(found, rows=found.rows or list(table.rows), columns=columns)
 
 
-def jobs(table: Reproduction, path: Path, *, full: bool, seeds: Sequence[int] | None = None) -> list[Job]:
-    """The runs of a table. Columns with the same settings share one run with the highest of their targets.
+def jobs(table: Reproduction, path: Path, scale: ScaleName, seeds: Sequence[int] | None = None) -> list[Job]:
+    """The runs of a table at a scale. Columns with the same settings share one run with the highest of their targets.
 
     Raises:
         UsageError: the settings of a row or column do not give a valid experiment.
     """
-    rows, columns = chosen(table, full=full)
-    common = merged(table.experiment, {} if full else table.scale.set)
+    at = scaled(table, scale)
+    common = merged(table.experiment, at.set)
     found: dict[tuple[str, int, str, str], tuple[list[str], Settings, Settings, float]] = {}
-    for seed in seeds or (table.seeds if full else table.scale.seeds):
-        for row in rows:
-            for label, column in columns.items():
+    for seed in seeds or at.seeds:
+        for row in at.rows:
+            for label, column in at.columns.items():
                 last = merged(column.set, {"training": {"seed": seed}})
                 settings, of = merged(common, table.rows[row], last), column.deadline_of
                 key = (row, seed, json.dumps(settings, sort_keys=True), of)

@@ -21,6 +21,13 @@ PAPER_SERVER = (1.00, 0.82, 0.65, 0.51, 0.33, 0.20)
 """DTFL, table 2: ResNet-56, M = 6, relative to tier 1."""
 
 
+def readings(cuts: Sequence[int]) -> list[Sequence[int]]:
+    """The cuts of the tables to print. The paper's table 2 has six tiers of seven cuts and does not say which: table 11
+    has the deepest six, its server row fits the first six (docs/benchmarks.md). So seven cuts give both."""
+    six = len(PAPER_DEVICE)
+    return [cuts[:six], cuts[-six:]] if len(cuts) == six + 1 else [cuts]
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """Seconds per batch of one tier's device half at one quota, over the repeats."""
 

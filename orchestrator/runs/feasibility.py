@@ -10,7 +10,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context
-from edgebed.models.staged import MODELS
+from edgebed.models.staged import MODELS, StagedModel
 from edgebed.typed import within
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, found_speed, load_profile
@@ -117,11 +117,14 @@ def check_methods(
     Raises:
         UsageError: with place and hint.
     """
-    plugin = MODELS.create(experiment.model, f"{path}: model")
-    with within(f"{path}: model"):
-        model = plugin.build(input_shape, classes)
+    models: dict[str, StagedModel] = {}
     for i, options in enumerate(experiment.methods):
         place = f"{path}: methods[{i}]"
         method = METHODS.create(options, place)
+        spec = method.model_spec(experiment.model)
+        plugin, key = MODELS.create(spec, f"{path}: model"), str(spec)
+        if key not in models:
+            with within(f"{path}: model"):
+                models[key] = plugin.build(input_shape, classes)
         with within(f"{place}: {method.name} with the model {plugin.name}"):
-            method.setup(Context(experiment.model, model, {}, server_slots=1, devices=tuple(devices)))
+            method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgebed.models.staged import Weights
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Experiment
 from orchestrator.records.shown.failures import failure_line, scenario_line
@@ -83,6 +84,9 @@ class Watch:
         line = failure_line(record) or disturbed_line(record) or scenario_line(record)
         if line is not None:
             self.notify(line)
+
+    def merged(self, folder: Path, weights: Weights, progress: Progress) -> None:
+        """Called after every round, before its checkpoint is written, with the weights that it gave."""
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         self.notify(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from edgebed.device.pieces import seconds
-from edgebed.methods.base import Context, CutCost
+from edgebed.methods.base import Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
@@ -289,6 +289,7 @@ class MethodRun:
 
     def _save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights) -> None:
         """Records first: after a loss of power no checkpoint may hold a round that the records lack."""
+        self._watch.merged(self.folder.path, weights, progress)
         start_s = time.monotonic()
         if progress.simulation and self._turn is not None:
             progress.simulation["turn"] = msgspec.to_builtins(self._turn)
@@ -314,7 +315,8 @@ class MethodRun:
             for cost in costs.values() if not self._goes_on else ():
                 self._record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
-        self._method.setup(Context(self._experiment.model, model, costs, server_slots=slots, devices=devices))
+        spec = self._method.model_spec(self._experiment.model)
+        self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
 
     async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
         training = self._experiment.training
@@ -327,7 +329,7 @@ class MethodRun:
         """The cost with the device's seconds of the reference whose time the devices keep, if they do."""
         training, data, device = self._experiment.training, self._request.prepared, self._fleet.names[0]
         task = Assignment(
-            device, self._experiment.model, data.classes, data.input_shape, cost.cut, "head",
+            device, self._method.model_spec(self._experiment.model), data.classes, data.input_shape, cost.cut, "head",
             uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
             codec=training.codec,
         )  # fmt: skip
@@ -345,11 +347,12 @@ def profiled(records: Path) -> dict[int, CutCost]:
     return {record.cut: CutCost(**{name: getattr(record, name) for name in names}) for record in found}
 
 
-def start_model(experiment: Experiment, prepared: Prepared, path: Path) -> StagedModel:
-    """The experiment's model with the weights that its seed gives.
+def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:
+    """The experiment's model, as `method` wants it, with the weights that the seed gives.
 
     Args:
         path: of the experiment file, for messages.
     """
-    plugin = MODELS.create(experiment.model, f"{path}: model")
+    spec = experiment.model if method is None else method.model_spec(experiment.model)
+    plugin = MODELS.create(spec, f"{path}: model")
     return seeded(lambda: plugin.build(prepared.input_shape, prepared.classes), experiment.training.seed)

@@ -28,6 +28,7 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
+from orchestrator.files.timed_host import timed
 from orchestrator.fleet.base import Backend
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.host.cores import kernel_hz
@@ -72,7 +73,8 @@ async def standing_fleet(
     notify: Notify = quiet,
     becomes: Sequence[FleetSpec] = (),
 ) -> AsyncIterator[FleetController]:
-    """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end.
+    """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end. Long
+    computations on this host pause meanwhile.
 
     Args:
         spec: as `with_facts` gives it.
@@ -87,6 +89,7 @@ async def standing_fleet(
     choose = backend_class(name).admit if spec.here else admit
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(timed(notify))
         boards = claim_boards(stack, spec, fleet_id)
         admitted = await _admit(stack, functools.partial(choose, name, fleet_id, (spec, *becomes), dilation))
         if admitted.others:
@@ -291,7 +294,7 @@ def _run_request(
         method=method,
         options=experiment.methods[place],
         prepared=prepared,
-        model=start_model(experiment, prepared, request.path),
+        model=start_model(experiment, prepared, request.path, method),
         series=Series(series, place, experiment.methods),
         interleaved=interleaved,
         begun=request.begun.get(place),

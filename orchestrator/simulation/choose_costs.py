@@ -7,6 +7,7 @@ from pathlib import Path
 from edgebed.errors import UsageError
 from edgebed.methods.base import Batch
 from edgebed.models.staged import StagedModel
+from edgebed.wire.settings import Codec
 from orchestrator.clock import now_s
 from orchestrator.experiment import Grain, Simulation
 from orchestrator.references.work_laws import WorkLaws
@@ -43,7 +44,12 @@ def calibration_of(wanted: Simulation, near: Path) -> Calibration | None:
 
 
 def cost_model(
-    wanted: Simulation, model: StagedModel, batch: Batch, calibration: Calibration | None, grain: Grain = "quota"
+    wanted: Simulation,
+    model: StagedModel,
+    batch: Batch,
+    calibration: Calibration | None,
+    grain: Grain = "quota",
+    codec: Codec | None = None,
 ) -> CostModel:
     """The cost model of a simulation: of the calibration where there is one. Raises UsageError where the model cannot
     count this network."""
@@ -53,7 +59,7 @@ def cost_model(
         return CalibratedCosts(calibration, reference, now_s, grain)
     match wanted.cost:
         case "flops":
-            return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops)
+            return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops, len(batch[1]), codec)
         case "operations":
             return OperationCosts(Operations(model), wanted.device_flops)
         case _:

@@ -10,9 +10,10 @@ import torch
 
 from edgebed.datasets.shard import Shard
 from edgebed.errors import UsageError
+from edgebed.methods.base import Method
 from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
-from orchestrator.experiment import Experiment
+from orchestrator.experiment import Experiment, Surrogate
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
@@ -88,41 +89,53 @@ class SimulationContext:
         self.built: set[str] = set(prepared.shards) if request.built else set()
         self.accelerator = accelerator_named(request.accelerator)
         self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
-        batch = prepared.sample(self.experiment.training.batch_size)
+        self._batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
-        made = self._calibrate(WorkLaws(model, batch, layers=measure())) if request.calibrate_from else None
-        wanted = self.experiment.simulation
+        made = self._calibrate(WorkLaws(model, self._batch, layers=measure())) if request.calibrate_from else None
         if request.kept is None:
-            made = made or calibration_of(wanted, request.path)
+            made = made or calibration_of(self.experiment.simulation, request.path)
         else:
             made = request.kept.calibration
         self.kept = msgspec.structs.replace(self.kept, calibration=made)
-        self.costs: CostModel = self._surrogate_costs(model) or cost_model(
-            wanted, model, batch, made, self.experiment.grain
-        )
-        self._go_on()
+        self.costs: CostModel = self._costs(model, self.experiment.simulation.as_if)
+        self._learn(self.costs)
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
         server = self.experiment.server
         self.server_cpus = None if server is None else server.cpus / self.dilation
         self.server_slots = slots(self.experiment.simulation, len(spec.devices), self.server_cpus)
 
-    def _go_on(self) -> None:
-        """What the runs of the experiment that have begun left behind: laws that were measured, agents that were
+    def _learn(self, costs: CostModel) -> None:
+        """Take what the runs of the experiment that have begun left behind: laws that were measured, agents that were
         built."""
         for folder in (*self.request.finished.values(), *self.request.begun.values()):
             saved = RunFolder(folder).progress().simulation
             if saved:
                 state = msgspec.convert(saved, WorldState)
                 self.built |= {name for name, device in state.fleet.devices.items() if device.built}
-                if self.costs.reference is not None:
-                    self.costs.reference.learn(state.laws)
+                if costs.reference is not None:
+                    costs.reference.learn(state.laws)
 
-    def _surrogate_costs(self, model: StagedModel) -> CostModel | None:
-        """The costs of the larger experiment, where this one is a surrogate for it (`simulation.as_if`)."""
-        wanted = self.experiment.simulation.as_if
-        samples = [shard.samples for shard in self.shards.values()]
-        return None if wanted is None else surrogate_costs(self.experiment, wanted, model, samples)
+    def costs_of(self, method: Method) -> CostModel:
+        """The costs of a method's run: those of the experiment's model, or of the method's own form of it."""
+        simulation = self.experiment.simulation
+        if method.model_spec(self.experiment.model) == self.experiment.model:
+            return self.costs
+        wanted = simulation.as_if and msgspec.structs.replace(
+            simulation.as_if, model=method.model_spec(simulation.as_if.model)
+        )
+        costs = self._costs(self.build(method), wanted)
+        self._learn(costs)
+        return costs
+
+    def _costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
+        """`wanted`: the larger experiment that this one is a surrogate for (`simulation.as_if`)."""
+        experiment = self.experiment
+        if wanted is not None:
+            samples = [shard.samples for shard in self.shards.values()]
+            return surrogate_costs(experiment, wanted, model, samples)
+        made, codec = self.kept.calibration, experiment.training.codec
+        return cost_model(experiment.simulation, model, self._batch, made, experiment.grain, codec)
 
     def _calibrate(self, reference: WorkLaws) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""
@@ -133,9 +146,9 @@ class SimulationContext:
             save_calibration(made, request.save_calibration)
         return made
 
-    def build(self) -> StagedModel:
-        """A new model, with the weights that every run starts from."""
-        return start_model(self.experiment, self.prepared, self.request.path)
+    def build(self, method: Method | None = None) -> StagedModel:
+        """A new model, with the weights that every run starts from, or every run of the method."""
+        return start_model(self.experiment, self.prepared, self.request.path, method)
 
 
 def accelerator_named(name: str) -> torch.device:

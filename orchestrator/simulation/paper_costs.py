@@ -6,9 +6,11 @@ and no cost of encoding, and the orchestrator takes no time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from edgebed.methods.base import CutCost
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Header
 from edgebed.wire.settings import Codec
@@ -62,6 +64,25 @@ class PaperCosts:
         return 0.0
 
 
+BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+
+
+def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_s: float, server_s: float) -> CutCost:
+    """The costs of a cut with a batch of so many samples.
+
+    Args:
+        device_s, server_s: seconds of that batch on both sides.
+    """
+    weights, elements = model.weights(), math.prod(model.feature_shape(cut))
+    return CutCost(
+        cut=cut,
+        model_bytes=size_bytes({name: weights[name] for name in model.names_below(cut, head=True)}),
+        feature_bytes=int(samples * (elements * BYTES[codec.dtype] + 8)),
+        device_s=device_s,
+        server_s=server_s,
+    )
+
+
 class ReferenceCosts(PaperCosts):
     """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server
     ÷ `server_speed`."""
@@ -89,13 +110,26 @@ class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
     The method's own transfers are counted: weights down and up, features up, gradients down.
+
+    Args:
+        batch_size, codec: of the run, with which the cuts are profiled; 0: they are measured.
     """
 
     kind = "flops"
 
-    def __init__(self, flops: Flops, device_flops: float, server_flops: float) -> None:
-        self._flops = flops
+    def __init__(
+        self, flops: Flops, device_flops: float, server_flops: float, batch_size: int = 0, codec: Codec | None = None
+    ) -> None:
+        self._flops, self._batch_size, self._codec = flops, batch_size, codec or Codec()
         self._device, self._server = device_flops, server_flops
+
+    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._batch_size}
+
+    def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
+        half, samples = Assignment("reference", {}, model.classes, model.input_shape, cut, "head"), self._batch_size
+        device_s, server_s = self.work(half, samples).total_s, self.server_step_s([half], [samples])
+        return cut_cost(model, cut, samples, self._codec, device_s, server_s)
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return self.work(assignment, samples)

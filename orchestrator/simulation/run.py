@@ -29,6 +29,7 @@ from orchestrator.runs.request import Request, Watch
 from orchestrator.runs.run import MethodRun
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.kept import read_kept
 from orchestrator.simulation.old_faults import with_events
@@ -130,10 +131,11 @@ async def _make_run(
     """One method on a simulated fleet of its own, on the running loop's clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    request, experiment, model = context.request, context.experiment, context.build()
+    request, experiment, model = context.request, context.experiment, context.build(method)
+    costs = context.costs_of(method)
     batched, notify = experiment.simulation.batched, context.watch.notify
     halves = HalfPool(model, context.shards, context.accelerator, batched=batched, notify=notify)
-    fleet = _fleet(context, halves)
+    fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
     wanted = RunRequest(
@@ -149,15 +151,15 @@ async def _make_run(
         begun=request.begun.get(place),
         simulation=msgspec.json.encode(context.kept),
     )
-    world = SimulatedWorld(loop, fleet, context.costs.reference, request.checkpoint_s)
-    return MethodRun(wanted, _platform(context, fleet, Charging(loop, context.costs), world), context.watch), halves
+    world = SimulatedWorld(loop, fleet, costs.reference, request.checkpoint_s)
+    return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs), world), context.watch), halves
 
 
-def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
+def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
     return SimulatedFleet(
         context.spec,
         context.shards,
-        context.costs,
+        costs,
         halves,
         dilation=context.dilation,
         liveness_s=context.experiment.training.liveness_s * context.dilation,
@@ -167,8 +169,10 @@ def _fleet(context: SimulationContext, halves: HalfPool) -> SimulatedFleet:
     )
 
 
-def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charging, world: SimulatedWorld) -> Platform:
-    costs, accelerator = context.costs, context.accelerator
+def _platform(
+    context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging, world: SimulatedWorld
+) -> Platform:
+    accelerator = context.accelerator
     return Platform(
         fleet=fleet,
         make_trainer=lambda: SimulatedTrainer(
@@ -177,6 +181,7 @@ def _platform(context: SimulationContext, fleet: SimulatedFleet, charging: Charg
             costs,
             charging.assignments,
             world.server_cpu(server_cpu(costs, context.server_cpus)),
+            context.experiment.simulation.server_time,
         ),
         evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),

@@ -27,6 +27,7 @@ class SimulatedTrainer(ServerTrainer):
         costs: gives the seconds of steps and turns.
         assignments: by device, those of the rounds in hand.
         cpu: gives a server with less than one CPU its time. None: steps run at full speed.
+        charged: whether steps take time.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class SimulatedTrainer(ServerTrainer):
         costs: CostModel,
         assignments: Mapping[str, Assignment],
         cpu: Cpu | None = None,
+        charged: bool = True,
     ) -> None:
         super().__init__(accelerator, slots)
         self._free = asyncio.Semaphore(slots)
-        self._costs, self._assignments, self._cpu = costs, assignments, cpu
+        self._costs, self._assignments, self._cpu, self._charged = costs, assignments, cpu, charged
         self._turns = costs.server_turns()
 
     async def make_halves(
@@ -54,7 +56,7 @@ class SimulatedTrainer(ServerTrainer):
             start = now_ns()
             replies = half.step(uploads)
             known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
-            seconds = self._costs.server_step_s([a for a, _ in known], [n for _, n in known])
+            seconds = self._costs.server_step_s([a for a, _ in known], [n for _, n in known]) if self._charged else 0.0
             await (asyncio.sleep(seconds) if self._cpu is None else self._cpu.use(seconds))
             return replies, start, now_ns()
 

@@ -28,12 +28,10 @@ from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation.costs import BatchCost, Device
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
-from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts, cut_cost
 
 MEASURED_BATCH = 20
 """Largest batch with which a larger network is measured; the time of its full batch follows from the fitted law."""
-
-BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 
 
 class ModelPair:
@@ -59,6 +57,10 @@ class ModelPair:
                 f"cut {stages} of the small network has no match in the larger one",
                 hint=f"use cuts {sorted(self._cuts)}",
             ) from None
+
+    def matches(self, stages: int) -> bool:
+        """Whether `cut` knows the larger network's number of stages."""
+        return stages in self._cuts
 
     def enlarged(self, assignment: Assignment) -> Assignment:
         """The assignment for the larger network, with the same share of its width."""
@@ -147,23 +149,16 @@ class SurrogateCosts(PaperCosts):
         self._counted.check(self._pair.enlarged(assignment))
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        """The costs of the larger network's cuts, for a reference device of one CPU."""
-        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head}
+        """The costs of the larger network's cuts that the small one has, for a reference device of one CPU."""
+        return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._pair.matches(cut)}
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
         assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
-        large = self._pair.large
-        known = large.weights()
-        weights = size_bytes({name: known[name] for name in large.names_below(self._pair.cut(cut), head=True)})
+        device_s = self._batch(assignment, self._batch_size).total_s
+        server_s = self.server_step_s([assignment], [self._batch_size])
         samples = self._batch_size * self._each
-        elements = math.prod(large.feature_shape(self._pair.cut(cut)))
-        return CutCost(
-            cut=cut,
-            model_bytes=weights,
-            feature_bytes=int(samples * (elements * BYTES[self._codec.dtype] + 8)),
-            device_s=self._batch(assignment, self._batch_size).total_s,
-            server_s=self.server_step_s([assignment], [self._batch_size]),
-        )
+        large = cut_cost(self._pair.large, self._pair.cut(cut), samples, self._codec, device_s, server_s)
+        return msgspec.structs.replace(large, cut=cut)
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return self._batch(assignment, samples)

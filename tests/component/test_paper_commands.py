@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from edgebed.errors import RunError, UsageError
-from edgebed.methods.base import HALVES
+from edgebed.methods.base import HALVES, CutCost
 from orchestrator.cli import reproduce, tiers
-from orchestrator.papers.tiers import measure_tiers, normalised, spread
+from orchestrator.papers.tiers import Measurement, measure_tiers, normalised, spread
 from tests.component._fleet import MODEL, buggy, fleet, model
 
 TABLE = """
@@ -64,21 +64,68 @@ def test_counted_operations_are_those_of_the_paper(app: typer.Typer) -> None:
     assert "DIFFERS" not in said
 
 
+def test_seven_cuts_are_read_as_the_first_six_and_the_deepest_six(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Table 2 of DTFL has six tiers and does not say of which cuts: each reading is relative to its own first cut."""
+
+    async def measured(*_: object) -> list[Measurement]:
+        return [Measurement(0.5, cut, cut, (float(cut),)) for cut in range(1, 8)]
+
+    monkeypatch.setattr(tiers, "_measure", measured)
+    monkeypatch.setattr(tiers, "profile_cuts", lambda net, cuts, *_: {c: CutCost(c, 1, 1, 1.0, 8.0 - c) for c in cuts})
+    found = json.loads(call(app, "reproduce", "dtfl-table2", "--json").stdout)
+    first, deepest = found["readings"]
+    assert (first["cuts"], deepest["cuts"]) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
+    assert first["device"]["0.5"] == [1, 2, 3, 4, 5, 6]
+    assert first["server"] == pytest.approx([each / 7 for each in (7, 6, 5, 4, 3, 2)])
+    assert deepest["device"]["0.5"] == [1, 1.5, 2, 2.5, 3, 3.5]
+    assert {key: found[key] for key in deepest} == deepest
+    said = call(app, "reproduce", "dtfl-table2").stdout
+    assert said.count("server, DTFL table 2") == 2
+    six = json.loads(call(app, "tiers", "--json").stdout)
+    assert [reading["cuts"] for reading in six["readings"]] == [[2, 3, 4, 5, 6, 7]]
+
+
+def test_a_table_of_variances_is_shown_beside_the_paper_s(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(call(app, "reproduce", "early-exit-table3", "--seeds", "9", "--json").stdout)
+    assert list(found["tables"]) == ["classifier", "shared", "reached", "tensors"]
+    assert [cell["paper"] for cell in found["tables"]["shared"]] == [0.00374, 0.00224, 0.00101]
+    assert all(cell["mean"] > 0 for cells in found["tables"].values() for cell in cells)
+    agreed = call(app, "reproduce", "early-exit-table3", "--seeds", "9", "--check").stdout
+    assert agreed == "early-exit-table3 exit 1, cifar10, seed 9: agrees\n"
+    with pytest.raises(UsageError, match="trains nothing"):
+        CliRunner().invoke(app, ["reproduce", "early-exit-table3", "--throttled"], catch_exceptions=False)
+
+
+def test_eq_1_of_s2fl_gives_its_table_3(app: typer.Typer) -> None:
+    found = json.loads(call(app, "reproduce", "s2fl-eq1", "--json").stdout)
+    assert all(check["agrees"] for check in found)
+    assert {check["method"] for check in found} == {"fedavg", "sfl"}
+    said = call(app, "reproduce", "s2fl-eq1").stdout
+    assert "equal" in said
+    assert "DIFFERS" not in said
+
+
 def test_a_table_is_made_once_and_shown_beside_the_paper_s(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "table.yaml").write_text(TABLE)
     said = " ".join(call(app, "reproduce", str(tmp_path / "table.yaml")).stdout.split())
-    assert "A small table – rounds_to_target, simulated" in said
+    assert "A small table – rounds_to_target, simulated, scale digits" in said
     assert "8 2.00 ×" in said, "the paper's"
     assert "The paper claims: That it is learned." in said
-    made = sorted((tmp_path / "runs").rglob("summary.json"))
+    made = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")}
     assert len(made) == 2
     found = json.loads(call(app, "reproduce", str(tmp_path / "table.yaml"), "--json").stdout)
     cells = {cell["row"]: cell for cell in found["tables"]["rounds_to_target"]}
     assert (cells["FedAvg"]["mean"], cells["SplitFed"]["paper_ratio"]) == (1.0, 2.0)
-    assert sorted((tmp_path / "runs").rglob("summary.json")) == made, "runs that are there are read"
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")} == made, "they are read"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +134,8 @@ def test_a_table_is_made_once_and_shown_beside_the_paper_s(
         (["reproduce", "dtfl-tabel3"], "did you mean 'dtfl-table3'"),
         (["reproduce", "fedpmt-table2", "--seeds", "1"], "takes no option"),
         (["reproduce", "dtfl-table3", "--seeds", "one"], "--seeds 'one'"),
+        (["reproduce", "dtfl-table3", "--cells", "3/2"], "--cells '3/2'"),
+        (["reproduce", "dtfl-table3", "--scale", "ful"], "did you mean 'full'"),
         (
             ["tiers", "--model", "resnet-tiny", "--shape", "1x8x8", "--tiers", "8"],
             "--tiers 8: resnet-tiny has 8 stages",

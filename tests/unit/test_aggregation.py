@@ -166,3 +166,5 @@ def test_how_far_an_update_has_moved() -> None:
     assert moved(start, {"w": torch.tensor([3.0, 14.0]), "n": torch.tensor(9)}) == pytest.approx(2)
     assert moved({"w": torch.zeros(2)}, {"w": torch.ones(2)}) == math.inf
     assert moved(start, {"w": torch.full((2,), 1e30)}) > 1e29
+    state = {"given.optimizer.0.step": torch.tensor(0.0)}
+    assert moved({**start, **state}, {**start, "given.optimizer.0.step": torch.tensor(9.0)}) == 0, "it is no weight"

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 import torch
 
+from edgebed.datasets.partition import by_layers
+from edgebed.datasets.tree import layer_shares
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Contribution
 from edgebed.methods.early_exit import EarlyExit, coefficients, exit_of, exit_weights
@@ -109,6 +111,30 @@ def test_the_draw_has_the_probabilities_that_it_claims() -> None:
         count[exits_drawn(made, number, "cloud")["cloud"] - 1] += 1
     assert [c / 4000 for c in count] == approx([0.2, 0.2, 0.6], abs=0.03)
     assert {exits_drawn(made, number, "leaf-1")["leaf-1"] for number in range(50)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("layers", "shares", "largest", "mean"),
+    [
+        ([4, 2, 1], "equal", 118, 51),
+        ([4, 2, 1], "biased", 201, 51),
+        ([4, 2, 1], "highly_biased", 270, 51),
+        ([12, 4, 1], "equal", 118, 22),
+    ],
+)
+def test_every_node_makes_the_steps_of_the_largest_nodes_epoch_or_of_the_mean(
+    layers: list[int], shares: str, largest: int, mean: int
+) -> None:
+    """The paper's partitions of 45,000 samples, in batches of 128."""
+    nodes = [f"node-{number:02}" for number in range(sum(layers))]
+    parts = by_layers([0] * 45_000, layers, layer_shares(shares, len(layers)), 0)
+    counts = [len(rows) for layer in parts for rows in layer]
+    views = [view(name, count) for name, count in zip(nodes, counts, strict=True)]
+    for epoch_of, steps in (("largest", largest), ("mean", mean)):
+        made = METHODS.create({"name": "early-exit", "layers": layers, "epoch_of": epoch_of})
+        made.setup(Context({"name": "small"}, small_model(), {}, 1, devices=tuple(nodes)))
+        plan = made.plan(0, views, msgspec.structs.replace(SCHEDULE, batch_size=128))
+        assert {assignment.steps for assignment in plan.assignments.values()} == {steps}
 
 
 def test_coefficients_by_hand() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution, find_half
-from edgebed.methods.fedgkt import KNOWN, LOGITS, CommonUpper, FedGKT, distillation, server_logits
-from edgebed.models.staged import Weights
+from edgebed.methods.fedgkt import KNOWN, LOGITS, OPTIMIZER, CommonUpper, FedGKT, server_logits, without_prefix
+from edgebed.methods.parts.distillation import distillation
+from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights, seeded
 from edgebed.wire.order import shuffled
 from edgebed.wire.settings import Optimizer
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
@@ -22,8 +23,8 @@ from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, 
 SGD = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
 
 
-def method() -> FedGKT:
-    made = make_method("fedgkt")
+def method(**options: object) -> FedGKT:
+    made = make_method("fedgkt", **options)
     assert isinstance(made, FedGKT)
     return made
 
@@ -57,11 +58,11 @@ def test_a_device_trains_on_the_labels_and_on_the_servers_logits_of_the_same_sam
     with pytest.raises(StopIteration) as end:
         next(half)
     assert end.value.value.batches == 3 * epochs
-    optimizer = torch.optim.SGD([*plain.lower(2).parameters(), *plain.head(2).parameters()], lr=0.05)
+    optimizer = torch.optim.SGD([*plain.lower(1).parameters(), *plain.head(1).parameters()], lr=0.05)
     orders = [row for epoch in range(epochs) for row in shuffled(10, assignment.seed, epoch).split(4)]
     for number, ((x, y), rows) in enumerate(zip(batches, orders, strict=True)):
-        z = plain.lower(2)(x)
-        logits = plain.head(2)(z)
+        z = plain.lower(1)(x)
+        logits = plain.head(1)(z)
         if number >= 3 * (epochs - 1):
             sent = uploads[number - 3 * (epochs - 1)]
             torch.testing.assert_close(sent["features"], z, atol=1e-5, rtol=1e-4)
@@ -80,7 +81,7 @@ def server_uploads(*devices: str) -> dict[str, Weights]:
     generator = torch.Generator().manual_seed(0)
     return {
         device: {
-            "features": torch.randn(4, 4, 6, 6, generator=generator),
+            "features": torch.randn(4, 3, 6, 6, generator=generator),
             "labels": torch.tensor([0, 1, 2, 3]),
             "logits": torch.randn(4, 4, generator=generator),
         }
@@ -98,7 +99,7 @@ def test_the_server_trains_one_model_on_the_batches_of_all_and_answers_after_the
     upper = CommonUpper(model, model.weights(), assignments, 3.0, CPU, epochs)
     steps = [server_uploads("b", "a"), server_uploads("a", "b")]
     assert [upper.step(uploads) for uploads in steps] == [{}, {}]
-    plain = copy.deepcopy(model.upper(2)).train()
+    plain = copy.deepcopy(model.upper(1)).train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     answers = {}
     for epoch in range(epochs):
@@ -141,14 +142,17 @@ def test_the_server_s_epochs_are_made_up_for_where_the_device_with_the_most_batc
 async def test_own_extractors_and_logits_come_down_again_and_are_merged_with_nobodys() -> None:
     made, before = method(), small_model().weights()
     after = await play(made, before, {"a": 10, "b": 9}, range(1))
-    names = small_model().names_below(2, head=True)
+    names = small_model().names_below(1, head=True)
     assert all(torch.equal(after[name], before[name]) for name in names), "the global lower stages stay"
     first, second = made.plan(1, [view("a"), view("b")], SCHEDULE).assignments.values()
     tasks = [made.task_weights(after, each) for each in (first, second)]
     assert [task[LOGITS].shape for task in tasks] == [(10, 4), (9, 4)]
     trained = "md1.conv.weight"
     assert len({tuple(weights[trained].flatten().tolist()) for weights in (*tasks, before)}) == 3
-    assert set(made.task_weights(after, made.plan(1, [view("new")], SCHEDULE).assignments["new"])) == set(names)
+    new = made.task_weights(after, made.plan(1, [view("new")], SCHEDULE).assignments["new"])
+    state = without_prefix(new, GIVEN + OPTIMIZER)
+    assert set(new) - set(names) == {f"{GIVEN}{OPTIMIZER}{name}" for name in state}
+    assert not any(value.any() for value in state.values()), "a new optimizer remembers nothing"
 
 
 async def test_logits_find_their_samples_again_in_another_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +214,93 @@ def test_another_number_of_samples_than_before_is_refused() -> None:
     next(half)
     with pytest.raises(UsageError, match="of 7 samples"):
         next(half)
+
+
+# ---- as the paper has it: the cut, the classifier, optimizers that last ----
+
+
+@pytest.mark.parametrize(("name", "stages"), [("resnet56", 591_322), ("resnet110", 1_147_738)])
+def test_the_device_has_the_stem_and_a_classifier_of_two_bottlenecks(name: str, stages: int) -> None:
+    """He et al.: features are the stem's output, 6.55 MB for 100 pictures; two bottleneck blocks of width 16, pool and
+    fc, by hand: 16·16 + 9·16·16 + 16·64 and a projection of 16·64, then 64·16 + 9·16·16 + 16·64, two parameters for
+    each channel of a batch norm, and 64·10 + 10."""
+    made = FedGKT()
+    spec = made.model_spec({"name": name})
+    model = MODELS.create(spec).build((3, 32, 32), 10)
+    assert made.options.cut == 1
+    assert 4 * 100 * math.prod(model.feature_shape(1)) == 6_553_600
+    first = 16 * 16 + 9 * 16 * 16 + 2 * 16 * 64 + 2 * (16 + 16 + 64 + 64)
+    second = 64 * 16 + 9 * 16 * 16 + 16 * 64 + 2 * (16 + 16 + 64)
+    assert sum(each.numel() for each in model.head(1).parameters()) == first + second + 650 == 10_122
+    assert sum(w.numel() for n, w in model.named_parameters() if not n.startswith("head")) == stages
+
+
+def test_only_models_with_such_a_head_get_one_and_what_the_experiment_says_stays() -> None:
+    made = FedGKT()
+    assert made.model_spec({"name": "resnet8"}) == {"name": "resnet8"}
+    assert made.model_spec({"name": "resnet-tiny", "head_blocks": 1}) == {"name": "resnet-tiny", "head_blocks": 1}
+
+
+def test_other_heads_leave_the_stages_as_their_seed_makes_them() -> None:
+    def build(spec: dict[str, object]) -> StagedModel:
+        return seeded(lambda: MODELS.create(spec).build((1, 8, 8), 10), 3)
+
+    plain, other = build({"name": "resnet-tiny"}), build(FedGKT().model_spec({"name": "resnet-tiny"}))
+    weights = other.weights()
+    assert all(torch.equal(value, weights[name]) for name, value in plain.upper(0).state_dict().items())
+
+
+MOMENTS = [Optimizer("adam", 0.01), Optimizer("adam", 0.01, amsgrad=True), Optimizer("sgd", 0.05, momentum=0.9)]
+
+
+@pytest.mark.parametrize("spec", MOMENTS, ids=["adam", "amsgrad", "momentum"])
+async def test_optimizers_go_on_from_round_to_round_on_both_sides(
+    spec: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds of one device equal plain torch with one optimizer for each side over both."""
+    schedule = msgspec.structs.replace(SCHEDULE, optimizer=spec)
+    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    made, plain = method(), small_model().train()
+    weights = await play(made, small_model().weights(), {"a": 10}, range(2))
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if spec.name == "sgd":
+            return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum)
+        return torch.optim.Adam(parameters, lr=spec.lr, amsgrad=spec.amsgrad)
+
+    lower = optimizer([*plain.lower(1).parameters(), *plain.head(1).parameters()])
+    upper = optimizer(list(plain.upper(1).parameters()))
+    answers = torch.zeros(10, 4)
+    for round in range(2):
+        assignment = made.plan(round, [view("a")], schedule).assignments["a"]
+        rows = shuffled(10, assignment.seed, 0).split(4)
+        given = answers.clone()
+        for (x, y), chosen in zip(batches_of(shard("a"), assignment), rows, strict=True):
+            z = plain.lower(1)(x)
+            logits = plain.head(1)(z)
+            loss = nn.functional.cross_entropy(logits, y)
+            lower.zero_grad()
+            (loss + plain_kl(logits, given[chosen]) if round else loss).backward()
+            lower.step()
+            out = plain.upper(1)(z.detach())
+            upper.zero_grad()
+            (nn.functional.cross_entropy(out, y) + plain_kl(out, logits.detach())).backward()
+            upper.step()
+            with torch.no_grad():
+                answers[chosen] = copy.deepcopy(plain.upper(1))(z.detach())
+    found = {**weights, **{name: value for name, value in made.own["a"].items() if not name.startswith(GIVEN)}}
+    for name, value in plain.named_parameters():
+        if not name.endswith("conv.bias"):  # batch norm cancels it: its gradient is rounding, which Adam makes large
+            torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_more_features_than_the_server_may_keep_are_refused_with_the_figure() -> None:
+    """2 devices x 10,000 samples x 432 bytes; with one epoch it keeps none."""
+    devices = [view("a", 10_000), view("b", 10_000)]
+    method(features_mib=8).plan(0, devices, SCHEDULE)
+    method(features_mib=9, server_epochs=2).plan(0, devices, SCHEDULE)
+    with pytest.raises(UsageError, match=r"20000 samples × 432 bytes \(after stage 1\) = 9 MiB") as caught:
+        method(features_mib=8, server_epochs=2).plan(0, devices, SCHEDULE)
+    assert "features_mib to 9" in caught.value.hint
+    few = msgspec.structs.replace(SCHEDULE, max_batches=1)
+    method(features_mib=1, server_epochs=2).plan(0, devices, few)

@@ -9,8 +9,8 @@ import pytest
 
 from edgebed.errors import UsageError
 from orchestrator.records.account import summarise
-from orchestrator.records.compare.quantities import quantity
-from orchestrator.records.compare.ratios import cells, interval
+from orchestrator.records.compare.quantities import figures_of, quantity
+from orchestrator.records.compare.ratios import entries, interval
 from tests.summaries import changed
 from tests.synthetic import Speed, Synthetic
 
@@ -32,7 +32,7 @@ def test_one_ratio_has_no_interval_and_none_no_middle() -> None:
 
 def test_ratios_pair_the_same_seed_and_say_how_many_got_there() -> None:
     values = {("a", "c", 1): 10.0, ("a", "c", 2): 40.0, ("b", "c", 1): 20.0, ("b", "c", 2): None}
-    a, b = cells(values, ["a", "b"], ["c"], "a", {"a": {"c": 100.0}, "b": {"c": 150.0}})
+    a, b = entries(values, ["a", "b"], ["c"], "a", {"a": {"c": 100.0}, "b": {"c": 150.0}})
     assert (a.mean, a.ratio, a.reached, a.runs) == (25.0, 1.0, 2, 2)
     assert (b.mean, b.ratio, b.reached, b.runs) == (20.0, pytest.approx(2.0), 1, 2)
     assert b.paper_ratio == pytest.approx(1.5)
@@ -62,9 +62,9 @@ SUMMARY = changed(
     ],
 )
 def test_quantities_of_a_summary(name: str, target: float | None, value: float | None) -> None:
-    assert quantity(name, SUMMARY, target) == value
+    assert quantity(name, figures_of(SUMMARY), target) == value
 
 
 def test_an_unknown_quantity_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="no quantity 'speed'"):
-        quantity("speed", SUMMARY, None)
+        quantity("speed", figures_of(SUMMARY), None)

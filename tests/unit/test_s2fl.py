@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,17 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import Batch, Context, DeviceView, Outcome, Plan
-from edgebed.methods.s2fl import GroupHalf, S2fl, Sfl, candidate_cuts
+from edgebed.methods.base import Batch, Context, CutCost, DeviceView, Outcome, Plan
+from edgebed.methods.parts.time_table import median_rule
+from edgebed.methods.s2fl import GroupHalf, S2fl, Sfl, candidate_cuts, profiled_seconds
 from edgebed.models.staged import MODELS
 from edgebed.models.vgg import SPLIT_POINTS
-from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.messages import Report
 from edgebed.wire.settings import Optimizer
-from orchestrator.experiment import Simulation
-from orchestrator.fleet.spec.profile import load_fleet
-from orchestrator.papers.tables import load_reproduction
-from orchestrator.simulation.counts import Flops
-from orchestrator.simulation.paper_costs import FlopCosts
 from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 OPTIMIZERS = {
@@ -31,7 +25,6 @@ OPTIMIZERS = {
     "adam": (Optimizer("adam", 0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
 }
 CUTS = {"a": 1, "b": 2}
-PAPERS = Path(__file__).parents[2] / "profiles" / "experiments" / "papers"
 
 
 def ready(**options: object) -> S2fl:
@@ -279,24 +272,74 @@ def test_a_group_half_holds_the_stages_from_its_shallowest_cut_on() -> None:
     assert set(alone.weights()) == set(small_model().names_above(3))
 
 
-# ---- the paper's devices ----
+# ---- the time table without a warm-up ----
 
 
-def test_eq_1_gives_the_paper_s_round_of_fedavg_with_rates_in_elements_per_second() -> None:
-    """Table 3, IID: FedAvg sends 302.39 M a round (10 devices, twice VGG-16's 15.12 M parameters), so 26913 M are 89
-    rounds of 119.3 s and 40520 M 134 rounds of 119.6 s. Here it comes to 117.9 s."""
-    experiment = load_reproduction(PAPERS / "s2fl-table3.yaml").experiment
-    settings = msgspec.convert(experiment["simulation"], Simulation)
-    fleet = load_fleet(PAPERS / experiment["fleet"]).devices
-    model = MODELS.create({"name": "vgg16"}).build((3, 32, 32), 10)
-    costs = FlopCosts(Flops(model), settings.device_flops, settings.server_flops)
-    whole = Assignment("d", {}, 10, (3, 32, 32), len(model), "output")
-    compute_s = costs.work(whole, 500).total_s
-    elements = sum(value.numel() for name, value in model.named_parameters() if not name.startswith("head"))
-    limits = [device.profile.limits for device in fleet]
-    seconds = sorted(2 * elements * 32 / each.uplink_bit_s + compute_s / each.cpus for each in limits)
-    # of all ways to draw 10 of the 100, those whose slowest is the n-th fastest
-    slowest = [math.comb(n, 9) / math.comb(100, 10) for n in range(100)]
-    assert sum(slowest) == pytest.approx(1)
-    round_s = sum(chance * each for chance, each in zip(slowest, seconds, strict=True))
-    assert 117 < round_s < 120
+def test_profiled_costs_fill_the_table_before_the_first_round() -> None:
+    """Eq. 1 at cut 1: 10 samples are 2.5 batches; (1000 B + 2.5 x 40,000 B) both ways at 1.25 MB/s, and 2.5 x (0.1 s
+    ÷ 0.5 CPUs + 0.3 s). The median rule chooses in round 0, and a measured time is the second of the mean."""
+    method = ready(warm_up="profile", times="own")
+    assert method.needs_costs
+    slow, fast = view("slow", 10, cpus=0.5), view("fast", 10, cpus=4.0)
+    assert method.draw(0, [slow, fast], 0.5, 1) == method.draw(0, [slow, fast], 0.5, 1)
+    assert len(method.draw(0, [slow, fast], 0.5, 1)) == 1, "no round of all devices"
+    made = method.plan(0, [slow, fast], SCHEDULE)
+    table = method.memory.table
+    assert table.measured("slow", 1) == pytest.approx(2 * 101_000 / 1.25e6 + 2.5 * (0.1 / 0.5 + 0.3))
+    rows = {d: {cut: table.measured(d, cut) or 0.0 for cut in (1, 2, 3)} for d in ("slow", "fast")}
+    assert (made.notes["median_s"], cuts(made)) == median_rule(rows)
+    assert made.predicted_s == {d: rows[d][cut] for d, cut in cuts(made).items()}
+    chosen, before = cuts(made)["slow"], table.measured("slow", cuts(made)["slow"])
+    table.add("slow", chosen, 9.0)
+    method.plan(1, [slow, fast], SCHEDULE)
+    assert before is not None
+    assert table.measured("slow", chosen) == pytest.approx((before + 9.0) / 2)
+
+
+def test_max_batches_and_epochs_count_in_a_profiled_time() -> None:
+    cost = CutCost(1, 0, 0, device_s=1.0, server_s=0.0)
+    schedule = msgspec.structs.replace(SCHEDULE, epochs=3)
+    assert profiled_seconds(view("a", 10), schedule, cost) == 7.5
+    assert profiled_seconds(view("a", 10), msgspec.structs.replace(schedule, max_batches=1), cost) == 3.0
+
+
+def test_a_cut_without_a_head_cannot_be_profiled() -> None:
+    method = S2fl(S2fl.Options(cuts=(1, 2), warm_up="profile"))
+    model = small_model()
+    model.cuts_with_head = [1]
+    with pytest.raises(UsageError, match=r"cuts \[2\] cannot be profiled"):
+        method.setup(Context({"name": "small"}, model, {}, server_slots=1))
+
+
+# ---- controls for the balance ----
+
+
+def test_random_groups_are_drawn_anew_each_round_whatever_the_labels() -> None:
+    method = ready(grouping="random")
+    found = [plan(method, round, "abcd", UNEVEN).notes["groups"] for round in range(3, 20)]
+    assert found == [plan(method, round, "abcd").notes["groups"] for round in range(3, 20)]
+    assert {tuple(map(tuple, groups)) for groups in found} == {  # type: ignore[arg-type]
+        (("a", "b"), ("c", "d")),
+        (("a", "c"), ("b", "d")),
+        (("a", "d"), ("b", "c")),
+    }
+
+
+def test_the_mean_of_the_losses_makes_a_step_as_large_as_one_device_s() -> None:
+    """SGD: the step of a pair and the gradients that go back are half of those of the sum."""
+    spec = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
+    generator = torch.Generator().manual_seed(3)
+    uploads = {
+        name: {"features": torch.randn(4, 5, 6, 6, generator=generator), "labels": torch.arange(4)} for name in "ab"
+    }
+    start = small_model().weights()
+    steps, gradients = [], []
+    for loss in ("sum", "mean"):
+        method = ready(sliding=False, loss=loss)
+        made = method.plan(0, [device(name, 10, UNEVEN[name]) for name in "ab"], spec)
+        (half,) = method.server_halves(start, made.assignments, CPU)
+        replies = half.step(uploads)
+        steps.append(half.weights()["md4.fc.weight"] - start["md4.fc.weight"])
+        gradients.append(replies["a"]["gradient"])  # type: ignore[index]
+    torch.testing.assert_close(steps[0], 2 * steps[1])
+    torch.testing.assert_close(gradients[0], 2 * gradients[1])

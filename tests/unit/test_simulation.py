@@ -36,7 +36,7 @@ from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
 from orchestrator.simulation.link import LinkCost, Pipe
-from orchestrator.simulation.paper_costs import OperationCosts
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs
 from orchestrator.simulation.virtual import START_S, VirtualLoop
@@ -251,6 +251,17 @@ def test_flops_grow_with_the_cut_and_stop_where_training_does() -> None:
     last = sum(flops.device(assignment(objective="output", stages=8, train_from=7)))
     assert last < whole / 2
     assert flops.server(assignment(stages=8)) == 0 < flops.server(assignment(stages=2))
+
+
+def test_the_cuts_cost_what_their_counted_work_takes() -> None:
+    """So a method that plans with the costs of cuts plans with the seconds of the simulation, on any host."""
+    costs = FlopCosts(Flops(model()), 1e6, 1e7, 8, Codec("float16"))
+    cuts, work = costs.cut_costs(model()), assignment(stages=3)
+    assert set(cuts) == set(model().cuts_with_head)
+    assert cuts[3].device_s == costs.work(work, 8).total_s
+    assert cuts[3].server_s == costs.server_step_s([work], [8])
+    assert cuts[3].feature_bytes == 8 * (2 * math.prod(model().feature_shape(3)) + 8)
+    assert FlopCosts(Flops(model()), 1e6, 1e7).cut_costs(model()) == {}
 
 
 def test_a_narrow_model_costs_what_its_own_layers_cost() -> None:

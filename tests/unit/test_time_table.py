@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from edgebed.methods.s2fl import TimeTable, median_rule
+from edgebed.methods.parts.time_table import TimeTable, median_rule
 
 COSTS = {1: 10.0, 2: 20.0, 4: 40.0}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution
 from edgebed.methods.parts.shared_half import MOST
-from edgebed.models.staged import Weights
+from edgebed.models.staged import GIVEN, Weights
 
 Aggregate = Literal["samples", "uniform"]
 
@@ -113,10 +113,10 @@ def impossible(reference: Mapping[str, Tensor], update: Mapping[str, Tensor], ba
 
 def moved(reference: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> float:
     """Relative size of an update: the L2 norm of its difference from `reference`, divided by that of `reference`, over
-    all floating tensors of the update."""
+    all floating weights of the update."""
     change = start = 0.0
     for name, value in update.items():
-        if value.is_floating_point():
+        if value.is_floating_point() and not name.startswith(GIVEN):
             before = reference[name].double()
             change += float((value.double() - before).square().sum())
             start += float(before.square().sum())

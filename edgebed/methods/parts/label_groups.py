@@ -8,8 +8,9 @@ groups are of equal size but for one device **[ours]**: the paper states neither
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations, product
+from random import Random
 
 Counts = Sequence[int]
 """Samples per class of one device."""
@@ -35,6 +36,17 @@ def group_by_labels(labels: Mapping[str, Counts], size: int) -> list[tuple[str, 
     while _exchange(labels, groups):
         pass
     return sorted(tuple(sorted(group)) for group in groups)
+
+
+def random_groups(devices: Collection[str], size: int, seed: int, round: int) -> list[tuple[str, ...]]:
+    """The same number of groups of the same sizes, drawn: a control for the balance **[ours]**."""
+    left = sorted(devices)
+    Random(f"{seed}/groups/{round}").shuffle(left)
+    groups = []
+    for count in group_sizes(len(left), size):
+        groups.append(tuple(sorted(left[:count])))
+        del left[:count]
+    return sorted(groups)
 
 
 def group_sizes(devices: int, size: int) -> list[int]:

@@ -53,6 +53,35 @@ def make_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch
     raise UsageError(f"there is no optimizer {spec.name!r}", hint="choose adam or sgd")
 
 
+def optimizer_state(optimizer: torch.optim.Optimizer) -> Weights:
+    """What an optimizer remembers, by "NUMBER.KEY": the place of the parameter and torch's name ("0.exp_avg")."""
+    return {
+        f"{number}.{key}": value.detach().clone()
+        for number, kept in optimizer.state_dict()["state"].items()
+        for key, value in kept.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: Weights) -> None:
+    """Go on with what `optimizer_state` gave. The learning rate and the other settings stay."""
+    kept: dict[int, Weights] = {}
+    for name, value in state.items():
+        number, key = name.split(".")
+        kept.setdefault(int(number), {})[key] = value.clone()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
+
+
+def new_state(parameters: Iterable[nn.Parameter], spec: Optimizer) -> Weights:
+    """The state of an optimizer before its first step, which trains as one without state does: all zeros."""
+    copies = [nn.Parameter(torch.zeros_like(each)) for each in parameters]
+    optimizer = make_optimizer(copies, spec)
+    for each in copies:
+        each.grad = torch.zeros_like(each)
+    optimizer.step()
+    return {name: torch.zeros_like(value) for name, value in optimizer_state(optimizer).items()}
+
+
 # ---- device halves ---------------------------------------------------------------------------------------------------
 
 

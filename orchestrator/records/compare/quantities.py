@@ -1,4 +1,4 @@
-"""Quantities of a paper's tables from the summary of a run: seconds, bytes and rounds to an accuracy, accuracies. Pure.
+"""Quantities of a paper's tables: seconds, bytes and rounds to an accuracy, accuracies. Pure.
 
 Seconds are divided by the dilation, as in the summary. None: the run did not reach it.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from edgebed.errors import UsageError
 from orchestrator.records.summary import Summary
 
@@ -14,7 +16,41 @@ COMPUTE = ("compute", "decode", "encode")
 COMMUNICATION = ("download", "upload_tail", "blocked", "reply_wait")
 
 
-def quantity(name: str, summary: Summary, target: float | None) -> float | None:
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the quantities of a run follow from. Lists have an entry per finished round; `elapsed_s` counts from the
+    first round's start, `bytes` are of all devices in both directions. `straggler_phase_s`: seconds by phase of the
+    device that was the straggler most often."""
+
+    target_accuracy: float
+    accuracy: list[float | None]
+    elapsed_s: list[float]
+    bytes: list[int]
+    test_accuracy: float | None = None
+    round_s_median: float | None = None
+    straggler_gap_s: float | None = None
+    straggler_phase_s: dict[str, float] = {}
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Of the rounds that were evaluated."""
+        return [accuracy for accuracy in self.accuracy if accuracy is not None]
+
+
+def figures_of(summary: Summary) -> RunFigures:
+    straggler = usual_straggler(summary)
+    return RunFigures(
+        target_accuracy=summary.target_accuracy,
+        accuracy=[row.accuracy for row in summary.rounds],
+        elapsed_s=[row.elapsed_s for row in summary.rounds],
+        bytes=[row.bytes for row in summary.rounds],
+        test_accuracy=summary.test_accuracy,
+        round_s_median=summary.round_s_median,
+        straggler_gap_s=summary.straggler_gap_s,
+        straggler_phase_s={} if straggler is None else summary.devices[straggler].phase_s,
+    )
+
+
+def quantity(name: str, figures: RunFigures, target: float | None) -> float | None:
     """One quantity of a run.
 
     Args:
@@ -27,36 +63,36 @@ def quantity(name: str, summary: Summary, target: float | None) -> float | None:
         measure = QUANTITIES[name]
     except KeyError:
         raise UsageError(f"there is no quantity {name!r}", hint=f"choose one of: {', '.join(QUANTITIES)}") from None
-    return measure(summary, summary.target_accuracy if target is None else target)
+    return measure(figures, figures.target_accuracy if target is None else target)
 
 
-def rounds_to(summary: Summary, target: float) -> float | None:
+def rounds_to(figures: RunFigures, target: float) -> int | None:
     """Number of the first round (from 1) whose accuracy is the target or more."""
-    accuracies = enumerate((row.accuracy for row in summary.rounds), 1)
+    accuracies = enumerate(figures.accuracy, 1)
     reached = (i for i, accuracy in accuracies if accuracy is not None and accuracy >= target)
     return next(reached, None)
 
 
-def time_to(summary: Summary, target: float) -> float | None:
-    rounds = rounds_to(summary, target)
-    return None if rounds is None else summary.rounds[int(rounds) - 1].elapsed_s
+def time_to(figures: RunFigures, target: float) -> float | None:
+    rounds = rounds_to(figures, target)
+    return None if rounds is None else figures.elapsed_s[rounds - 1]
 
 
-def bytes_to(summary: Summary, target: float) -> float | None:
+def bytes_to(figures: RunFigures, target: float) -> float | None:
     """Bytes in both directions of all devices until the target; None: not reached."""
-    rounds = rounds_to(summary, target)
-    return None if rounds is None else float(sum(row.bytes for row in summary.rounds[: int(rounds)]))
+    rounds = rounds_to(figures, target)
+    return None if rounds is None else float(sum(figures.bytes[:rounds]))
 
 
-def _share_to(names: tuple[str, ...]) -> Callable[[Summary, float], float | None]:
+def _share_to(names: tuple[str, ...]) -> Callable[[RunFigures, float], float | None]:
     """Seconds that the usual straggler spent in these phases until the target; all rounds count as equally long."""
 
-    def measure(summary: Summary, target: float) -> float | None:
-        rounds, device = rounds_to(summary, target), usual_straggler(summary)
-        if rounds is None or device is None:
+    def measure(figures: RunFigures, target: float) -> float | None:
+        rounds = rounds_to(figures, target)
+        if rounds is None or not figures.straggler_phase_s:
             return None
-        spent = sum(summary.devices[device].phase_s.get(name, 0.0) for name in names)
-        return float(spent * rounds / len(summary.rounds))
+        spent = sum(figures.straggler_phase_s.get(name, 0.0) for name in names)
+        return float(spent * rounds / len(figures.accuracy))
 
     return measure
 
@@ -67,15 +103,15 @@ def usual_straggler(summary: Summary) -> str | None:
     return max(sorted(set(named)), key=named.count, default=None)
 
 
-QUANTITIES: dict[str, Callable[[Summary, float], float | None]] = {
+QUANTITIES: dict[str, Callable[[RunFigures, float], float | None]] = {
     "time_to_target_s": time_to,
     "rounds_to_target": rounds_to,
     "bytes_to_target": bytes_to,
     "compute_s": _share_to(COMPUTE),
     "communication_s": _share_to(COMMUNICATION),
-    "round_s": lambda summary, _: summary.round_s_median,
-    "best_accuracy": lambda summary, _: summary.best_accuracy,
-    "test_accuracy": lambda summary, _: summary.test_accuracy,
-    "final_accuracy": lambda summary, _: summary.final_accuracy,
-    "straggler_gap_s": lambda summary, _: summary.straggler_gap_s,
+    "round_s": lambda figures, _: figures.round_s_median,
+    "best_accuracy": lambda figures, _: max(figures.accuracies, default=None),
+    "test_accuracy": lambda figures, _: figures.test_accuracy,
+    "final_accuracy": lambda figures, _: figures.accuracies[-1] if figures.accuracies else None,
+    "straggler_gap_s": lambda figures, _: figures.straggler_gap_s,
 }

@@ -11,8 +11,8 @@ import msgspec
 CONFIDENCE = 0.95
 
 
-class Cell(msgspec.Struct, frozen=True):
-    """One row and column: the measured mean, its ratio to the baseline row, and the paper's figures.
+class Entry(msgspec.Struct, frozen=True):
+    """One row and column over the seeds: the measured mean, its ratio to the baseline row, and the paper's figures.
 
     `ratio` is the geometric mean over the seeds of (this row ÷ baseline row), `low` and `high` its 95 % interval
     (Student's t on the logarithms, pairs of the same seed); None with fewer than two pairs. `reached` of `runs` seeds
@@ -31,36 +31,36 @@ class Cell(msgspec.Struct, frozen=True):
     paper_ratio: float | None
 
 
-def cells(
+def entries(
     values: Mapping[tuple[str, str, int], float | None],
     rows: Sequence[str],
     columns: Sequence[str],
     baseline: str,
     figures: Mapping[str, Mapping[str, float | None]],
-) -> list[Cell]:
+) -> list[Entry]:
     """The table of one quantity.
 
     Args:
         values: by (row, column, seed); None where a run did not get there.
         figures: the paper's, by row and column; whatever is missing is None.
     """
-    return [_cell(values, row, column, baseline, figures) for row in rows for column in columns]
+    return [_entry(values, row, column, baseline, figures) for row in rows for column in columns]
 
 
-def _cell(
+def _entry(
     values: Mapping[tuple[str, str, int], float | None],
     row: str,
     column: str,
     baseline: str,
     figures: Mapping[str, Mapping[str, float | None]],
-) -> Cell:
+) -> Entry:
     own = {seed: value for (r, c, seed), value in values.items() if (r, c) == (row, column)}
     base = {seed: value for (r, c, seed), value in values.items() if (r, c) == (baseline, column)}
     known = [value for value in own.values() if value is not None]
     ratios = [v / b for seed, v in own.items() if v is not None and (b := base.get(seed)) and v > 0]
     ratio, low, high = interval(ratios) if row != baseline else (1.0 if known else None, None, None)
     paper, paper_base = figures.get(row, {}).get(column), figures.get(baseline, {}).get(column)
-    return Cell(
+    return Entry(
         row,
         column,
         mean=fmean(known) if known else None,

@@ -1,0 +1,93 @@
+"""Gives what is timed the host for itself: long computations pause meanwhile.
+
+There are two lock files, which the kernel frees however their holders end. What is timed (a fleet, a calibration, a
+benchmark, the tests) holds the first while it lasts, together with others. A computation holds the second while it
+works. What is timed waits at its start until nobody holds the second. A computation looks at the first, pauses, and
+lets the second go.
+
+    python -m orchestrator.files.timed_host COMMAND ...     runs a command that is timed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from orchestrator.files.shared_lock import TEMPORARY, lock_in_time, open_lock
+
+PAUSE_S = 30.0
+"""Seconds within which computations pause."""
+
+
+def _file(name: str) -> Path:
+    """A lock that every user of this host shares; under EDGEBED_CACHE where that is set."""
+    folder = Path(os.environ.get("EDGEBED_CACHE") or TEMPORARY)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"edgebed-{name}.lock"
+
+
+@contextlib.contextmanager
+def timed(notify: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Hold the host for something whose time matters. Raises FleetError where a computation does not pause in time."""
+    path = _file("computing")
+    with _held("timed"), _opened(path) as file:
+        if not _free(file):
+            notify("waiting until computations on this host pause")
+            lock_in_time(file, path, PAUSE_S)
+            fcntl.flock(file, fcntl.LOCK_UN)
+        yield
+
+
+def is_timed() -> bool:
+    """Whether anything that is timed holds the host."""
+    with _opened(_file("timed")) as file:
+        return not _free(file)
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Work that pauses while `is_timed`."""
+    with _held("computing"):
+        yield
+
+
+@contextlib.contextmanager
+def _held(name: str) -> Iterator[None]:
+    with _opened(_file(name)) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = open_lock(path)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _free(file: int) -> bool:
+    """Whether no other has the lock of an open file; it is not held afterwards."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which may have to clean up
+    with timed(lambda line: print(line, file=sys.stderr)):
+        return subprocess.run(sys.argv[1:], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""A cell: one run for a table, as a small JSON file under `results/` that outlives the run's folder.
+
+A cell is keyed by its settings and by the weights of its first two rounds. It is fresh while the table's file gives the
+same settings; `check` also computes the first two rounds again. `seal` shows whether somebody edited the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgebed.datasets.base import DATASETS
+from edgebed.errors import EdgebedError, UsageError
+from edgebed.methods.base import METHODS
+from edgebed.models.staged import MODELS
+from edgebed.plugins import Registry
+from orchestrator.experiment import Experiment
+from orchestrator.files.output import keep
+from orchestrator.fleet.spec.profile import fleet_of
+from orchestrator.papers.entries import FreeValues
+from orchestrator.papers.tables import Job, ScaleName
+from orchestrator.records.compare.quantities import RunFigures
+
+FIRST_ROUNDS = 2
+"""Number of rounds whose weights are part of a cell's key."""
+
+NORM_TOLERANCE, ACCURACY_TOLERANCE, TIME_TOLERANCE, VALUE_TOLERANCE = 1e-4, 0.02, 0.01, 0.01
+"""How far two cells of one experiment may differ where the CPUs have other vector units (`torch_simd`): the norms of
+the first rounds' weights, the seconds of a round and values without a run relatively, accuracies absolutely. Chosen,
+not derived. With one `torch_simd` they must be equal to the bit."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Everything that a cell's figures follow from, apart from the code and the data.
+
+    Attributes:
+        experiment: with all defaults and all options of its plugins.
+        probe: the experiment whose longest round gives the deadline; None: there is none.
+        devices: profile of each device; `profiles`: their limits.
+    """
+
+    experiment: dict[str, Any]
+    probe: dict[str, Any] | None
+    devices: dict[str, str]
+    profiles: dict[str, Any]
+
+
+class FirstRounds(msgspec.Struct):
+    """SHA-256 and Euclidean norm of the merged weights after each of the first rounds."""
+
+    digests: list[str] = []
+    norms: list[float] = []
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """How, when and with what a cell was computed. `memory_mib`: the most that its process held."""
+
+    torch_simd: str
+    versions: dict[str, str]
+    threads: int
+    commit: str
+    costs: str
+    date: str
+    hours: float
+    cpu_hours: float
+    memory_mib: int
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run for a table.
+
+    Attributes:
+        columns: that share it.
+        figures: of the run; None: nothing was trained.
+        values: what was computed without a run, by quantity and row.
+        stale: why its figures no longer count; "": they do.
+    """
+
+    table: str
+    scale: ScaleName
+    row: str
+    columns: tuple[str, ...]
+    seed: int
+    settings: Settings
+    deadline_s: float | None = None
+    first_rounds: FirstRounds
+    figures: RunFigures | None = None
+    values: FreeValues = {}
+    made: Made
+    stale: str = ""
+    seal: str = ""
+
+
+class Damaged(UsageError):
+    """A file that holds no cell, or one that was edited."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, hint="take it from git again, or remove it and compute it again")
+
+
+def settings_of(job: Job, path: Path) -> Settings:
+    """The settings of a job. `path`: of the table's file."""
+    devices = fleet_of(path, job.experiment.fleet).devices
+    return Settings(
+        experiment=in_full(job.experiment),
+        probe=None if job.probe is None else in_full(job.probe),
+        devices={device.name: device.profile.name for device in devices},
+        profiles=plain({device.profile.name: device.profile for device in devices}),
+    )
+
+
+def in_full(experiment: Experiment) -> dict[str, Any]:
+    """The experiment with the defaults of method, model and data set, as JSON has it."""
+    return plain(
+        msgspec.structs.replace(
+            experiment,
+            methods=[_options(METHODS, each) for each in experiment.methods],
+            model=_options(MODELS, experiment.model),
+            data=_options(DATASETS, experiment.data),
+        )
+    )
+
+
+def _options(registry: Registry[Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": spec["name"], **msgspec.structs.asdict(registry.create(spec).options)}
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """As it is read back from JSON."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return found
+
+
+def same_settings(stored: Settings, now: Settings) -> bool:
+    """Whether they are equal. A key that is newer than the stored settings has its default there."""
+    try:
+        return msgspec.structs.replace(stored, experiment=_again(stored.experiment), probe=_again(stored.probe)) == now
+    except (msgspec.ValidationError, EdgebedError):
+        return False
+
+
+def _again(experiment: dict[str, Any] | None) -> Any:
+    return None if experiment is None else in_full(msgspec.convert(experiment, Experiment))
+
+
+# ---- files ----
+
+
+def place(table: str, scale: str, row: str, column: str, seed: int) -> Path:
+    """The file of a cell below the folder of results. `column`: the first of those that share it."""
+    return Path(_slug(table)) / scale / f"{_slug(row)}--{_slug(column)}--seed{seed}.json"
+
+
+def place_of(cell: Cell) -> Path:
+    return place(cell.table, cell.scale, cell.row, cell.columns[0], cell.seed)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip(".-")
+
+
+def write_cell(results: Path, cell: Cell) -> Path:
+    """Write the file of a cell, sealed; returns its path. Every field is a line, so that changes are seen in git."""
+    path = results / place_of(cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = plain(msgspec.structs.replace(cell, seal=_seal(cell)))
+    lines = ",\n".join(f"{_text(name)}: {_text(value)}" for name, value in fields.items())
+    keep(path, f"{{\n{lines}\n}}\n".encode())
+    return path
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _seal(cell: Cell) -> str:
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(cell, seal=""))).hexdigest()[:16]
+
+
+def read_cell(path: Path) -> Cell:
+    """Raises Damaged."""
+    try:
+        cell = msgspec.json.decode(path.read_bytes(), type=Cell)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Damaged(f"{path} holds no cell: {error}") from None
+    if cell.seal != _seal(cell):
+        raise Damaged(f"{path} was edited: its figures are not those that were computed")
+    return cell
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the folder of results holds for a job. `why` it does not count; "": it does."""
+
+    path: Path
+    cell: Cell | None
+    why: str
+
+
+def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> Kept:
+    """The cell of a job, if there is one. `path`: of the table's file."""
+    file = results / place(table, scale, job.row, job.columns[0], job.seed)
+    if not file.exists():
+        return Kept(file, None, "not computed")
+    try:
+        cell = read_cell(file)
+    except Damaged as error:
+        return Kept(file, None, str(error))
+    if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
+        return Kept(file, cell, "stale: the table's file has other settings now")
+    return Kept(file, cell, cell.stale and f"stale: {cell.stale}")
+
+
+# ---- comparing ----
+
+
+def differences(one: Cell, other: Cell) -> list[str]:
+    """In what two cells of the same settings disagree; []: they agree."""
+    if one.made.torch_simd == other.made.torch_simd:
+        pairs = {"weights": (one.first_rounds.digests, other.first_rounds.digests), "figures": _pair(one, other)}
+        return [f"{name} differ" for name, (a, b) in pairs.items() if a != b]
+    if one.figures is None or other.figures is None:
+        return _far_values(one.values, other.values)
+    return differ_at_start(one, other.first_rounds, other.figures, exact=False) + _far(one.figures, other.figures)
+
+
+def outcome(cell: Cell) -> RunFigures | FreeValues:
+    """What the quantities follow from."""
+    return cell.values if cell.figures is None else cell.figures
+
+
+def _pair(one: Cell, other: Cell) -> tuple[object, object]:
+    return (one.figures, one.values, one.deadline_s), (other.figures, other.values, other.deadline_s)
+
+
+def _far_values(one: FreeValues, other: FreeValues) -> list[str]:
+    return [
+        f"{name} of {row} {value:g} and {other[name][row]:g}"
+        for name, rows in one.items()
+        for row, value in rows.items()
+        if not isclose(value, other[name][row], rel_tol=VALUE_TOLERANCE)
+    ]
+
+
+def _far(one: RunFigures, other: RunFigures) -> list[str]:
+    best = [max(each.accuracies, default=0.0) for each in (one, other)]
+    round_s = [each.elapsed_s[-1] / len(each.elapsed_s) for each in (one, other)]
+    found = (
+        []
+        if abs(best[0] - best[1]) <= ACCURACY_TOLERANCE + 1e-9
+        else [f"best accuracy {best[0]:.3f} and {best[1]:.3f}"]
+    )
+    if not isclose(*round_s, rel_tol=TIME_TOLERANCE):
+        found.append(f"seconds of a round {round_s[0]:.3f} and {round_s[1]:.3f}")
+    return found
+
+
+def differ_at_start(cell: Cell, first: FirstRounds, figures: RunFigures, *, exact: bool) -> list[str]:
+    """In what the first rounds, computed again, disagree with a cell of a run. `exact`: on a CPU with the same vector
+    units."""
+    assert cell.figures is not None
+    count = len(first.digests)
+    if exact:
+        found = [] if first.digests == cell.first_rounds.digests else ["the weights of the first rounds differ"]
+        pairs = (
+            ("accuracies", figures.accuracy, cell.figures.accuracy),
+            ("seconds", figures.elapsed_s, cell.figures.elapsed_s),
+            ("bytes", figures.bytes, cell.figures.bytes),
+        )
+        return found + [f"{name} of the first rounds differ" for name, a, b in pairs if list(a[:count]) != b[:count]]
+    norms = zip(first.norms, cell.first_rounds.norms, strict=True)
+    far = not all(isclose(a, b, rel_tol=NORM_TOLERANCE) for a, b in norms)
+    return ["the norms of the first rounds' weights differ"] if far else []
+
+
+def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
+    """Take in the cells of other folders; returns the files written. One that is here already must agree.
+
+    Raises:
+        UsageError: a file is no cell, or contradicts one that is here; then nothing is taken in.
+    """
+    found = [read_cell(file) for folder in folders for file in _json_files(folder)]
+    new, wrong = [], []
+    here = {file.relative_to(results): file for file in _json_files(results)} if results.is_dir() else {}
+    seen = {name: read_cell(file) for name, file in here.items()}
+    for cell in found:
+        old = seen.get(place_of(cell))
+        if old is None or (old.stale and not cell.stale):
+            seen[place_of(cell)] = cell
+            new.append(cell)
+        elif not cell.stale:
+            same = same_settings(old.settings, cell.settings)
+            why = differences(old, cell) if same else ["settings differ"]
+            wrong += [f"{place_of(cell)}: {', '.join(why)}"] if why else []
+    if wrong:
+        raise UsageError(
+            f"{len(wrong)} cells contradict those in {results}: {'; '.join(wrong[:5])}",
+            hint="`edgebed reproduce TABLE --check` says which are right; remove the others",
+        )
+    return [write_cell(results, cell) for cell in new]
+
+
+def _json_files(folder: Path) -> Iterable[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
+    return sorted(folder.rglob("*.json"))

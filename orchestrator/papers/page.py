@@ -1,0 +1,314 @@
+"""The page docs/results.md and its pictures, from the cells under `results/` and the list of the papers' tables.
+
+No figure stands on the page that no fresh cell supports: `differences` compares a page with what the cells give.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.files.output import keep
+from orchestrator.files.shipped import shipped
+from orchestrator.files.yaml_file import convert, load_yaml
+from orchestrator.papers.cells import Cell, Damaged, kept, outcome, read_cell
+from orchestrator.papers.counted import counted
+from orchestrator.papers.entries import Values, about, printed, tables_of, values_of
+from orchestrator.papers.eq1 import check_eq1
+from orchestrator.papers.tables import (
+    SCALES,
+    Reproduction,
+    Scale,
+    ScaleName,
+    claims_of,
+    jobs,
+    load_reproduction,
+    scaled,
+)
+from orchestrator.papers.verdicts import RULES, Verdict, judge, limits, ours_of, paper_of
+from orchestrator.records.compare.ratios import Entry
+from orchestrator.records.words.formatting import NONE, fixed, number
+
+PAGE, PICTURES = "results.md", "results"
+EXACT = {"fedpmt-table2", "s2fl-eq1"}
+"""Tables that are arithmetic."""
+
+HEAD = """\
+# Results beside the papers'
+
+This page is made from the files under `results/` by `edgebed reproduce --page`, and holds no other figures. Each of
+those files is a *cell*: one run of a row and column of a paper's table with one seed, simulated with counted costs
+([reproduce.md](reproduce.md)). Measurements on throttled devices are in [benchmarks.md](benchmarks.md).
+
+Scales: `digits` is a small network on the digits of scikit-learn; `real` is MNIST or CIFAR-10 (JPEG), with the paper's
+network or a smaller relative; `full` is the paper's own. The section of a table says what is the same as in the paper.
+"""
+
+
+class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table or figure of a paper. `files`: of ours; `instead`: why there is no result, or where it is; `hours`: of
+    a seed on one core, estimated."""
+
+    paper: str
+    name: str
+    what: str
+    files: list[str] = []
+    instead: str = ""
+    hours: str = ""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The cells of a table at a scale that count, and what follows from them."""
+
+    name: str
+    table: Reproduction
+    scale: ScaleName
+    at: Scale
+    about: str
+    cells: list[Cell]
+    values: Values
+    tables: dict[str, list[Entry]]
+
+    @property
+    def picture(self) -> str:
+        return f"{self.name}-{self.scale}.svg"
+
+    @property
+    def command(self) -> str:
+        return f"edgebed reproduce {self.name} --scale {self.scale}"
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A page. `refused`: files that do not count, and why."""
+
+    text: str
+    parts: list[Part]
+    refused: list[str]
+
+
+def make(results: Path, tables: Sequence[Path]) -> Made:
+    """The page of all cells under `results`. `tables`: the files of the tables."""
+    parts: list[Part] = []
+    refused = [f"{path}: there is no such table" for path in _strange(results, tables)]
+    others: list[str] = []
+    for path in tables:
+        table = load_reproduction(path)
+        others += _exact_lines(path, table)
+        for scale in SCALES if table.rows else ():
+            part = _part(results, path, table, scale, refused)
+            parts += [part] if part is not None else []
+    return Made("\n".join(_text(parts, others)), parts, refused)
+
+
+def write(made: Made, docs: Path) -> list[Path]:
+    """Write the page and its pictures; returns their paths. Pictures without cells are removed."""
+    from orchestrator.papers.forest import forest  # matplotlib takes a second, and every command imports this file
+
+    folder = docs / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in set(folder.glob("*.svg")) - {folder / part.picture for part in made.parts}:
+        old.unlink()
+    for part in made.parts:
+        keep(folder / part.picture, forest(part.table.title, part.tables, mark(part)))
+    keep(docs / PAGE, made.text.encode())
+    return [docs / PAGE, *(folder / part.picture for part in made.parts)]
+
+
+def differences(made: Made, docs: Path) -> list[str]:
+    """Lines of the page that the cells do not give, or that it lacks; and pictures of other figures."""
+    page = docs / PAGE
+    there = page.read_text().splitlines() if page.exists() else []
+    found = [
+        f"{page}: {line[0]} {line[2:]}"
+        for line in difflib.ndiff(there, made.text.splitlines())
+        if line[0] in "+-" and line[2:].strip()
+    ]
+    for part in made.parts:
+        picture = docs / PICTURES / part.picture
+        if not picture.exists() or mark(part) not in picture.read_text():
+            found.append(f"{picture}: is not the picture of these cells")
+    return found
+
+
+def mark(part: Part) -> str:
+    """Identifies the figures of a picture."""
+    return hashlib.sha256(msgspec.json.encode(part.tables)).hexdigest()[:16]
+
+
+# ---- cells ----
+
+
+def _strange(results: Path, tables: Sequence[Path]) -> list[Path]:
+    known = {path.stem for path in tables}
+    return [path for path in sorted(results.glob("*")) if path.is_dir() and path.name not in known]
+
+
+def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refused: list[str]) -> Part | None:
+    """The part of a table's page at a scale; None: no cell of it counts. Files that do not count are added to
+    `refused`."""
+    files = set((results / path.stem / scale).glob("*.json"))
+    if not files or table.at(scale) is None:
+        refused += [f"{file}: the table has no such scale" for file in sorted(files)]
+        return None
+    seeds = sorted({cell.seed for file in files if (cell := _readable(file)) is not None})
+    found = []
+    for job in jobs(table, path, scale, seeds or None):
+        there = kept(results, path.stem, scale, job, path)
+        files.discard(there.path)
+        if there.cell is not None and not there.why:
+            found.append((job, there.cell))
+        elif there.path.exists():
+            refused.append(f"{there.path}: {there.why}")
+    refused += [f"{file}: the table has no such cell" for file in sorted(files)]
+    if not found:
+        return None
+    at = scaled(table, scale)
+    values = values_of(table, at, [(job, outcome(cell)) for job, cell in found])
+    words = about(at, [job for job, _ in found], simulated=True)
+    cells = [cell for _, cell in found]
+    return Part(path.stem, table, scale, at, words, cells, values, tables_of(table, at, values))
+
+
+def _readable(file: Path) -> Cell | None:
+    try:
+        return read_cell(file)
+    except Damaged:
+        return None
+
+
+# ---- text ----
+
+
+def _text(parts: Sequence[Part], others: Sequence[str]) -> Iterator[str]:
+    yield HEAD
+    yield f"## Rules for a verdict\n\n{RULES}\n"
+    yield "## Claims\n"
+    yield "| claim | verdict | paper | ours | scale | command |\n|---|---|---|---|---|---|"
+    yield from others
+    judged = list(_judged(parts))
+    yield from (_claim_line(part, verdict) for part, verdict in judged)
+    if not judged and not others:
+        yield "| no cell is there yet | | | | | |"
+    yield "\n## All tables and figures\n"
+    yield "| paper | | what | state | core hours of a seed (estimated) |\n|---|---|---|---|---|"
+    for each in listed():
+        state = _state(each, parts)
+        yield f"| {each.paper} | {each.name} | {each.what} | {state} | {each.hours or NONE} |"
+    for part in parts:
+        yield from _section(part)
+
+
+def listed() -> list[Listed]:
+    """All tables and figures of the papers."""
+    path = shipped("profiles") / "paper-tables.yaml"
+    return convert(load_yaml(path), dict[str, list[Listed]], path)["tables"]
+
+
+def _judged(parts: Sequence[Part]) -> Iterator[tuple[Part, Verdict]]:
+    for part in parts:
+        for claim in claims_of(part.table):
+            values, paper = part.values[claim.quantity], printed(part.table, claim.quantity)
+            verdict = judge(claim, part.table.baseline, list(part.at.columns), values, paper)
+            if verdict is not None:
+                yield part, verdict
+
+
+def _claim_line(part: Part, verdict: Verdict) -> str:
+    claim = verdict.claim
+    several = len({pair.row for pair in verdict.pairs}) > 1
+    names = [f"{pair.row}, {pair.column}" if several else pair.column for pair in verdict.pairs]
+    ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
+    paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
+    rule = f"{claim.quantity}: {limits(claim, claim.than or part.table.baseline)}"
+    return (
+        f"| {_title(part)}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} "
+        f"| `{part.command}` |"
+    )
+
+
+def _title(part: Part) -> str:
+    return part.table.title.partition(":")[0]
+
+
+def _exact_lines(path: Path, table: Reproduction) -> list[str]:
+    """The verdict on a table that is arithmetic."""
+    match table.kind:
+        case "operations":
+            agree = [own == paper for pairs in counted(table).values() for own, paper in pairs]
+        case "eq1":
+            agree = [check.agrees for check in check_eq1(table, path)]
+        case _:
+            return []
+    word = "holds" if all(agree) else "does not hold"
+    return [
+        f"| {table.title}: as printed | **{word}** | {len(agree)} figures | {sum(agree)} agree | exact "
+        f"| `edgebed reproduce {path.stem}` |"
+    ]
+
+
+def _state(each: Listed, parts: Sequence[Part]) -> str:
+    """What is there of a table: cells, a place elsewhere, why there is none, or the command that would compute it."""
+    own = [part for part in parts if part.name in each.files]
+    if own:
+        return "; ".join(f"{part.scale}: {_count(part)}" for part in own)
+    if each.instead:
+        return each.instead
+    if EXACT & set(each.files):
+        return "arithmetic, see the claims"
+    return "not run: " + ", ".join(f"`edgebed reproduce {name}`" for name in each.files)
+
+
+def _count(part: Part) -> str:
+    seeds = sorted({cell.seed for cell in part.cells})
+    hours = sum(cell.made.cpu_hours for cell in part.cells)
+    return f"{len(part.cells)} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
+
+
+def _section(part: Part) -> Iterator[str]:
+    made = [cell.made for cell in part.cells]
+    dates, commits = sorted({each.date for each in made}), sorted({each.commit or "unknown" for each in made})
+    simd = ", ".join(sorted({each.torch_simd for each in made}))
+    yield f"\n## {part.table.title} (scale {part.scale})\n"
+    yield f"{part.about}\n"
+    yield (
+        f"{_count(part)}, at most {max(each.memory_mib for each in made)} MiB each; computed {dates[0]} to {dates[-1]} "
+        f"at commit {', '.join(commits)}, vector units {simd}, costs: {made[0].costs}. `{part.command}`\n"
+    )
+    yield f"![Ratios with their intervals]({PICTURES}/{part.picture})\n"
+    for name, entries in part.tables.items():
+        yield from _entries(name, entries, part.table.baseline)
+
+
+def _entries(name: str, entries: Sequence[Entry], baseline: str) -> Iterator[str]:
+    columns = list(dict.fromkeys(entry.column for entry in entries))
+    yield f"`{name}`: mean of the seeds that have it, and ÷ {baseline}; below it the paper's.\n"
+    yield f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
+    for row in dict.fromkeys(entry.row for entry in entries):
+        own = {entry.column: entry for entry in entries if entry.row == row}
+        yield f"| {row} | {' | '.join(_ours(own[column]) for column in columns)} |"
+        if any(entry.paper is not None for entry in own.values()):
+            yield f"| paper | {' | '.join(_paper(own[column]) for column in columns)} |"
+    yield ""
+
+
+def _ours(entry: Entry) -> str:
+    if not entry.runs:
+        return "not computed"
+    if entry.mean is None:
+        return f"reached in 0 of {entry.runs}"
+    text = number(entry.mean)
+    if entry.ratio is not None and (entry.low is not None or entry.ratio != 1):
+        text += f", {fixed(entry.ratio, 2)}"
+    if entry.low is not None and entry.high is not None:
+        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
+
+
+def _paper(entry: Entry) -> str:
+    if entry.paper is None:
+        return NONE
+    return number(entry.paper) + ("" if entry.paper_ratio in (None, 1) else f", {fixed(entry.paper_ratio or 0, 2)}")

@@ -1,0 +1,174 @@
+"""A table of a paper from its cells: computes those that are missing, and checks those that are there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import torch
+
+from edgebed.errors import RunError
+from orchestrator.papers.cells import (
+    Cell,
+    Damaged,
+    Kept,
+    differ_at_start,
+    differences,
+    kept,
+    outcome,
+    place,
+    read_cell,
+    settings_of,
+    write_cell,
+)
+from orchestrator.papers.compute import Start, WorkerRequest
+from orchestrator.papers.entries import Measured, Selection, about, tables_of, values_of, wanted, wanted_jobs
+from orchestrator.papers.tables import Job, Reproduction
+from orchestrator.papers.workers import Task, Workers
+from orchestrator.runs.request import Notify
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where cells are, and where their runs are."""
+
+    results: Path
+    work: Path
+
+
+def reproduce(
+    table: Reproduction, path: Path, selection: Selection, at: Place, *, most: int, fresh: bool, notify: Notify
+) -> Measured:
+    """Compute the cells that are not there, or no longer count, and read all.
+
+    Args:
+        path: of the table's file.
+        most: processes at a time.
+        fresh: compute those that count again, too.
+
+    Raises:
+        RunError: a cell could not be computed; the others are there.
+    """
+    todo = wanted_jobs(table, path, selection)
+    missing = []
+    for job, found in _with_kept(table, path, selection, at.results, todo):
+        if fresh or found.why:
+            missing.append(_task(path, selection, job, at))
+            if fresh or found.why.startswith("stale"):
+                shutil.rmtree(missing[-1].request.work, ignore_errors=True)
+    notify(f"{len(todo)} cells: {len(todo) - len(missing)} are there, {len(missing)} are computed")
+    failed = asyncio.run(Workers(missing, most, notify).run()) if missing else []
+    if failed:
+        raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
+    return measured(table, path, selection, at.results)
+
+
+def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:
+    """The table from the cells that count."""
+    scale, todo = wanted(table, selection), wanted_jobs(table, path, selection)
+    found = _with_kept(table, path, selection, results, todo)
+    done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
+    tables = tables_of(table, scale, values_of(table, scale, done))
+    return Measured(tables, f"simulated, scale {selection.scale}", about(scale, todo, simulated=True))
+
+
+def _with_kept(
+    table: Reproduction, path: Path, selection: Selection, results: Path, todo: Iterable[Job]
+) -> list[tuple[Job, Kept]]:
+    return [(job, kept(results, path.stem, selection.scale, job, path)) for job in todo]
+
+
+def _task(path: Path, selection: Selection, job: Job, at: Place, *, only_first: bool = False) -> Task:
+    """The task of a job. Its folder is that of its settings and this kind of CPU, on which alone it may go on."""
+    key = msgspec.json.encode((settings_of(job, path), torch.backends.cpu.get_cpu_capability()))
+    name = place(path.stem, selection.scale, job.row, job.columns[0], job.seed).with_suffix("")
+    work = at.work / f"{name}-{hashlib.sha256(key).hexdigest()[:8]}"
+    request = WorkerRequest(
+        str(path.resolve()),
+        selection.scale,
+        job.row,
+        job.columns[0],
+        job.seed,
+        str(work.resolve()),
+        str(at.results.resolve()),
+        only_first,
+    )
+    return Task(f"{path.stem} {job.row}, {', '.join(job.columns)}, seed {job.seed}", request)
+
+
+# ---- checks ----
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What a check says of a cell; `why` it does not hold, "": it does."""
+
+    name: str
+    why: str
+
+
+def check(
+    tables: Sequence[tuple[Path, Reproduction, Selection]],
+    at: Place,
+    *,
+    sample: int | None,
+    seed: int,
+    most: int,
+    notify: Notify,
+) -> list[Checked]:
+    """Compute cells again: the first rounds of all that are there, or `sample` of them, drawn by `seed`, wholly. A cell
+    whose first rounds are no longer the same becomes stale; one whose first rounds are the same again counts again.
+
+    Args:
+        at: `work` is emptied.
+    """
+    shutil.rmtree(at.work, ignore_errors=True)
+    again = Place(at.work / "results", at.work)
+    found: list[Checked] = []
+    todo: list[tuple[Cell, Task]] = []
+    for path, table, selection in tables:
+        for job, there in _with_kept(table, path, selection, at.results, wanted_jobs(table, path, selection)):
+            task = _task(path, selection, job, again, only_first=sample is None)
+            if there.cell is not None and (not there.why or there.cell.stale):
+                todo.append((there.cell, task))
+            elif there.path.exists():
+                found.append(Checked(task.name, there.why))
+    if sample is not None:
+        todo = random.Random(seed).sample(todo, min(sample, len(todo)))
+    failed = asyncio.run(Workers([task for _, task in todo], most, notify).run()) if todo else []
+    if failed:
+        raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
+    compare = _compare_start if sample is None else _compare_whole
+    return found + [
+        Checked(task.name, "; ".join(compare(cell, task, at.results, again.results))) for cell, task in todo
+    ]
+
+
+def _compare_whole(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:
+    return differences(cell, read_cell(again / _file(task)))
+
+
+def _compare_start(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:
+    """Compare the first rounds, and mark the cell by it where this CPU can tell. What has no rounds is compared
+    wholly."""
+    if cell.figures is None:
+        return _compare_whole(cell, task, results, again)
+    start = msgspec.json.decode((Path(task.request.work) / "first_rounds.json").read_bytes(), type=Start)
+    exact = cell.made.torch_simd == torch.backends.cpu.get_cpu_capability()
+    why = differ_at_start(cell, start.rounds, start.figures, exact=exact)
+    stale = f"{datetime.now(UTC).date().isoformat()}: {', '.join(why)}" if why else ""
+    if exact and bool(stale) != bool(cell.stale):
+        write_cell(results, msgspec.structs.replace(cell, stale=stale))
+    return why
+
+
+def _file(task: Task) -> Path:
+    request = task.request
+    return place(Path(request.table).stem, request.scale, request.row, request.column, request.seed)
+
+
+__all__ = ["Checked", "Damaged", "Place", "Selection", "check", "measured", "reproduce"]

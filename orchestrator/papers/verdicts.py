@@ -1,0 +1,118 @@
+"""Whether a paper's claim holds in our figures, by rules that stand on the page of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from orchestrator.papers.tables import Claim
+from orchestrator.records.compare.ratios import interval
+from orchestrator.records.words.formatting import NONE, fixed
+
+Word = Literal["holds", "does not hold", "cannot be told"]
+
+RULES = """\
+A claim compares a row of a table with another one: their ratio in each column, the geometric mean over the seeds with
+its 95 % interval (Student's t on the logarithms, pairs of the same seed). The limits are those of the claim, such as
+"below 1".
+
+- **Holds** in a column: the whole interval lies within the limits.
+- **Does not hold** in a column: the whole interval lies outside of them.
+- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, or a run did not reach the target.
+- A claim holds where it holds in all of its columns. It does not hold where it does not in one of them. Otherwise it
+  cannot be told. The intervals are not widened for the number of claims."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A row ÷ another one in one column. `reached` of `runs` seeds have both."""
+
+    row: str
+    column: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    reached: int
+    runs: int
+    paper: float | None
+    word: Word
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    claim: Claim
+    pairs: tuple[Pair, ...]
+    word: Word
+
+
+def judge(
+    claim: Claim,
+    baseline: str,
+    columns: Sequence[str],
+    values: Mapping[tuple[str, str, int], float | None],
+    printed: Mapping[str, Mapping[str, float | None]],
+) -> Verdict | None:
+    """The verdict on a claim; None where no run of its columns is there.
+
+    Args:
+        columns: those of the scale.
+        values: of the claim's quantity, by row, column and seed; None where a run did not reach the target.
+        printed: the paper's figures, by row and column.
+    """
+    than = claim.than or baseline
+    own = [column for column in columns if not claim.columns or column in claim.columns]
+    pairs = [_pair(claim, row, than, column, values, printed) for row in claim.rows for column in own]
+    found = tuple(pair for pair in pairs if pair.runs)
+    return Verdict(claim, found, _together([pair.word for pair in pairs])) if found else None
+
+
+def _pair(
+    claim: Claim,
+    row: str,
+    than: str,
+    column: str,
+    values: Mapping[tuple[str, str, int], float | None],
+    printed: Mapping[str, Mapping[str, float | None]],
+) -> Pair:
+    seeds = sorted({seed for (r, c, seed) in values if r in (row, than) and c == column})
+    both = [(values.get((row, column, seed)), values.get((than, column, seed))) for seed in seeds]
+    ratios = [ours / base for ours, base in both if ours and base]
+    ratio, low, high = interval(ratios)
+    paper, base = printed.get(row, {}).get(column), printed.get(than, {}).get(column)
+    word = "cannot be told" if len(ratios) < len(seeds) else _word(claim, low, high)
+    return Pair(row, column, ratio, low, high, len(ratios), len(seeds), paper / base if paper and base else None, word)
+
+
+def _word(claim: Claim, low: float | None, high: float | None) -> Word:
+    if low is None or high is None:
+        return "cannot be told"
+    if claim.above < low and high < claim.below:
+        return "holds"
+    return "does not hold" if high <= claim.above or low >= claim.below else "cannot be told"
+
+
+def _together(words: Sequence[Word]) -> Word:
+    if "does not hold" in words:
+        return "does not hold"
+    return "holds" if set(words) == {"holds"} else "cannot be told"
+
+
+def limits(claim: Claim, than: str) -> str:
+    """The limits in words: `fedpmt ÷ fedavg below 1`."""
+    bounds = [f"above {claim.above:g}"] if claim.above > 0 else []
+    bounds += [f"below {claim.below:g}"] if claim.below < math.inf else []
+    return f"{', '.join(claim.rows)} ÷ {than} {' and '.join(bounds)}"
+
+
+def ours_of(pair: Pair) -> str:
+    if pair.ratio is None:
+        return f"reached by both in 0 of {pair.runs} seeds"
+    text = fixed(pair.ratio, 2)
+    if pair.low is not None and pair.high is not None:
+        text += f" [{fixed(pair.low, 2)}, {fixed(pair.high, 2)}]"
+    return text if pair.reached == pair.runs else f"{text}, {pair.reached} of {pair.runs} seeds"
+
+
+def paper_of(pair: Pair) -> str:
+    return NONE if pair.paper is None else fixed(pair.paper, 2)

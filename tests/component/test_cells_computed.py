@@ -1,0 +1,192 @@
+"""Cells of a table, computed by processes: the order and number of the processes change nothing, a check sees a change,
+and cells pause while something is timed on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from edgebed.errors import RunError
+from orchestrator.files.timed_host import is_timed, timed
+from orchestrator.papers.cells import Cell, FirstRounds, read_cell, write_cell
+from orchestrator.papers.entries import Selection
+from orchestrator.papers.reproducing import Checked, Place, check, reproduce
+from orchestrator.papers.tables import load_reproduction
+
+TABLE = """
+title: "A small table"
+source: "a paper"
+quantities: [rounds_to_target]
+baseline: FedPMT
+experiment:
+  name: small
+  fleet: fleet.yaml
+  data: {name: digits, train_samples: 200, test_samples: 50}
+  model: {name: fcnn, hidden: [16, 12, 10]}
+  training: {rounds: 4, target_accuracy: 0.01, stop_at_target: false, batch_size: 20, optimizer: {name: sgd, lr: 0.05}}
+  simulation: {cost: operations}
+  methods: [{name: fedavg}]
+rows:
+  FedPMT: {methods: [{name: fedpmt}]}
+  FedAvg: {}
+columns:
+  none: {}
+  deadline: {deadline_of: FedPMT}
+scale: {about: As it is., seeds: [1]}
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Locks of this test alone, for the tests themselves are timed."""
+    monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "fleet.yaml").write_text("name: small\ndevices: [{profile: cpu1}, {profile: cpu0.2}]\n")
+    path = tmp_path / "table.yaml"
+    path.write_text(TABLE)
+    return path
+
+
+def said(line: str) -> None:
+    print(line)
+
+
+def make(
+    table: Path, place: Place, most: int, seeds: Sequence[int] = (), rows: Sequence[str] = (), column: str = "none"
+) -> None:
+    selection = Selection(seeds=seeds, rows=rows, columns=[column])
+    reproduce(load_reproduction(table), table, selection, place, most=most, fresh=False, notify=said)
+
+
+def at(folder: Path) -> Place:
+    return Place(folder / "results", folder / "work")
+
+
+def without_times(results: Path) -> dict[str, Any]:
+    """What the files hold, apart from the times that it took and the memory."""
+    found = {}
+    for path in sorted(results.rglob("*.json")):
+        cell = msgspec.json.decode(path.read_bytes())
+        del cell["seal"]
+        cell["made"] = {k: v for k, v in cell["made"].items() if k in ("torch_simd", "versions", "threads", "costs")}
+        found[str(path.relative_to(results))] = cell
+    return found
+
+
+def test_order_and_jobs_do_not_change_a_cell(table: Path, tmp_path: Path) -> None:
+    make(table, at(tmp_path / "one"), most=2, seeds=(1, 2), rows=("FedPMT",), column="deadline")
+    make(table, at(tmp_path / "other"), most=1, seeds=(2, 1), rows=("FedPMT",), column="deadline")
+    one, other = (without_times(tmp_path / name / "results") for name in ("one", "other"))
+    assert one == other
+    assert len(one) == 2
+    assert all(cell["deadline_s"] > 0 and cell["made"]["threads"] == 1 for cell in one.values())
+
+
+def edit(results: Path, change: Callable[[Cell], Cell]) -> None:
+    (path,) = results.rglob("*.json")
+    write_cell(results, change(read_cell(path)))
+
+
+def test_a_check_computes_again_and_says_which_cells_hold(table: Path, tmp_path: Path) -> None:
+    place, selection = at(tmp_path), Selection(columns=("none",), rows=("FedPMT",))
+    loaded = load_reproduction(table)
+    reproduce(loaded, table, selection, place, most=1, fresh=False, notify=said)
+
+    def checked(sample: int | None = None) -> list[str]:
+        again = Place(place.results, tmp_path / "again")
+        found: list[Checked] = check([(table, loaded, selection)], again, sample=sample, seed=1, most=1, notify=said)
+        return [each.why for each in found]
+
+    assert checked() == [""]
+    assert checked(sample=3) == [""]
+    edit(place.results, lambda cell: msgspec.structs.replace(cell, first_rounds=FirstRounds(["0", "0"], [0.0, 0.0])))
+    assert checked() == ["the weights of the first rounds differ"]
+    (path,) = place.results.rglob("*.json")
+    assert read_cell(path).stale.endswith("the weights of the first rounds differ")
+    reproduce(loaded, table, selection, place, most=1, fresh=False, notify=said)
+    assert read_cell(path).stale == "", "a stale cell is computed anew"
+    edit(
+        place.results,
+        lambda cell: msgspec.structs.replace(
+            cell, figures=msgspec.structs.replace(cell.figures, accuracy=[*cell.figures.accuracy[:3], 0.99])
+        ),
+    )
+    assert checked() == [""], "the first rounds are the same"
+    assert checked(sample=1) == ["figures differ"], "one that was computed wholly is not"
+
+
+def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_path: Path) -> None:
+    table.write_text(TABLE.replace("FedAvg: {}", "FedAvg: {model: {name: resnet-tiny}}"))
+    with pytest.raises(RunError, match=r"1 cells were not computed: .*FedAvg"):
+        make(table, at(tmp_path), most=1)
+    assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
+
+
+# ---- the host is timed ----
+
+HOLD = """
+import time
+from orchestrator.files.timed_host import timed
+with timed():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def holder(table: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the host."""
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that compute cells."""
+    return [each for each in psutil.Process().children() if "orchestrator.papers.compute" in " ".join(each.cmdline())]
+
+
+async def until(found: Callable[[], bool], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not found():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+async def test_a_cell_waits_while_the_host_is_timed_and_goes_on_after(
+    table: Path, tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path), 1, (1,), ("FedPMT",)))
+    await until(lambda: any(each.status() == psutil.STATUS_STOPPED for each in workers()))
+    await asyncio.sleep(1.5)
+    assert not list((tmp_path / "results").rglob("*.json"))
+    holder.kill()  # the kernel releases what a killed process held
+    await work
+    assert len(list((tmp_path / "results").rglob("*.json"))) == 1
+
+
+async def test_what_is_timed_starts_once_cells_pause(table: Path, tmp_path: Path) -> None:
+    work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path), 2, (1,), ("FedPMT",)))
+    await until(lambda: bool(workers()))
+    began_s = time.monotonic()
+
+    def hold() -> list[str]:
+        with timed(), timed():  # several timed things go together
+            assert is_timed()
+            return [each.status() for each in workers()]
+
+    assert set(await asyncio.to_thread(hold)) <= {psutil.STATUS_STOPPED}
+    assert time.monotonic() - began_s < 20
+    await work
+    assert not is_timed()

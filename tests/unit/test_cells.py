@@ -1,0 +1,286 @@
+"""Cells of the papers' tables as files: what keeps one fresh, what is refused, and what the page of results says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgebed.errors import UsageError
+from orchestrator.papers import page
+from orchestrator.papers.cells import (
+    Cell,
+    Damaged,
+    FirstRounds,
+    Made,
+    differences,
+    gather,
+    kept,
+    read_cell,
+    same_settings,
+    settings_of,
+    write_cell,
+)
+from orchestrator.papers.compute import digest, refuse_measured
+from orchestrator.papers.entries import Selection, wanted_jobs
+from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
+from orchestrator.papers.verdicts import judge
+from orchestrator.records.compare.quantities import RunFigures
+
+TABLE = """
+title: "Small, table 1: rounds"
+source: "a paper"
+quantities: [rounds_to_target, best_accuracy]
+baseline: a
+expects:
+  - "Words without a rule."
+  - {text: "b needs fewer rounds.", quantity: rounds_to_target, rows: [b], below: 1}
+experiment:
+  name: small
+  fleet: dtfl-5
+  methods: [{name: fedavg}]
+  training: {rounds: 4, target_accuracy: 0.5}
+  simulation: {cost: flops}
+rows: {a: {}, b: {methods: [{name: splitfed}]}}
+columns: {x: {}}
+figures: {rounds_to_target: {a: [4], b: [2]}}
+scale: {about: As it is., seeds: [1, 2]}
+"""
+
+MADE = Made(
+    torch_simd="AVX2",
+    versions={"torch": "2"},
+    threads=1,
+    commit="abc",
+    costs="flops",
+    date="2026-11-23",
+    hours=0.5,
+    cpu_hours=0.25,
+    memory_mib=300,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(TABLE)
+    return path
+
+
+def made(table: Path, job: Job, accuracy: list[float | None], simd: str = "AVX2") -> Cell:
+    return Cell(
+        table="small",
+        scale="digits",
+        row=job.row,
+        columns=job.columns,
+        seed=job.seed,
+        settings=settings_of(job, table),
+        first_rounds=FirstRounds(["1", "2"], [1.0, 2.0]),
+        figures=RunFigures(target_accuracy=0.5, accuracy=accuracy, elapsed_s=[1.0, 2.0, 3.0, 4.0], bytes=[1, 1, 1, 1]),
+        made=msgspec.structs.replace(MADE, torch_simd=simd),
+    )
+
+
+def all_jobs(table: Path) -> list[Job]:
+    return jobs(load_reproduction(table), table, "digits")
+
+
+def compute_all(table: Path, results: Path) -> None:
+    """Cells in which b needs half as many rounds as a."""
+    for job in all_jobs(table):
+        write_cell(results, made(table, job, [0.1, 0.2, 0.3, 0.5] if job.row == "a" else [0.1, 0.5, 0.5, 0.5]))
+
+
+def test_a_cell_is_read_as_it_was_written_and_an_edited_one_is_refused(table: Path, tmp_path: Path) -> None:
+    job = all_jobs(table)[0]
+    path = write_cell(tmp_path / "results", made(table, job, [0.1, 0.2, 0.3, 0.5]))
+    assert read_cell(path).figures.accuracy == [0.1, 0.2, 0.3, 0.5]
+    assert kept(tmp_path / "results", "small", "digits", job, table).why == ""
+    path.write_text(path.read_text().replace("0.3,0.5", "0.3,0.9"))
+    with pytest.raises(Damaged, match="was edited"):
+        read_cell(path)
+    assert "was edited" in kept(tmp_path / "results", "small", "digits", job, table).why
+
+
+def test_a_cell_is_stale_once_the_table_sets_something_else(table: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    compute_all(table, results)
+    table.write_text(TABLE.replace("rounds: 4", "rounds: 5"))
+    assert {kept(results, "small", "digits", job, table).why for job in all_jobs(table)} == {
+        "stale: the table's file has other settings now"
+    }
+
+
+def test_a_key_that_is_newer_than_a_cell_has_its_default_there(table: Path) -> None:
+    now = settings_of(all_jobs(table)[0], table)
+    older = msgspec.json.decode(msgspec.json.encode(now), type=type(now))
+    del older.experiment["training"]["cosine"]
+    del older.experiment["methods"][0]["draw"]
+    assert same_settings(older, now)
+    older.experiment["training"]["epochs"] = 2
+    assert not same_settings(older, now)
+    older.experiment["training"]["gone"] = 1
+    assert not same_settings(older, now)
+
+
+def test_parts_of_the_cells_are_all_of_them_once(table: Path) -> None:
+    loaded = load_reproduction(table)
+    parts = [wanted_jobs(loaded, table, Selection(part=(number, 3))) for number in (1, 2, 3)]
+    found = [(job.row, job.seed) for part in parts for job in part]
+    assert sorted(found) == sorted((job.row, job.seed) for job in all_jobs(table))
+    assert len(parts[0]) == 2
+
+
+def test_other_machines_cells_are_taken_in_unless_they_contradict(table: Path, tmp_path: Path) -> None:
+    a, b, c, d = all_jobs(table)
+    here, other = tmp_path / "results", tmp_path / "other"
+    write_cell(here, made(table, a, [0.1, 0.2, 0.3, 0.5]))
+    write_cell(other, msgspec.structs.replace(made(table, a, [0.1, 0.2, 0.3, 0.5]), made=MADE))
+    write_cell(other, made(table, b, [0.1, 0.2, 0.3, 0.5]))
+    assert [read_cell(path).row for path in gather(here, [other])] == ["b"]
+    assert gather(here, [other]) == []
+    write_cell(other, made(table, c, [0.1, 0.2, 0.3, 0.5]))
+    write_cell(other, made(table, a, [0.1, 0.2, 0.3, 0.51]))
+    with pytest.raises(UsageError, match=r"a--x--seed1\.json: figures differ"):
+        gather(here, [other])
+    assert not kept(here, "small", "digits", c, table).path.exists(), "nothing of it was taken in"
+    (other / "small" / "digits" / "a--x--seed1.json").write_text("{}")
+    with pytest.raises(Damaged, match="holds no cell"):
+        gather(here, [other])
+    assert d.row == "b"
+
+
+def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
+    job = all_jobs(table)[0]
+    one = made(table, job, [0.1, 0.2, 0.3, 0.5])
+    assert differences(one, made(table, job, [0.1, 0.2, 0.3, 0.51])) == ["figures differ"]
+    assert differences(one, made(table, job, [0.1, 0.2, 0.3, 0.52], simd="AVX512")) == []
+    assert differences(one, made(table, job, [0.1, 0.2, 0.3, 0.53], simd="AVX512")) == ["best accuracy 0.500 and 0.530"]
+    far = msgspec.structs.replace(
+        made(table, job, [0.1, 0.2, 0.3, 0.5], simd="AVX512"), first_rounds=FirstRounds(["3", "4"], [1.0, 2.001])
+    )
+    assert differences(one, far) == ["the norms of the first rounds' weights differ"]
+
+
+def test_measured_costs_are_refused(table: Path) -> None:
+    for simulation, method, why in [
+        ("{}", "fedavg", "simulation.cost is left out"),
+        ("{cost: reference}", "fedavg", "simulation.cost is reference"),
+        ("{cost: host}", "fedavg", "simulation.cost is host"),
+        ("{cost: operations}", "dtfl", "dtfl plans with the costs of the cuts"),
+    ]:
+        table.write_text(TABLE.replace("{cost: flops}", simulation).replace("fedavg", method))
+        with pytest.raises(UsageError, match=why):
+            refuse_measured(all_jobs(table)[0].experiment, table)
+    table.write_text(TABLE.replace("fedavg", "dtfl"))
+    refuse_measured(all_jobs(table)[0].experiment, table)
+
+
+def test_a_digest_sees_every_bit_and_name() -> None:
+    torch = pytest.importorskip("torch")
+    weights = {"a": torch.zeros(2, 3), "b": torch.ones(1)}
+    assert digest(weights) == digest(dict(reversed(weights.items())))
+    assert digest(weights) != digest({**weights, "b": torch.ones(1) + 2**-23})
+    assert digest(weights) != digest({"a": weights["a"], "c": weights["b"]})
+    assert digest(weights) != digest({**weights, "a": torch.zeros(3, 2)})
+
+
+# ---- verdicts ----
+
+
+def verdict(a: list[float | None], b: list[float | None], **limits: float) -> str:
+    claim = Claim(text="", quantity="q", rows=["b"], **limits)  # type: ignore[arg-type]
+    values = {("a", "x", seed): value for seed, value in enumerate(a)}
+    values |= {("b", "x", seed): value for seed, value in enumerate(b)}
+    found = judge(claim, "a", ["x"], values, {})
+    assert found is not None
+    return found.word
+
+
+def test_a_claim_holds_only_if_the_whole_interval_lies_within_its_limits() -> None:
+    assert verdict([10, 10, 10], [5, 5.1, 4.9], below=1) == "holds"
+    assert verdict([10, 10, 10], [15, 15.1, 14.9], below=1) == "does not hold"
+    assert verdict([10, 10, 10], [9, 10.5, 9.5], below=1) == "cannot be told"
+    assert verdict([10, 10, 10], [12, 12.1, 11.9], above=1 / 1.35, below=1.35) == "holds"
+    assert verdict([10, 10, 10], [5, 5.1, 4.9], above=1 / 1.35, below=1.35) == "does not hold"
+
+
+def test_one_seed_or_a_target_that_was_missed_proves_nothing() -> None:
+    assert verdict([10], [5], below=1) == "cannot be told"
+    assert verdict([10, 10, 10], [5, 5.1, None], below=1) == "cannot be told"
+    assert verdict([10, 10, 10], [5, 5.1], below=1) == "cannot be told", "a cell is missing"
+
+
+# ---- the page ----
+
+
+def write_page(table: Path, results: Path, docs: Path) -> str:
+    page.write(page.make(results, [table]), docs)
+    return (docs / "results.md").read_text()
+
+
+def test_the_page_holds_the_figures_of_the_cells(table: Path, tmp_path: Path) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    compute_all(table, results)
+    text = write_page(table, results, docs)
+    assert "| Small, table 1: b needs fewer rounds. (rounds_to_target: b ÷ a below 1) | **holds** | x: 0.50 |" in text
+    assert "| b | 2, 0.50 [0.50, 0.50] |" in text
+    assert "4 cells, seeds 1, 2, 1 CPU hours" in text
+    made = page.make(results, [table])
+    assert (made.refused, page.differences(made, docs)) == ([], [])
+
+
+def test_a_figure_that_no_fresh_cell_supports_cannot_stand_on_the_page(table: Path, tmp_path: Path) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    compute_all(table, results)
+    write_page(table, results, docs)
+    cell = results / "small" / "digits" / "b--x--seed1.json"
+    cell.write_text(cell.read_text().replace("[0.1,0.5,0.5,0.5]", "[0.1,0.4,0.5,0.5]"))
+    made = page.make(results, [table])
+    assert [line for line in made.refused if "was edited" in line]
+    assert any("2, 0.50 [0.50, 0.50]" in line for line in page.differences(made, docs))
+    assert "**cannot be told**" in made.text
+    for path in results.rglob("*.json"):
+        path.unlink()
+    none = page.make(results, [table])
+    assert "| b |" not in none.text
+    assert page.differences(none, docs)
+
+
+def test_the_page_says_of_a_stale_cell_that_it_does_not_count(table: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    compute_all(table, results)
+    path = results / "small" / "digits" / "a--x--seed2.json"
+    write_cell(results, msgspec.structs.replace(read_cell(path), stale="2026-11-24: the weights differ"))
+    assert page.make(results, [table]).refused == [f"{path}: stale: 2026-11-24: the weights differ"]
+
+
+def test_an_edited_page_or_picture_is_seen(table: Path, tmp_path: Path) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    compute_all(table, results)
+    text = write_page(table, results, docs)
+    made = page.make(results, [table])
+    (docs / "results.md").write_text(text.replace("0.50 [0.50, 0.50]", "0.40 [0.40, 0.40]"))
+    assert page.differences(made, docs)
+    (docs / "results.md").write_text(text)
+    picture = docs / "results" / "small-digits.svg"
+    picture.write_text(picture.read_text().replace(page.mark(made.parts[0]), "0" * 16))
+    assert page.differences(made, docs) == [f"{picture}: is not the picture of these cells"]
+
+
+def test_all_28_tables_and_figures_are_listed_and_name_files_that_exist() -> None:
+    folder = Path(__file__).parents[2] / "profiles" / "experiments" / "papers"
+    known = {path.stem for path in folder.glob("*.yaml")}
+    named = {name for each in page.listed() for name in each.files}
+    assert len(page.listed()) == 28
+    assert named == known
+    assert all(each.files or each.instead for each in page.listed())
+
+
+def test_the_page_of_this_repository_is_that_of_its_cells() -> None:
+    root = Path(__file__).parents[2]
+    tables = sorted((root / "profiles" / "experiments" / "papers").glob("*.yaml"))
+    made = page.make(root / "results", tables)
+    assert made.refused == []
+    assert page.differences(made, root / "docs") == []
