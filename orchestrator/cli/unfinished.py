@@ -12,8 +12,8 @@ from orchestrator.records.words.formatting import accuracy
 from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Request
-from orchestrator.simulation.context import SimulationRequest
 from orchestrator.runs.resume import is_finished
+from orchestrator.simulation.context import SimulationRequest
 
 
 def tell_unfinished(request: Request | SimulationRequest, begun: Sequence[Path]) -> None:

@@ -189,9 +189,7 @@ class ConcurrentRounds:
 
     async def _keep(self, name: str, number: int) -> None:
         """Save a checkpoint after a merge of this lane, and have the weights tested if it is time."""
-        await self._steps.keep(
-            number, self._weights, self._progress, lambda: self._state(name, number), self._kept
-        )
+        await self._steps.keep(number, self._weights, self._progress, lambda: self._state(name, number), self._kept)
         if self._untested is not None and self._steps.tests_after(number):
             self._news.set()
 

@@ -27,6 +27,7 @@ from orchestrator.simulation.device import Leftover, SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.virtual import VirtualLoop
 
+
 class DeviceState(msgspec.Struct, frozen=True):
     """A device between two tasks: as the fleet knows it, as it works, and what is left of a task."""
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.experiment import Experiment
-from orchestrator.records.recorder import Recorder
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
+from orchestrator.experiment import Experiment
+from orchestrator.records.recorder import Recorder
 from orchestrator.runs import run, session
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.resume import resume_request
@@ -47,13 +47,13 @@ def measure_as(speed: float) -> None:
         return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
 
     run.profile_cuts = profile  # type: ignore[assignment]
-    Reference._measure_device = Reference._measure_server = law  # type: ignore[method-assign]
+    Reference._measure_device = Reference._measure_server = law  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def main(file: Path) -> None:
     job: dict[str, Any] = json.loads(file.read_text())
     if job.get("records"):
-        Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]
+        Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]  # noqa: SLF001
     if job.get("checkpoints"):
         RunFolder.save = after(job["checkpoints"], RunFolder.save, do=False)  # type: ignore[method-assign]
     measure_as(1.0 if job["first"] else 3.0)
@@ -65,4 +65,3 @@ def main(file: Path) -> None:
         return
     experiment = msgspec.convert(job["experiment"], Experiment)
     simulate(SimulationRequest(experiment, path, runs, checkpoint_s=job.get("checkpoint_s")), watch)
-
