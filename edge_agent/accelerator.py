@@ -6,19 +6,17 @@ import sys
 from typing import get_args
 
 import torch
-from torch.nn import functional
 
+from edgebed.accelerator import CPU, why_not_cuda
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
 from edgebed.wire.boards import Accelerator
 
-CPU = torch.device("cpu")
 NAMES = get_args(Accelerator)
 
 
 def find_accelerator(wanted: str) -> torch.device:
-    """The torch device of NAMES. CUDA is tried with a convolution, forward and backward: a build of torch for other
-    graphics processors is found, and fails.
+    """The torch device of NAMES.
 
     Raises:
         UsageError: there is none of this name, or torch cannot use it.
@@ -27,7 +25,7 @@ def find_accelerator(wanted: str) -> torch.device:
         raise UsageError(f"there is no accelerator {wanted!r}{nearest(wanted, NAMES)}", hint="give auto, cpu or cuda")
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return CPU
-    why = _why_not_cuda()
+    why = why_not_cuda()
     if not why:
         return torch.device("cuda")
     if wanted == "auto":
@@ -39,42 +37,7 @@ def find_accelerator(wanted: str) -> torch.device:
     )
 
 
-def _why_not_cuda() -> str:
-    """ "" where CUDA works."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built for the CPU only"
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, but finds no device or no driver"
-    try:
-        try_convolution(torch.device("cuda"))
-    except RuntimeError as error:
-        first = str(error).strip().partition("\n")[0]
-        return f"torch {torch.__version__} fails on {torch.cuda.get_device_name()}: {first}"
-    return ""
-
-
-def try_convolution(accelerator: torch.device) -> None:
-    """One convolution, forward and backward. Raises RuntimeError where torch cannot do it."""
-    x = torch.ones(2, 3, 8, 8, device=accelerator)
-    weight = torch.ones(4, 3, 3, 3, device=accelerator, requires_grad=True)
-    functional.conv2d(x, weight, padding=1).sum().backward()  # type: ignore[no-untyped-call]
-    assert weight.grad is not None
-    weight.grad.sum().item()
-
-
 def accelerator_facts(accelerator: torch.device) -> dict[str, str]:
     """What the agent tells of it when it joins."""
     name = torch.cuda.get_device_name(accelerator) if accelerator.type == "cuda" else "cpu"
     return {"accelerator": name}
-
-
-def settle(accelerator: torch.device) -> None:
-    """Have cuDNN use its deterministic algorithms in this process, so that a run repeats on the same board."""
-    if accelerator.type == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-
-
-def wait_for(accelerator: torch.device) -> None:
-    """Until the accelerator has done what it was given."""
-    if accelerator.type == "cuda":
-        torch.cuda.synchronize(accelerator)

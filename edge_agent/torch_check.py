@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from edge_agent.accelerator import try_convolution
+from edgebed.accelerator import try_convolution
 from edgebed.errors import UsageError
 
 TESTED = ((2, 3), (2, 13))

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 import torch
 
-from edge_agent.accelerator import CPU, settle, wait_for
 from edge_agent.requests import Requests
+from edgebed.accelerator import CPU, settle, wait_for
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.batches import Batches, ShardBatches
 from edgebed.device.core import (

@@ -193,9 +193,9 @@ class RoundMachine:
     def _silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for device in [each for each in self.states if each in self._progress]:
-            silence = now - self._progress[device]
-            if silence >= self._liveness_s:
-                why = f"no progress for {silence:.0f} s while {self.states[device].value}"
+            since = self._progress[device]
+            if now >= since + self._liveness_s:  # as `wakeup`: a difference may be rounded otherwise
+                why = f"no progress for {now - since:.0f} s while {self.states[device].value}"
                 effects += self._leave(device, "lost", why)
         return effects
 

@@ -1,4 +1,4 @@
-"""What a run stands on, as far as its checkpoints depend on it: when one is due, and what it holds of devices and clock."""
+"""What checkpoints of a run depend on besides its rounds: when one is due, and what it holds of devices and clock."""
 
 from __future__ import annotations
 

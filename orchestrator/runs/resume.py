@@ -1,4 +1,4 @@
-"""What `--resume` continues, real or simulated: the runs of the whole experiment, and the settings that may be changed."""
+"""What `--resume` continues, real or simulated: the runs of the experiment, and the settings that may be changed."""
 
 from __future__ import annotations
 

@@ -7,13 +7,14 @@ tolerance.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
@@ -61,13 +62,37 @@ def memory_bytes(accelerator: torch.device) -> int:
     return int(FREE_SHARE * free)
 
 
-def fits(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
-    """How many such devices may train at once."""
+def fits(memory_bytes: int, each_bytes: int) -> int:
+    """How many devices may train at once, each of which takes so many bytes."""
+    return max(1, min(MOST, memory_bytes // each_bytes))
+
+
+def row_bytes(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
+    """About how many bytes one such device takes in a stack: its weights with gradients, optimizer and copies, what a
+    step keeps for its backward pass and the gradients of that, and the features of its task."""
+    weights = sum(value.nbytes for value in model.weights().values())
+    step = saved_bytes(model, assignment, min(shard.samples, assignment.batch_size))
     per_sample = math.prod(model.feature_shape(assignment.stages)) * 4
-    weights = sum(value.numel() for value in model.weights().values()) * 4
     kept = shard.samples * (assignment.epochs or 1) * per_sample if "features" in assignment.uploads else 0
-    active = assignment.batch_size * max(per_sample, math.prod(model.input_shape) * 4) * 8 * assignment.stages
-    return max(1, min(MOST, BUDGET_BYTES // (kept + 6 * weights + active)))
+    return kept + 6 * weights + 2 * step
+
+
+def saved_bytes(model: StagedModel, assignment: Assignment, samples: int) -> int:
+    """Bytes that a forward pass of a device half keeps for its backward pass. Nothing is computed: the pass is that of
+    tensors without values (torch's device `meta`)."""
+    half = _Half(copy.deepcopy(model).to("meta"), assignment)
+    own = {id(value.untyped_storage()) for value in (*half.parameters(), *half.buffers())}
+    kept: dict[int, UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()  # one object for all tensors that share it, as long as it is referred to
+        kept[id(storage)] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x = torch.empty(samples, *model.input_shape, device="meta")
+        half(x, torch.empty(samples, dtype=torch.int64, device="meta"))
+    return sum(storage.nbytes() for key, storage in kept.items() if key not in own)
 
 
 class StackedPart:

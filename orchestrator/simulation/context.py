@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from edgebed.accelerator import why_not_cuda
 from edgebed.datasets.shard import Shard
 from edgebed.errors import UsageError
 from edgebed.methods.base import Method
@@ -92,10 +93,8 @@ class SimulationContext:
         self._batch = prepared.sample(self.experiment.training.batch_size)
         model = self.build()
         made = self._calibrate(WorkLaws(model, self._batch, layers=measure())) if request.calibrate_from else None
-        if request.kept is None:
-            made = made or calibration_of(self.experiment.simulation, request.path)
-        else:
-            made = request.kept.calibration
+        wanted = self.experiment.simulation
+        made = made or calibration_of(wanted, request.path) if request.kept is None else request.kept.calibration
         self.kept = msgspec.structs.replace(self.kept, calibration=made)
         self.costs: CostModel = self._costs(model, self.experiment.simulation.as_if)
         self._learn(self.costs)
@@ -155,6 +154,6 @@ def accelerator_named(name: str) -> torch.device:
     """Raises UsageError where torch knows none of that name, or this host has none."""
     if name not in ("cpu", "cuda"):
         raise UsageError(f"there is no accelerator {name!r}{nearest(name, ['cpu', 'cuda'])}", hint="give cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device on this host", hint="give --accelerator cpu, or leave it out")
+    if name == "cuda" and (why := why_not_cuda()):
+        raise UsageError(f"the simulation cannot train on cuda: {why}", hint="give --accelerator cpu, or leave it out")
     return torch.device(name)

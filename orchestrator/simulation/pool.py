@@ -16,15 +16,19 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
-from orchestrator.simulation.batched import BatchedTrainer, StackedPart, fits, kind_of
+from orchestrator.simulation.batched import BUDGET_BYTES, BatchedTrainer, StackedPart, fits, kind_of, row_bytes
 
 LEAST = 2
 """The least number of devices that are stacked."""
 
 
 class HalfPool:
-    """The halves of the current tasks. The fleet tells it of every task that is sent, so that all devices of a kind are
-    known when the first of them begins.
+    """The halves of the current tasks, all of which train on the accelerator. The fleet tells it of every task that is
+    sent, so that all devices of a kind are known when the first of them begins.
+
+    Args:
+        shards: their batches go to the accelerator (`Shard.accelerator`).
+        memory_bytes: that devices which train together may take.
 
     Attributes:
         together, alone: how many halves were trained in a stack, and on their own.
@@ -38,8 +42,11 @@ class HalfPool:
         *,
         batched: bool,
         notify: Callable[[str], None],
+        memory_bytes: int = BUDGET_BYTES,
     ) -> None:
-        self._model, self._shards, self._accelerator = model, shards, accelerator
+        self._model = model if accelerator.type == "cpu" else copy.deepcopy(model).to(accelerator)
+        self._shards, self._accelerator = shards, accelerator
+        self._memory_bytes, self._kinds = memory_bytes, dict[bytes, int]()
         self._batched, self._notify = batched, notify
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
         self._rows: dict[str, tuple[Assignment, StackedPart]] = {}
@@ -86,7 +93,9 @@ class HalfPool:
         waiting = self._expected.get(kind, {}) if kind is not None else {}
         if kind is None or assignment.device not in waiting or kind in self._alone:
             return
-        room = fits(self._model, assignment, self._shards[assignment.device])
+        if kind not in self._kinds:
+            self._kinds[kind] = row_bytes(self._model, assignment, self._shards[assignment.device])
+        room = fits(self._memory_bytes, self._kinds[kind])
         others = [name for name in waiting if name != assignment.device][: room - 1]
         if 1 + len(others) < LEAST:
             return

@@ -27,8 +27,9 @@ from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch
 from orchestrator.runs.run import MethodRun
+from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.charging import Charging
-from orchestrator.simulation.context import SimulationContext, SimulationRequest
+from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.kept import read_kept
@@ -74,7 +75,8 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:
         prepared = prepare_data(experiment, list(profiles), folder, profiles, request.path)
-        shards = {name: read_shard(path) for name, path in prepared.shards.items()}
+        accelerator = accelerator_named(request.accelerator)
+        shards = {name: read_shard(path, accelerator) for name, path in prepared.shards.items()}
     check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
     context = SimulationContext(request, spec, prepared, shards, watch)
     series, folders = request.series or uuid.uuid4().hex[:12], dict(request.finished)
@@ -134,7 +136,14 @@ async def _make_run(
     request, experiment, model = context.request, context.experiment, context.build(method)
     costs = context.costs_of(method)
     batched, notify = experiment.simulation.batched, context.watch.notify
-    halves = HalfPool(model, context.shards, context.accelerator, batched=batched, notify=notify)
+    halves = HalfPool(
+        model,
+        context.shards,
+        context.accelerator,
+        batched=batched,
+        notify=notify,
+        memory_bytes=context.kept.memory_bytes or BUDGET_BYTES,
+    )
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)

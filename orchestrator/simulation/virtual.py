@@ -16,6 +16,7 @@ from edgebed.errors import RunError
 from orchestrator.rounds.event_loop import OwnWork
 
 T = TypeVar("T")
+RESOLUTION_S = 1e-9
 START_S = 1.0
 """Start of the virtual clock. Not 0, because 0 ns means "none" in places."""
 
@@ -84,7 +85,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._numbers = itertools.count(1)
         self._settling = 0
         super().__init__(_Jumping(selectors.DefaultSelector(), self._to_next_timer))
-        self._clock_resolution = 1e-9
+        self._clock_resolution = RESOLUTION_S
 
     def time(self) -> float:
         return self._now_s
@@ -99,10 +100,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        # The loop runs timers a resolution early. One that is set again and again for the rest of a nanosecond would
+        # then stop the clock.
+        if self._now_s < when < self._now_s + 2 * RESOLUTION_S:
+            when = self._now_s + 2 * RESOLUTION_S
         timer = _Timer(when, callback, args, self, context)
         timer.number = next(self._numbers)
         heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio's own `call_at`
         return timer
 
     def _to_next_timer(self) -> None:
@@ -112,7 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return when everything that is due at this time has happened. Several may wait for it at once."""
         self._settling += 1
         try:
-            while self._due():
+            while self._due():  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
         finally:
             self._settling -= 1
@@ -121,7 +126,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Whether anything is ready now, but others that wait in `settled`; or a timer is due."""
         ready: int = len(self._ready)  # type: ignore[attr-defined]
         timers = self._scheduled
-        return ready >= self._settling or (bool(timers) and timers[0].when() <= self._now_s + self._clock_resolution)
+        return ready >= self._settling or (bool(timers) and timers[0].when() < self._now_s + RESOLUTION_S)
 
     async def until(self, at_s: float) -> None:
         """Return when the clock shows `at_s`."""

@@ -1,5 +1,5 @@
-"""What a checkpoint of a simulated run holds besides weights and progress, so that the run goes on to the same bits: the
-virtual clock, the devices, the scenario, what the server's CPU remembers, and the laws that were measured."""
+"""What a checkpoint of a simulated run holds besides weights and progress, so that the run goes on to the same bits:
+the virtual clock, the devices, the scenario, what the server's CPU remembers, and the laws that were measured."""
 
 from __future__ import annotations
 

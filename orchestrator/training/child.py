@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from edgebed.accelerator import CPU, settle, why_not_cuda
 from edgebed.errors import EdgebedError, RunError, in_words
 from edgebed.methods.base import METHODS, Context, Method, ServerHalf
 from edgebed.methods.parts.local_training import make_optimizer
@@ -28,7 +29,7 @@ from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy
 from orchestrator.training.costs import profile_cuts
-from orchestrator.training.server import named, settle_accelerator, settle_worker, timed_step
+from orchestrator.training.server import named, settle_worker, timed_step
 
 READY = -1
 """Number of the answer that says that the process has started."""
@@ -102,13 +103,23 @@ def warm_up() -> None:
     make_optimizer([torch.nn.Parameter(torch.zeros(1))], Optimizer())
 
 
+def trainer_accelerator() -> torch.device:
+    """CUDA where torch can use it, else the CPU."""
+    if not torch.cuda.is_available():
+        return CPU
+    if why := why_not_cuda():
+        print(f"edgebed: server halves train on the CPU, because {why}", file=sys.stderr)
+        return CPU
+    return torch.device("cuda")
+
+
 class Server:
     """Reads orders from the socket and answers them."""
 
     def __init__(self, orchestrator: socket.socket) -> None:
         self._socket = orchestrator
-        self._accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        settle_accelerator(self._accelerator)
+        self._accelerator = trainer_accelerator()
+        settle(self._accelerator)
         self._threads = torch.get_num_threads()
         self._workshop = Workshop(self._accelerator)
         self._pacer = Pacer(cpu=time.thread_time)

@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from edgebed.accelerator import wait_for
 from edgebed.methods.base import Batch, CutCost
 from edgebed.methods.parts.local_training import UpperHalf, head_half
 from edgebed.models.staged import StagedModel
@@ -78,8 +79,7 @@ class _Trial:
             pass  # nothing is uploaded
         start = time.perf_counter()
         self.server.step({"reference": self.upload})
-        if self.accelerator.type == "cuda":
-            torch.cuda.synchronize(self.accelerator)
+        wait_for(self.accelerator)
         self.server_s.append(time.perf_counter() - start)
 
     def _timed_batch(self) -> Iterator[Batch]:

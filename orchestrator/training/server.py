@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import torch
 
+from edgebed.accelerator import settle, wait_for
 from edgebed.errors import DivergedError, EdgebedError, RunError
 from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.methods.parts.aggregation import not_finite
@@ -146,7 +147,7 @@ class ServerTrainer(HalfTrainer):
     def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
         super().__init__()
         self.accelerator, self.slots = accelerator, slots
-        settle_accelerator(accelerator)
+        settle(accelerator)
         self._pool = ThreadPoolExecutor(
             slots, thread_name_prefix="server-half", initializer=settle_worker, initargs=(threads,)
         )
@@ -173,15 +174,8 @@ def timed_step(half: ServerHalf, uploads: Mapping[str, Weights], accelerator: to
     """One step of a half: its replies, and start and end in monotonic nanoseconds."""
     start_ns = time.monotonic_ns()
     replies = half.step(uploads)
-    if accelerator.type == "cuda":
-        torch.cuda.synchronize(accelerator)
+    wait_for(accelerator)
     return replies, start_ns, time.monotonic_ns()
-
-
-def settle_accelerator(accelerator: torch.device) -> None:
-    """Have cuDNN use its deterministic algorithms in this process."""
-    if accelerator.type == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def settle_worker(threads: int) -> None:

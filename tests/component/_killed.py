@@ -47,13 +47,13 @@ def measure_as(speed: float) -> None:
         return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
 
     platform.profile_cuts = profile  # type: ignore[assignment]
-    WorkLaws._measure_device = WorkLaws._measure_server = law  # type: ignore[method-assign]
+    WorkLaws._measure_device = WorkLaws._measure_server = law  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def main(file: Path) -> None:
     job: dict[str, Any] = json.loads(file.read_text())
     if job.get("records"):
-        Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]
+        Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]  # noqa: SLF001
     if job.get("checkpoints"):
         RunFolder.save = after(job["checkpoints"], RunFolder.save, do=False)  # type: ignore[method-assign]
     measure_as(1.0 if job["first"] else 3.0)

@@ -83,8 +83,6 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_simulation_that_was_killed_three_times_is_equal_to_a_whole_one(case: str, tmp_path: Path) -> None:
     wanted = {**WANTED, **CASES[case]}
     whole = play(tmp_path / "whole", wanted, [], checkpoint_s=0)
-    kills = (
-        [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS
-    )  # laws that no checkpoint holds are lost
+    kills = [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS  # laws of no checkpoint are lost
     killed = play(tmp_path / "killed", wanted, kills, checkpoint_s=0)
     assert_equal(whole, killed)
