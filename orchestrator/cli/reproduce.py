@@ -15,7 +15,8 @@ from edgebed.errors import UsageError
 from edgebed.models import operations
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json
+from orchestrator.cli.console import columns, console, print_json, say, show
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT, choices
 from orchestrator.papers.measure import Measured, measure
@@ -25,10 +26,6 @@ from orchestrator.records.words.formatting import NONE, factor, fixed, number
 from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("reproduce")(command)
 
 
 def command(
@@ -46,7 +43,7 @@ def command(
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
     columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
     fresh: Annotated[bool, typer.Option(help="Repeat runs that already exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Do the runs for a table of a paper, and print our ratios between methods beside the paper's."""
     if name is None:
@@ -73,7 +70,7 @@ def command(
                 seeds=parse_seeds(seeds),
                 rows=rows,
                 columns=columns,
-                notify=lambda line: log.print(escape(line), highlight=False, soft_wrap=True),
+                notify=say,
             )
             _show(table, found, as_json=as_json)
 
@@ -119,9 +116,8 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     if as_json:
         print_json({"ours": ours, "paper": paper})
         return
-    out = Table(title=table.title)
-    for heading in ("network", "layers without backward", "ours", "paper", ""):
-        out.add_column(heading, justify="right")
+    heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
+    out = Table(*heads, title=table.title)
     for label, counts in ours.items():
         for layers, (own, printed) in enumerate(zip(counts, paper[label], strict=True)):
             out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
@@ -151,9 +147,9 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
         return
     for quantity, cells in found.tables.items():
         console.print(_table(f"{table.title} – {quantity}, {found.how}", cells, table.baseline))
-    console.print(f"Scale: {escape(found.about)}", highlight=False, soft_wrap=True)
+    show(f"Scale: {found.about}")
     for claim in table.expects:
-        console.print(f"The paper claims: {escape(claim)}", highlight=False, soft_wrap=True)
+        show(f"The paper claims: {claim}")
 
 
 def _table(title: str, cells: Sequence[Cell], baseline: str) -> Table:

@@ -11,12 +11,11 @@ from typing import Annotated, TextIO
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
+from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
 from orchestrator.cli.compare import print_comparison
-from orchestrator.cli.console import console, log
+from orchestrator.cli.console import log, say
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.serve import PageAddress
@@ -32,13 +31,9 @@ from orchestrator.runs.resume import refuse_beside_resume
 from orchestrator.runs.signals import run_to_end
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-
-
-def run(
+def command(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
-    backend: Backend = None,
+    backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
@@ -84,16 +79,13 @@ def run(
         try_file(log_file)
     try_folder(request.runs)
     place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
-    page = page_beside(runs_folder(), request.experiment.name, place, _notify)
+    page = page_beside(runs_folder(), request.experiment.name, place, say)
     with page if dashboard else contextlib.nullcontext():
         folders = _carry_out(request, quiet, log_file)
     if dashboard:
         again = " ".join(folder.name for folder in folders)
-        _notify(f"The page ended with the run. To see it again: edgebed dashboard {again}")
+        say(f"The page ended with the run. To see it again: edgebed dashboard {again}")
     print_comparison(folders, as_json=as_json)
-    if not as_json:
-        for folder in folders:
-            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
 
 
 def _request(
@@ -122,24 +114,16 @@ def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> 
         raise
 
 
-def _notify(line: str) -> None:
-    log.print(line, highlight=False, soft_wrap=True)
-
-
 @contextlib.contextmanager
 def watching(quiet: bool, log_file: Path | None = None, *, live: bool = True) -> Iterator[session.Watch]:
     """A live view on a terminal, plain lines elsewhere, nothing if quiet; also log lines if a log file is given."""
     with contextlib.ExitStack() as stack:
-        watch = session.Watch(session.quiet if quiet else _line)
+        watch = session.Watch(session.quiet if quiet else say)
         if live and not quiet and log.is_terminal:
             watch = stack.enter_context(LiveWatch(log))
         if log_file is not None:
             watch.listeners.append(_logging(stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))))
         yield watch
-
-
-def _line(line: str) -> None:
-    log.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _logging(file: TextIO) -> Listener:

@@ -9,16 +9,11 @@ import typer
 
 from orchestrator.cli.arguments import Overrides
 from orchestrator.cli.compare import print_comparison
-from orchestrator.cli.console import console
 from orchestrator.cli.run import watching
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.spec.file_words import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
-
-
-def register(app: typer.Typer) -> None:
-    app.command("simulate")(command)
 
 
 def command(
@@ -55,6 +50,3 @@ def command(
     with watching(quiet, live=False) as watch:  # the live view runs on the machine's clock
         folders = simulate(request, watch)
     print_comparison(folders, as_json=as_json)
-    if not as_json:
-        for folder in folders:
-            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
