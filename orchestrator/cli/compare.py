@@ -150,9 +150,7 @@ def _print_profiles(rows: list[ProfileRow]) -> None:
     heads = columns("method", "profile", ">straggler in rounds", ">others waited, per run", "why")
     table = Table(*heads, box=SIMPLE_HEAD, title="Stragglers by profile of device")
     for row in rows:
-        why = tabulate.by_cause(row.why)
-        cells = (row.method, row.profile, f"{row.rounds} ({percent(row.share)})", seconds(row.waited_s), why)
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(*map(escape, tabulate.profile_row(row)))
     if rows:
         console.print(table)
 

@@ -116,8 +116,7 @@ def _foot(state: RunState) -> str:
     if len(state.devices) > MOST_DEVICES:
         parts.append(f"… and {len(state.devices) - MOST_DEVICES} more devices.")
     if waiting:
-        named = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-        parts.append(f"Waiting for {named}.")
+        parts.append(f"Waiting for {formatting.some(waiting, 3)}.")
     if last is not None and last.straggler:
         parts.append(f"The last round's straggler: {last.straggler}.")
     if last is not None and last.disturbed:

@@ -14,8 +14,7 @@ import msgspec
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records.board_marks import BoardMark
-from orchestrator.records.board_record import BoardReadings
-from orchestrator.records.host_records import HostRound
+from orchestrator.records.host_records import BoardReadings, HostRound
 from orchestrator.records.serving_records import RequestsLost, Served
 
 SIMULATED = "simulated"

@@ -73,14 +73,14 @@ async def standing_fleet(
 
     Args:
         spec: as `with_facts` gives it.
-        becomes: other fleets that this one becomes, because its devices change profiles. The dilation fits them too.
+        becomes: other fleets that this one becomes, because its devices change profiles; as `with_facts` gives them.
+            The dilation fits them too.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    becomes = [with_facts(each) for each in becomes]
-    name = (backend or spec.backend) if spec.here else BoardsBackend.name
-    choose = backend_class(name).admit if spec.here else admit
+    kind = backend_class(backend or spec.backend) if spec.here else None
+    name, choose = (BoardsBackend.name, admit) if kind is None else (backend or spec.backend, kind.admit)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         boards = claim_boards(stack, spec, fleet_id)
@@ -90,7 +90,8 @@ async def standing_fleet(
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
 
         def open_here(here: FleetSpec) -> Backend:
-            return backend_class(name).open(Opening(here, fleet_id, admitted, folder, Authority, notify))
+            assert kind is not None
+            return kind.open(Opening(here, fleet_id, admitted, folder, Authority, notify))
 
         opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here)
         devices = opened.backend
@@ -98,7 +99,7 @@ async def standing_fleet(
         held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
         notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
         broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
-        controller = await _connect(stack, spec, opened, broker, admitted, heartbeat_s, grain)
+        controller = await _connect(stack, opened, broker, admitted, heartbeat_s, grain)
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
@@ -132,7 +133,6 @@ async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) 
 
 async def _connect(
     stack: contextlib.AsyncExitStack,
-    spec: FleetSpec,
     opened: OpenedFleet,
     broker: Broker | BoardsBroker,
     admitted: Admitted,
@@ -144,12 +144,12 @@ async def _connect(
     factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
     controller = FleetController(
         opened.fleet_id,
-        spec,
+        opened.spec,
         opened.backend,
         broker,
         opened.link(broker, "control"),
         opened.link(broker, "data"),
-        lambda name: load_profile(name, spec.path),
+        lambda name: load_profile(name, opened.spec.path),
         dilation=factor,
         dilation_by=set_by,
         heartbeat_s=heartbeat_s * factor,
@@ -213,7 +213,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
 def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetSpec]:
     """Every fleet that the experiment makes of `spec` by changing profiles, and the extremes of its scenario."""
     training = experiment.training
-    return fleets_over(
+    fleets = fleets_over(
         spec,
         experiment.environment,
         lambda name: load_profile(name, spec.path),
@@ -221,6 +221,7 @@ def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetS
         training.rounds,
         None if experiment.scenario is None else load_scenario(experiment.scenario, path),
     )
+    return [with_facts(each) for each in fleets]
 
 
 async def run_methods(

@@ -30,6 +30,7 @@ class ToyBackend(NamedBackend):
     enforcement = Enforcement.UNLIMITED
 
     def __init__(self, opening: Opening) -> None:
+        super().__init__()
         self._names, self._notify = [device.name for device in opening.spec.devices], opening.notify
 
     @classmethod
@@ -46,7 +47,7 @@ class ToyBackend(NamedBackend):
         self._notify(f"{device} has {limits.cpus:g} CPUs")
         return Held(device, limits, None, None, None, None, 0.0, 0.0, 0, 0.0, 0, 0, True)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         self._notify("closed")
 
 
