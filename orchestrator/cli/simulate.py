@@ -11,7 +11,7 @@ from orchestrator.cli.arguments import Overrides
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.run import watching
 from orchestrator.experiment import load, only_methods
-from orchestrator.fleet.spec.file_words import MOST_DEVICES
+from orchestrator.fleet.spec.profile import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
 

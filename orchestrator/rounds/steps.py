@@ -81,7 +81,7 @@ class RoundSteps:
         self,
         *,
         method: Method,
-        driver: Rounds,
+        pool: Rounds,
         devices: Devices,
         training: Training,
         environment: Environment | None,
@@ -94,7 +94,7 @@ class RoundSteps:
         replay: Replay | None = None,
         script: Script | None = None,
     ) -> None:
-        self.method, self._driver, self._devices = method, driver, devices
+        self.method, self._pool, self._devices = method, pool, devices
         self.training, self._environment, self._evaluator = training, environment, evaluator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
@@ -151,7 +151,7 @@ class RoundSteps:
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
-        return await self._driver.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
+        return await self._pool.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
 
     async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:
