@@ -75,19 +75,7 @@ ASSIGNMENTS = (
 
 TEXT = frozenset(
     (
-        *(
-            "lane",
-            "device",
-            "profile",
-            "phase",
-            "waiting_for",
-            "waited_for",
-            "outcome",
-            "kind",
-            "event",
-            "reason",
-            "marks",
-        ),
+        *("lane", "device", "profile", "phase", "waiting_for", "waited_for", "outcome", "kind", "event", "reason"),
         *("straggler", "straggler_profile", "straggler_cause", "marks"),
     )
 )

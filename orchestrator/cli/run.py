@@ -27,7 +27,7 @@ from orchestrator.records.types import Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.request import Listener
-from orchestrator.runs.resume import refuse_beside_resume
+from orchestrator.runs.resume import refuse_beside_resume, resume_request
 from orchestrator.runs.signals import run_to_end
 
 
@@ -94,7 +94,7 @@ def _request(
     """What to run: an experiment, or the rest of one."""
     if resume is not None:
         refuse_beside_resume(experiment, method, plan)
-        return session.resume_request(find_run(resume), set_)
+        return resume_request(find_run(resume), set_)
     if experiment is None:
         raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
     loaded = only_methods(load(experiment, set_), method, experiment)

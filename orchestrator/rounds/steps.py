@@ -3,7 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -204,17 +205,14 @@ class RoundSteps:
         self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
 
 
-class _phase:
-    """Context manager: records a phase of the orchestrator in which all devices wait."""
-
-    def __init__(self, record: Callable[[Record], None], round: int, name: str) -> None:
-        self._record, self._round, self._name = record, round, name
-
-    def __enter__(self) -> None:
-        self._start = now_ns()
-
-    def __exit__(self, *_: object) -> None:
-        self._record(OrchestratorPhase(self._start, now_ns(), self._round, self._name))
+@contextlib.contextmanager
+def _phase(record: Callable[[Record], None], round: int, name: str) -> Iterator[None]:
+    """Records a phase of the orchestrator in which all devices wait."""
+    start = now_ns()
+    try:
+        yield
+    finally:
+        record(OrchestratorPhase(start, now_ns(), round, name))
 
 
 def patience(devices: Sequence[DeviceView]) -> float:

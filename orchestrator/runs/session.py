@@ -44,11 +44,13 @@ from orchestrator.records.words.vocabulary import held_by, server_note, threads_
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
-from orchestrator.runs.folder import RunFolder, Series
+from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
-from orchestrator.runs.request import Notify, Request, Watch, quiet
-from orchestrator.runs.resume import resume_request
+from orchestrator.runs.request import Notify
+from orchestrator.runs.request import Request as Request
+from orchestrator.runs.request import Watch as Watch
+from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, Platform, RunRequest, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
@@ -367,16 +369,3 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
         )
     notify(f"calibration: {'passed' if result.passed else 'FAILED, allowed'}")
     return result
-
-
-__all__ = [
-    "Notify",
-    "Request",
-    "RunFolder",
-    "Watch",
-    "host_facts",
-    "quiet",
-    "resume_request",
-    "run_experiment",
-    "standing_fleet",
-]

@@ -8,13 +8,14 @@ first upwards, then downwards. It is kept in a file (`cache_file`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -150,8 +151,9 @@ def _busy(
 ) -> float:
     """Bits per second on all wires together while every sender sends. `direction`: 0 up, 1 down."""
     end = threading.Event()
-    jobs = [threading.Thread(target=_send, args=(sender, end)) for sender in senders]
-    jobs += [threading.Thread(target=_receive, args=(receiver, end)) for receiver in receivers]
+    calls = [(sender, functools.partial(sender.send, bytes(BUFFER))) for sender in senders]
+    calls += [(receiver, functools.partial(receiver.recv_into, bytearray(BUFFER))) for receiver in receivers]
+    jobs = [threading.Thread(target=_repeat, args=(*call, end)) for call in calls]
     for job in jobs:
         job.start()
     try:
@@ -169,17 +171,9 @@ def _counted(wires: Sequence[netns.Wire], direction: int) -> int:
     return sum(netns.counters(wire)[direction] for wire in wires)
 
 
-def _send(end: socket.socket, over: threading.Event) -> None:
+def _repeat(end: socket.socket, call: Callable[[], int], over: threading.Event) -> None:
+    """Send, or receive, until it is over."""
     end.settimeout(0.1)
-    data = bytes(BUFFER)
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
-            end.send(data)
-
-
-def _receive(end: socket.socket, over: threading.Event) -> None:
-    end.settimeout(0.1)
-    buffer = bytearray(BUFFER)
-    while not over.is_set():
-        with contextlib.suppress(TimeoutError):
-            end.recv_into(buffer)
+            call()
