@@ -11,15 +11,14 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from edge_agent.accelerator import find_accelerator
+from edge_agent.accelerator import check_torch, find_accelerator
 from edge_agent.agent import Agent
 from edge_agent.data_watch import limit_s, watch_data
-from edge_agent.exits import exit_on_error
 from edge_agent.privileges import die_with
 from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.torch_check import check_torch
 from edge_agent.training import warm_up
+from edgebed.entry import exit_on_error
 from edgebed.errors import FileError, UsageError
 from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
@@ -151,7 +150,7 @@ def _without_password(url: str) -> str:
 
 
 def main() -> None:
-    with exit_on_error():
+    with exit_on_error("edgebed-agent"):
         settings = settings_from(sys.argv[1:])
         accelerator = find_accelerator(settings.accelerator)
         if settings.board:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from edge_agent.exits import exit_on_error
-from edgebed.entry import agent
+from edgebed.entry import agent, exit_on_error
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
 
@@ -18,7 +17,7 @@ BOARD_COMMANDS = ("join", "leave", "run")
 
 def main() -> None:
     arguments = sys.argv[1:]
-    with exit_on_error():
+    with exit_on_error("edgebed-agent"):
         if arguments and not arguments[0].startswith("-") and arguments[0] not in BOARD_COMMANDS:
             near = nearest(arguments[0], BOARD_COMMANDS)
             raise UsageError(

@@ -8,13 +8,15 @@ another installation lacks. Children need no such look: `module_process` takes o
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
-from edgebed.errors import UsageError
+from edgebed.errors import EdgebedError, UsageError
 from edgebed.module_process import HOME
 
 MARK = "a package of Edgebed"
@@ -31,12 +33,21 @@ def agent() -> None:
     _run("edgebed-agent", "edge_agent.entry", "edge_agent")
 
 
-def _run(command: str, module: str, *packages: str) -> None:
+@contextlib.contextmanager
+def exit_on_error(command: str) -> Iterator[None]:
+    """Prints an error of ours with its hint and ends the process with its exit code; Ctrl-C ends it with 130."""
     try:
-        check_packages(*packages)
-    except UsageError as error:
-        print(f"{command}: {error}\nHint: {error.hint}", file=sys.stderr)
+        yield
+    except EdgebedError as error:
+        print(f"{command}: {error}" + (f"\nHint: {error.hint}" if error.hint else ""), file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run(command: str, module: str, *packages: str) -> None:
+    with exit_on_error(command):
+        check_packages(*packages)
     importlib.import_module(module).main()
 
 

@@ -57,3 +57,12 @@ async def end_in_time(process: asyncio.subprocess.Process, seconds: float) -> No
     with contextlib.suppress(TimeoutError):
         async with timeout(KILLED_S):
             await process.wait()
+
+
+async def end(process: asyncio.subprocess.Process | None, seconds: float) -> None:
+    """Ask a process to end, and wait for it as `end_in_time` does. Nothing where it has ended, or there is none."""
+    if process is None or process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        process.terminate()
+    await end_in_time(process, seconds)

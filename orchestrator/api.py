@@ -38,8 +38,8 @@ from orchestrator.runs.events import (
     RunEnded,
 )
 from orchestrator.runs.find import baseline_last, find_run, find_runs, runs_folder
-from orchestrator.runs.resume import refuse_beside_resume
-from orchestrator.runs.session import Request, resume_request, run_experiment
+from orchestrator.runs.resume import refuse_beside_resume, resume_request
+from orchestrator.runs.session import Request, run_experiment
 from orchestrator.runs.signals import without_interrupts
 from orchestrator.simulation.run import SimulationRequest, resumed
 from orchestrator.simulation.run import simulate as simulate_request

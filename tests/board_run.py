@@ -10,7 +10,7 @@ import msgspec
 
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
-from orchestrator.records.board_record import BoardReadings
+from orchestrator.records.host_records import BoardReadings
 from tests.board_samples import Sample
 from tests.synthetic import MS, Synthetic
 

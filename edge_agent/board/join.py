@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edge_agent.board.client import Service
 from edge_agent.board.keystore import JoinedService, Keystore
+from edge_agent.sensors.source import text_of
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
@@ -82,7 +83,7 @@ def facts() -> dict[str, str]:
     return {
         "host": platform.node(),
         "machine": platform.machine(),
-        "model": _model(),
+        "model": text_of(Path("/proc/device-tree/model")) or "",
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": version_of("torch"),
@@ -90,14 +91,6 @@ def facts() -> dict[str, str]:
         "cores": str(os.cpu_count() or ""),
         "memory_mib": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20),
     }
-
-
-def _model() -> str:
-    """From the device tree; "" where there is none."""
-    try:
-        return Path("/proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
-    except OSError:
-        return ""
 
 
 def version_of(package: str) -> str:

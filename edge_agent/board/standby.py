@@ -29,7 +29,7 @@ from edgebed.limits.spec import Held
 from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
 from edgebed.module_process import module_command
-from edgebed.timeouts import timeout
+from edgebed.timeouts import end, timeout
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, Renew, decode_order
 from edgebed.wire.protocol import PROTOCOL
 
@@ -254,7 +254,7 @@ class Standby:
             limits.cancel()
             await asyncio.gather(limits, return_exceptions=True)
             by_itself = process.returncode is not None
-            await _end(process)
+            await end(process, END_S)
             await asyncio.to_thread(self._limiter.undo)
             self._limited = (0, None, "")
         code = (process.returncode or 0) if by_itself else 0
@@ -327,16 +327,3 @@ def how_ended(code: int) -> str:
             " Pi 4 does not run torch 2.4 to 2.10); install torch 2.11 or newer, or one before 2.4"
         )
     return f"the agent was ended by signal {-code}" if code < 0 else f"the agent ended with exit code {code}"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with timeout(END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -9,10 +9,9 @@ from collections import deque
 import msgspec
 import torch
 
-from edge_agent.accelerator import accelerator_facts
+from edge_agent.accelerator import accelerator_facts, torch_note
 from edge_agent.sensors import machine
 from edge_agent.sensors.board import Board
-from edge_agent.torch_check import torch_note
 from edgebed.wire.reading import BoardReading
 
 EVERY_S = 1.0

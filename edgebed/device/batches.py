@@ -25,10 +25,6 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-def nothing(*_: object) -> None:
-    """Does nothing."""
-
-
 class ShardBatches:
     """The batches of a shard.
 
@@ -41,8 +37,8 @@ class ShardBatches:
         self,
         shard: Shard,
         assignment: Assignment,
-        before: Callable[[], None] = nothing,
-        after: Callable[[int], None] = nothing,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[int], None] = lambda samples: None,
     ) -> None:
         self.samples, self.drawn = shard.samples, list[int]()
         self._shard, self._assignment, self._before, self._after = shard, assignment, before, after

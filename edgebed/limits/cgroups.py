@@ -71,12 +71,7 @@ class Cgroup:
     def make(self) -> None:
         """Create the cgroup. In version 2 its controllers are first enabled from the root downwards."""
         for path in set(self.paths.values()):
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise LimitError(
-                    f"cannot make the cgroup {path}: {error.strerror}", hint="run as root; cgroups must be writable"
-                ) from None
+            _make(path)
         if self.version == 2:
             path = self.paths["cpu"]
             for folder in (path.parent.parent, path.parent):
@@ -92,12 +87,7 @@ class Cgroup:
             LimitError: the kernel refuses, or new processes start faster than they can be moved.
         """
         child = Cgroup({controller: path / CHILD for controller, path in self.paths.items()}, self.version)
-        try:
-            child.paths["cpu"].mkdir(exist_ok=True)
-        except OSError as error:
-            raise LimitError(
-                f"cannot make the cgroup {child.paths['cpu']}: {error.strerror}", hint="run as root"
-            ) from None
+        _make(child.paths["cpu"])
         for _ in range(MOVES):
             if not (pids := self.pids()):
                 write(self.paths["cpu"] / "cgroup.subtree_control", "+cpu +memory")
@@ -161,6 +151,15 @@ class Cgroup:
             except OSError:
                 gone = False
         return gone
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LimitError(
+            f"cannot make the cgroup {path}: {error.strerror}", hint="run as root; cgroups must be writable"
+        ) from None
 
 
 def join(cgroup: Cgroup, pid: int) -> None:

@@ -34,17 +34,6 @@ TRANSFERS = 2
 MAX_INBOUND_BYTES = 64 << 20
 
 
-def accept_all(peer: str, header: Header, total: int) -> None:
-    """The `admit` that turns nothing away."""
-
-
-def _ignore(peer: str, transfer: str) -> None: ...
-
-
-def _anybody(name: str) -> bool:
-    return True
-
-
 UNREADABLE = "sends what is no message of this protocol"
 FALSE = "speaks for somebody else"
 TOO_MANY = f"sends more than {MESSAGES_S:.0f} messages a second"
@@ -86,10 +75,10 @@ class TransferEndpoint:
         *,
         deliver: Callable[[ReceivedTransfer], Awaitable[None]],
         on_control: Callable[[str, Control], None],
-        admit: Callable[[str, Header, int], None] = accept_all,
-        on_progress: Callable[[str, str], None] = _ignore,
-        known: Callable[[str], bool] = _anybody,
-        on_dropped: Callable[[str, str], None] = _ignore,
+        admit: Callable[[str, Header, int], None] = lambda peer, header, total: None,
+        on_progress: Callable[[str, str], None] = lambda peer, transfer: None,
+        known: Callable[[str], bool] = lambda name: True,
+        on_dropped: Callable[[str, str], None] = lambda name, why: None,
         chunk_bytes: int = CHUNK_BYTES,
         window: int = WINDOW,
         transfers: int = TRANSFERS,

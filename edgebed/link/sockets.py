@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import resource
 import socket
 import struct
 import termios
@@ -12,6 +13,13 @@ DEAD_AFTER_MS = 30_000
 """Unacknowledged data or probes for this long end a TCP connection."""
 LAST_DATA_RECV = struct.Struct("=52xI")
 """The place in Linux's `struct tcp_info` of the milliseconds since data last arrived."""
+
+
+def allow_connections() -> None:
+    """As many open files as this user may have. A shell's usual limit of 1024 would end at 500 devices, which have two
+    connections each and files, and could be used up by connections that are never completed."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def tune(sock: socket.socket) -> None:

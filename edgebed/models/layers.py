@@ -58,6 +58,11 @@ class Bottleneck(Block):
         )
 
 
+def stem(channels: int, width: int) -> nn.Sequential:
+    """A 3x3 convolution with ReLU."""
+    return nn.Sequential(convolution(channels, width, 3), nn.ReLU())
+
+
 def convolution(channels: int, out: int, size: int, stride: int = 1, *, groups: int = 1) -> nn.Sequential:
     """A convolution without bias that keeps the map's size (at stride 1), and its batch norm."""
     conv = nn.Conv2d(channels, out, size, stride, padding=size // 2, groups=groups, bias=False)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 from torch import nn
 
-from edgebed.models.layers import Positive, convolution
+from edgebed.models.layers import Positive, convolution, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
 WIDTHS = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)  # channels after each pair, in multiples of the stem's
@@ -35,9 +35,7 @@ class MobileNet(ModelPlugin):
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
         width = self.options.width
         outs = [width, *(width * times for times in WIDTHS)]
-        stages: list[tuple[str, nn.Module]] = [
-            ("stem", nn.Sequential(convolution(input_shape[0], width, 3), nn.ReLU()))
-        ]
+        stages: list[tuple[str, nn.Module]] = [("stem", stem(input_shape[0], width))]
         for number, (channels, out) in enumerate(pairwise(outs), 1):
             stages.append((f"pair{number}", pair(channels, out, 2 if number in STRIDED else 1)))
         stages.append(("top", pooled_head(outs[-1], classes)))

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from torch import nn
 
-from edgebed.models.layers import Basic, Block, Bottleneck, Positive, convolution
+from edgebed.models.layers import Basic, Block, Bottleneck, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
 Widths = tuple[int, int, int]
@@ -32,8 +32,7 @@ def eight_modules(
     """Stem, two modules of `blocks` blocks per width, classifier; a head at each of the seven cuts: `head_blocks`
     blocks of the width at the cut, pool, fc."""
     outs = [widths[0], *(width * block.expansion for width in widths for _ in "12")]  # channels after md1..md7
-    stem = nn.Sequential(convolution(input_shape[0], widths[0], 3), nn.ReLU())
-    stages: list[tuple[str, nn.Module]] = [("md1", stem)]
+    stages: list[tuple[str, nn.Module]] = [("md1", stem(input_shape[0], widths[0]))]
     for index, (channels, out) in enumerate(pairwise(outs)):
         width, stride = widths[index // 2], 2 if index in (2, 4) else 1
         first = block(channels, width, stride)

@@ -19,7 +19,7 @@ import msgspec
 from torch import nn
 
 from edgebed.errors import UsageError
-from edgebed.models.layers import Basic, Positive, convolution
+from edgebed.models.layers import Basic, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
 BLOCKS = 8
@@ -42,9 +42,7 @@ class ResNet18(ModelPlugin):
         if list(exits) != sorted(set(exits)):
             raise UsageError(f"exits {list(exits)} of resnet18", hint="give increasing numbers of blocks, as in [2, 5]")
         outs = [width, *(width * 2 ** (block // 2) for block in range(BLOCKS))]  # channels after stem, block1, ...
-        stages: list[tuple[str, nn.Module]] = [
-            ("stem", nn.Sequential(convolution(input_shape[0], width, 3), nn.ReLU()))
-        ]
+        stages: list[tuple[str, nn.Module]] = [("stem", stem(input_shape[0], width))]
         for block, (channels, out) in enumerate(pairwise(outs), 1):
             stages.append((f"block{block}", Basic(channels, out, 1 if channels == out else 2)))
         stages.append(("top", pooled_head(outs[-1], classes)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from torch import nn
 
-from edgebed.models.layers import Basic, Positive, convolution
+from edgebed.models.layers import Basic, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
 
@@ -26,7 +26,7 @@ class ResNet8(ModelPlugin):
     def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
         width = self.options.width
         stages: list[tuple[str, nn.Module]] = [
-            ("stem", nn.Sequential(convolution(input_shape[0], width, 3), nn.ReLU())),
+            ("stem", stem(input_shape[0], width)),
             ("block1", Basic(width, width, 1)),
             ("block2", Basic(width, 2 * width, 2)),
             ("block3", Basic(2 * width, 4 * width, 2)),

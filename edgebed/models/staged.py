@@ -97,11 +97,6 @@ class StagedModel(nn.Module):
         owners = set(self.stage_names[:cut]) | ({head_name(cut)} if head else set())
         return [name for name, owner in self._owners if owner in owners]
 
-    def names_above(self, cut: int) -> list[str]:
-        """Names of the weights of the server half at `cut` (no heads)."""
-        owners = set(self.stage_names[cut:])
-        return [name for name, owner in self._owners if owner in owners]
-
     @functools.cached_property
     def _owners(self) -> list[tuple[str, str]]:
         """Names of all weights, each with that of its stage or head. Kept: with hundreds of devices the rounds ask for

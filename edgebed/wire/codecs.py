@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -69,13 +69,12 @@ class _Entry(msgspec.Struct):
 _header_decoder = msgspec.json.Decoder(dict[str, dict[str, Any]])
 
 
-def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec, *, as_is: Collection[str] = ()) -> bytes | bytearray:
+def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec) -> bytes | bytearray:
     """The tensors as one body.
 
     Args:
         tensors: by name; any shape (also empty and 0-d), on any torch device; names must not start with "#".
         codec: number format and compression.
-        as_is: names whose numbers are not to be touched.
 
     Raises:
         UsageError: unknown number format, a name that is taken, or a dtype the format cannot write.
@@ -88,7 +87,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], codec: Codec, *, as_is: Collec
         tensor = given.detach().cpu()
         if name.startswith("#") or name == "__metadata__":
             raise UsageError(f"a tensor cannot be called {name!r}", hint="choose a name that does not start with '#'")
-        parts = {"": tensor} if name in as_is else _convert(tensor, codec.dtype)
+        parts = _convert(tensor, codec.dtype)
         plain |= {f"#{part}:{name}" if part else name: value for part, value in parts.items()}
         if parts[""].dtype != tensor.dtype:
             formats[name] = _TO_NAME[tensor.dtype]

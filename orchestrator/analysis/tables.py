@@ -75,19 +75,7 @@ ASSIGNMENTS = (
 
 TEXT = frozenset(
     (
-        *(
-            "lane",
-            "device",
-            "profile",
-            "phase",
-            "waiting_for",
-            "waited_for",
-            "outcome",
-            "kind",
-            "event",
-            "reason",
-            "marks",
-        ),
+        *("lane", "device", "profile", "phase", "waiting_for", "waited_for", "outcome", "kind", "event", "reason"),
         *("straggler", "straggler_profile", "straggler_cause", "marks"),
     )
 )
@@ -128,7 +116,7 @@ def rounds_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
         table[f"bound_by_{what}_share"] = pd.array([_share(row, what) for row in bounds], dtype="float64")
     for cause, seconds in _behind(summary).items():
         table[f"straggler_behind_{cause}_s"] = pd.array(seconds, dtype="float64")
-    for name in dict.fromkeys(name for row in summary.rounds for name in row.extra):
+    for name in summary.extra_names:
         table[f"extra_{name}"] = pd.array([row.extra.get(name) for row in summary.rounds], dtype="float64")
     return table
 

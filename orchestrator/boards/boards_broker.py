@@ -12,8 +12,9 @@ from pathlib import Path
 from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.link.connection import Address
 from edgebed.module_process import module_command
+from edgebed.timeouts import end
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where
-from orchestrator.broker.child import begin, end
+from orchestrator.broker.child import END_S, begin
 from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
 
@@ -111,7 +112,7 @@ class _OwnService:
         return " ".join(line.strip() for line in lines[-2:] if line.strip())
 
     async def end(self) -> None:
-        await end(self._process)
+        await end(self._process, END_S)
 
 
 async def _live(place: ServiceFolder, ours: _OwnService) -> Live:

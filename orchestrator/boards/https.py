@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -97,9 +96,3 @@ def listen(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server((address, port), family=family, backlog=512, dualstack_ipv6=both)
-
-
-def allow_connections() -> None:
-    """As many open files as this user may have: connections that are never completed must not use up the usual 1024."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import FileError, FleetError, LinkError
+from edgebed.link.sockets import allow_connections
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT
 from orchestrator.boards import https
 from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_address
@@ -79,7 +80,7 @@ class _Service:
     def __init__(
         self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Callable[[str], None]
     ) -> None:
-        https.allow_connections()
+        allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)
         self._where = Where(_hosts(request), request.port, request.mqtt_port, request.listen, bool(request.hosts))

@@ -20,10 +20,11 @@ import msgspec
 from edgebed.errors import LinkError
 from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
+from edgebed.timeouts import end
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.boards.service_folder import BoardConnection
 from orchestrator.broker.acl import mosquitto_lines
-from orchestrator.broker.child import NOT_TOLD, begin, end
+from orchestrator.broker.child import END_S, NOT_TOLD, begin
 from orchestrator.broker.mosquitto import (
     binary,
     broker_user,
@@ -31,6 +32,7 @@ from orchestrator.broker.mosquitto import (
     make_socket_folder,
     password_hash,
     socket_path,
+    tls_settings,
     write_file,
 )
 
@@ -60,14 +62,8 @@ def settings(folder: Path, listen: str, port: int) -> list[str]:
         "log_type notice",
         "log_type information",
         f"listener 0 {socket_path(folder)}",
-        f"listener {port} {listen}",
-        f"max_connections {MOST_CONNECTIONS}",
-        "tls_version tlsv1.2",  # the least one
-        f"cafile {folder}/ca.pem",
-        f"certfile {folder}/server.pem",
-        f"keyfile {folder}/server.key",
+        *tls_settings(port, listen, MOST_CONNECTIONS, str(folder)),
         f"crlfile {folder}/revoked.pem",
-        "require_certificate true",
         "use_identity_as_username true",
         "",
     ]
@@ -114,7 +110,7 @@ class TlsBroker:
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        await end(process)
+        await end(process, END_S)
         if self._reader is not None:
             await self._reader
         self._sessions, self._untold = {}, False

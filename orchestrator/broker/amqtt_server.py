@@ -11,7 +11,6 @@ import functools
 import hmac
 import json
 import logging
-import resource
 import socket
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
+from edgebed.link.sockets import allow_connections
 from orchestrator.broker.amqtt_broker import Broker
 from orchestrator.broker.runner import BACKLOG
 
@@ -51,12 +51,6 @@ async def serve(sockets: list[int], users: dict[str, str], fleet: str) -> None:
     for each in sockets:
         await asyncio.start_server(connected, sock=socket.socket(fileno=each), backlog=BACKLOG)
     await asyncio.Event().wait()
-
-
-def allow_connections() -> None:
-    """Two per device and their files: a shell's usual limit of 1024 would end at 500 devices."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgebed.errors import LinkError
-from edgebed.timeouts import end_in_time
+from edgebed.timeouts import end
 from orchestrator.broker.runner import Listen
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
@@ -22,6 +21,7 @@ NOT_TOLD = "Unable to set TCP_NODELAY"
 """Mosquitto warns so of every connection by a Unix socket."""
 
 END_S = 3.0
+"""A broker that is told to end is killed after so long."""
 
 LAUNCH = """
 import ctypes, grp, os, pwd, sys
@@ -75,7 +75,7 @@ class Child:
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        await end(process)
+        await end(process, END_S)
 
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
@@ -99,12 +99,3 @@ async def begin(command: Sequence[str], user: str, **streams: Any) -> asyncio.su
         )
     except OSError as error:
         raise LinkError(f"{sys.executable} cannot be run: {error.strerror}") from None
-
-
-async def end(process: asyncio.subprocess.Process | None) -> None:
-    """End a broker and wait for it; kill it where it does not end by itself."""
-    if process is None or process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):  # it has ended just now
-        process.terminate()
-    await end_in_time(process, END_S)

@@ -15,7 +15,6 @@ from edgebed.limits.shell import which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.runner import Listen, Runner
-from orchestrator.fleet.many_hosts import TlsListener
 
 TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 LARGEST_MESSAGE = 8 << 20
@@ -128,15 +127,16 @@ def settings(listen: Listen, folder: str) -> list[str]:
             for address in listen.addresses
             for line in (f"listener {listen.port} {address}", f"max_connections {listen.most_connections}")
         ],
-        *([] if listen.tls is None else _tls_settings(listen, listen.tls, folder)),
+        *([] if listen.tls is None else tls_settings(listen.port, listen.tls.address, listen.most_connections, folder)),
         "",
     ]
 
 
-def _tls_settings(listen: Listen, tls: TlsListener, folder: str) -> list[str]:
+def tls_settings(port: int, address: str, most: int, folder: str) -> list[str]:
+    """A listener that asks for a certificate; its own is in TLS_FILES."""
     return [
-        f"listener {listen.port} {tls.address}",
-        f"max_connections {listen.most_connections}",
+        f"listener {port} {address}",
+        f"max_connections {most}",
         "tls_version tlsv1.2",  # the least one
         *(f"{key} {folder}/{name}" for key, name in TLS_FILES.items()),
         "require_certificate true",

@@ -187,17 +187,17 @@ def judge_cpu(context: Context, item: Item, result: ProbeResult) -> Calibrated:
 def judge_link(context: Context, item: Item, seconds: float, payload: int, error: str = "") -> Calibrated:
     """Compare the goodput plus headers with the rate. Of a real board it is only reported."""
     up = item.kind == "upload"
+    quantity = "uplink" if up else "downlink"
     wanted = (context.limits.uplink_bit_s if up else context.limits.downlink_bit_s) / 1e6
     if not error and (payload <= 0 or seconds <= 0):
         error = "everything had arrived before the clock could start; hint: use a quieter host"
     measured = payload * 8 / WIRE_SHARE / seconds / 1e6 if seconds > 0 else 0.0
     if context.limits.unlimited:
-        quantity = "uplink" if up else "downlink"
         return _row(context, quantity, item, 0.0, measured, "Mbit/s", False, True, error or UNLIMITED)
     off = measured / wanted - 1
     passed = not error and (off <= SMALL_TOLERANCE if item.size == SMALL_BYTES else abs(off) <= TOLERANCE)
     cause = "" if passed else error or link_cause(context, up, measured / wanted)
-    return _row(context, "uplink" if up else "downlink", item, wanted, measured, "Mbit/s", True, passed, cause)
+    return _row(context, quantity, item, wanted, measured, "Mbit/s", True, passed, cause)
 
 
 def report_work(context: Context, item: Item, result: ProbeResult, reference: float) -> Calibrated:

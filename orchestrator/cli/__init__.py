@@ -1,4 +1,5 @@
-"""The command line, one command per file; each file's `register(app)` adds it. An error prints a message and a hint."""
+"""The command line. A file per command holds its function `command`, or its subcommands as `commands`. An error prints
+a message and a hint."""
 
 from __future__ import annotations
 
@@ -42,8 +43,10 @@ def build(wanted: str = "") -> typer.Typer:
     names = [info.name for info in pkgutil.iter_modules(__path__)]
     for name in [wanted] if wanted in names else names:
         module = importlib.import_module(f"{__name__}.{name}")
-        if hasattr(module, "register"):
-            module.register(app)
+        if hasattr(module, "commands"):
+            app.add_typer(module.commands, name=name)
+        elif hasattr(module, "command"):
+            app.command(name)(module.command)
     return app
 
 

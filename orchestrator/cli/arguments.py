@@ -20,7 +20,9 @@ Runs = Annotated[
     ),
 ]
 
-Backend = Annotated[str | None, typer.Option("--backend", help=f"{choices()}; overrides the fleet file.")]
+BackendOption = Annotated[str | None, typer.Option("--backend", help=f"{choices()}; overrides the fleet file.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")

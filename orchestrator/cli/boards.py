@@ -24,8 +24,9 @@ from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.members import works_for
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
-from orchestrator.cli import boards_measure
-from orchestrator.cli.console import log, print_json, print_whole
+from orchestrator.cli.arguments import Json
+from orchestrator.cli.boards_measure import measure_board
+from orchestrator.cli.console import columns, print_json, print_whole, say
 from orchestrator.fleet.spec.profile import lasting_name
 from orchestrator.records.words.formatting import NONE
 from orchestrator.runs.signals import run_to_end
@@ -37,21 +38,12 @@ LONGEST_S = 30 * 86400.0
 """Of an invitation: whoever finds its token may join until then."""
 
 Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Enrol boards: devices of your own that join over the network.", no_args_is_help=True)
-    group.command("serve")(serve_)
-    group.command("invite")(invite)
-    group.command("ls")(ls)
-    group.command("show")(show)
-    group.command("rename")(rename)
-    group.command("revoke")(revoke)
-    group.command("measure")(boards_measure.command)
-    app.add_typer(group, name="boards")
+commands = typer.Typer(help="Enrol boards: devices of your own that join over the network.", no_args_is_help=True)
 
 
+@commands.command("serve")
 def serve_(
     host: Annotated[
         list[str] | None,
@@ -71,11 +63,12 @@ def serve_(
     if service:
         options = {"--listen": listen, "--port": str(port), "--mqtt-port": str(mqtt_port)}
         given = [text for pair in [*options.items(), *[("--host", each) for each in host or ()]] for text in pair]
-        _say(unit(given).install())
+        say(unit(given).install())
         return
-    run_to_end(serve(request, ServiceFolder.of_user(), _say), lambda line: None)
+    run_to_end(serve(request, ServiceFolder.of_user(), say), lambda line: None)
 
 
+@commands.command()
 def invite(
     name: Annotated[str, typer.Argument(help="What the board shall be called.")],
     profile: Annotated[
@@ -102,11 +95,12 @@ def invite(
         secret = registry.invite(name, kept, duration_s(expires), replace, time.time())
     token = Token(authority.fingerprint(), secret, name)
     if not place.running():
-        _say("The service does not run: start `edgebed boards serve` before the board joins.")
-    _say(f"On the board, within {expires}, once:")
+        say("The service does not run: start `edgebed boards serve` before the board joins.")
+    say(f"On the board, within {expires}, once:")
     print(f"edgebed-agent join {where.address} {token}")
 
 
+@commands.command()
 def ls(as_json: Json = False) -> None:
     """List the boards that have joined, and the invitations that are open."""
     place = ServiceFolder.of_user()
@@ -117,16 +111,16 @@ def ls(as_json: Json = False) -> None:
         print_json(rows)
         return
     if not rows:
-        _say("No board has joined, and no invitation is open. `edgebed boards invite NAME` prints the command for one.")
+        say("No board has joined, and no invitation is open. `edgebed boards invite NAME` prints the command for one.")
         return
-    table = Table(title="boards")
-    for column in ("name", "id", "state", "certificate", "profile", "model"):
-        table.add_column(column, no_wrap=True)
+    heads = columns("name", "id", "state", "certificate", "profile", "model", no_wrap=True)
+    table = Table(*heads, title="boards")
     for row in rows:
         table.add_row(*[escape(row[key]) or NONE for key in ("name", "id", "state", "until", "profile", "model")])
     print_whole(table)
 
 
+@commands.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show all that is known of a board."""
     place = ServiceFolder.of_user()
@@ -150,13 +144,15 @@ def show(name: Name, as_json: Json = False) -> None:
     print_whole(table)
 
 
+@commands.command()
 def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
     """Give a board another name. Its identity is its key, so it need not join again."""
     with Store(ServiceFolder.of_user()).change() as registry:
         registry.rename(registry.find(name), new, time.time())
-    _say(f"{name} is called {new} now")
+    say(f"{name} is called {new} now")
 
 
+@commands.command()
 def revoke(name: Name) -> None:
     """Make a board's certificates and open invitations useless, and close its connections at once."""
     place = ServiceFolder.of_user()
@@ -169,9 +165,12 @@ def revoke(name: Name) -> None:
             board = registry.find(name)
             registry.revoke(board, "by hand", time.time())
     if board is None:
-        _say(f"the invitation of {name} no longer works")
+        say(f"the invitation of {name} no longer works")
         return
-    _say(f"{board.name} ({board.id}) is revoked; {_until_in_force(place, store)}")
+    say(f"{board.name} ({board.id}) is revoked; {_until_in_force(place, store)}")
+
+
+commands.command("measure")(measure_board)
 
 
 def _host_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -258,7 +257,3 @@ def unit(options: list[str]) -> ServiceUnit:
 
 def _day(seconds: float) -> str:
     return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _say(line: str) -> None:
-    log.print(escape(line), highlight=False, soft_wrap=True)

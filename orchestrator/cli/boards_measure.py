@@ -14,8 +14,8 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, seeded
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service_folder import ServiceFolder
-from orchestrator.cli.arguments import numbers
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json, numbers
+from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.files.output import keep, try_file
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.backends import check_backend
@@ -29,7 +29,7 @@ from orchestrator.runs.signals import run_to_end
 CUTS = 3
 
 
-def command(
+def measure_board(
     name: Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")],
     output: Annotated[Path | None, typer.Option(help="File of the profile. Default: NAME.yaml in this folder.")] = None,
     model: Annotated[str, typer.Option(help="A staged model; see `edgebed models`.")] = "resnet-tiny",
@@ -38,7 +38,7 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 32,
     backend: Annotated[str, typer.Option(help="Of the look-alike: docker, local or software.")] = "local",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of the profile.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a device profile that is fitted to a board, and measure how like the board a device under it is.
 
@@ -69,10 +69,8 @@ def _print(outcome: Outcome, path: Path) -> None:
     if outcome.too_large:
         log.print("This host has too few CPUs to run the look-alike beside the orchestrator: it was not measured.")
         return
-    table = Table(title=f"{escape(outcome.profile.name)} and its look-alike")
-    table.add_column("figure")
-    for column in ("board", "look-alike", "error"):
-        table.add_column(column, justify="right")
+    heads = columns("figure", ">board", ">look-alike", ">error")
+    table = Table(*heads, title=f"{escape(outcome.profile.name)} and its look-alike")
     for row in outcome.rows:
         error = NONE if row.error is None else signed_percent(row.error)
         table.add_row(f"{row.name}, {row.unit}", number(row.board, 4), number(row.look_alike, 4), error)

@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from edgebed.errors import FileError
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.broker.acl import mosquitto_lines
-from orchestrator.cli.console import log
+from orchestrator.cli.console import say
 from orchestrator.fleet.spec.profile import load_fleet
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Prepare a broker of your own for `--broker`.", no_args_is_help=True)
-    group.command("users")(users)
-    group.command("acl")(acl)
-    app.add_typer(group, name="broker")
+commands = typer.Typer(help="Prepare a broker of your own for `--broker`.", no_args_is_help=True)
 
 
+@commands.command()
 def users(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
     file: Annotated[Path, typer.Argument(help="The new file of users, for --broker-users.")],
@@ -35,10 +30,10 @@ def users(
             out.writelines(f"{name}:{secrets.token_urlsafe(18)}\n" for name in names)
     except OSError as error:
         raise FileError.of(error, file) from None
-    said = f"{len(names)} users in {file}. For Mosquitto: cp {file} passwords && mosquitto_passwd -U passwords"
-    log.print(escape(said), highlight=False, soft_wrap=True)
+    say(f"{len(names)} users in {file}. For Mosquitto: cp {file} passwords && mosquitto_passwd -U passwords")
 
 
+@commands.command()
 def acl() -> None:
     """Print the rights that these users need, as an ACL file of Mosquitto."""
     print("\n".join(mosquitto_lines("+", ours="edgebed/#")), end="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,9 @@ from rich.table import Table
 
 from orchestrator.boards.members import with_facts
 from orchestrator.calibration import verdicts
-from orchestrator.calibration.calibrate import Calibration, calibrate
-from orchestrator.cli.arguments import Backend
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.calibration.calibrate import calibrate
+from orchestrator.cli.arguments import BackendOption, Json
+from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.experiment import Grain
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 from orchestrator.records.types import Calibrated
@@ -26,27 +27,23 @@ from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 
 
-def register(app: typer.Typer) -> None:
-    app.command("calibrate")(command)
-
-
 def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
-    backend: Backend = None,
+    backend: BackendOption = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""
     spec = with_facts(load_fleet(fleet))
     outcome = run_to_end(_calibrate(spec, backend, dilation, grain, short))
     if as_json:
-        print_json(outcome.builtins())
+        print_json(msgspec.to_builtins(outcome))
     else:
         console.print(_table(outcome))
-        console.print(_verdict(outcome.calibration))
-    if not outcome.calibration.passed:
+        console.print(_verdict(outcome.rows))
+    if not outcome.passed:
         raise typer.Exit(1)
 
 
@@ -56,17 +53,8 @@ class Outcome(msgspec.Struct, frozen=True):
     fleet: str
     enforcement: str
     dilation: float
-    calibration: Calibration
-
-    def builtins(self) -> object:
-        rows: object = msgspec.to_builtins(self.calibration.rows)
-        return {
-            "fleet": self.fleet,
-            "enforcement": self.enforcement,
-            "dilation": self.dilation,
-            "passed": self.calibration.passed,
-            "rows": rows,
-        }
+    passed: bool
+    rows: Sequence[Calibrated]
 
 
 async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain: Grain, short: bool) -> Outcome:
@@ -94,18 +82,14 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
                 on_row=lambda row: None,
                 on_item=lambda share: progress.update(task, completed=share),
             )
-            return Outcome(spec.name, str(controller.enforcement), controller.dilation, result)
+            return Outcome(spec.name, str(controller.enforcement), controller.dilation, result.passed, result.rows)
 
 
 def _table(outcome: Outcome) -> Table:
     dilated = f"; every limit divided by D = {outcome.dilation:.3g}" if outcome.dilation > 1 else ""
-    table = Table(box=SIMPLE_HEAD, title=f"{outcome.fleet}: {held_by(outcome.enforcement)}{dilated}")
-    for name in ("device", "quantity", "condition"):
-        table.add_column(name)
-    for name in ("requested", "measured", "error"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for row in sorted(outcome.calibration.rows, key=lambda r: r.device):
+    heads = columns("device", "quantity", "condition", ">requested", ">measured", ">error", "")
+    table = Table(*heads, box=SIMPLE_HEAD, title=f"{outcome.fleet}: {held_by(outcome.enforcement)}{dilated}")
+    for row in sorted(outcome.rows, key=lambda r: r.device):
         table.add_row(*_cells(row))
     return table
 
@@ -123,8 +107,8 @@ def _cells(row: Calibrated) -> list[str]:
     ]
 
 
-def _verdict(calibration: Calibration) -> str:
-    judged = [row for row in calibration.rows if row.judged]
+def _verdict(rows: Sequence[Calibrated]) -> str:
+    judged = [row for row in rows if row.judged]
     failed = [row for row in judged if not row.passed]
     if not judged:
         return "No row is judged: a real board has no limits. The rows say what was measured."

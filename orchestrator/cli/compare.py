@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.arguments import Runs
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json, Runs
+from orchestrator.cli.console import columns, console, log, print_json, say, show
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import Comparison, compare
@@ -37,10 +37,6 @@ SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("compare")(command)
-
-
 def command(
     runs: Runs,
     baseline: Annotated[
@@ -58,20 +54,17 @@ def command(
         Spread, typer.Option(help="Bands: least to greatest seed, standard deviation, or 95 % interval of the mean.")
     ] = "range",
     title: Annotated[bool, typer.Option(help="Titles above the figures.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
 
     Runs of one method with different seeds are taken together, with 95 % confidence intervals (Student's t)."""
     folders = baseline_last(find_runs(runs), baseline)
-    with log.status("reading records"):
-        summaries = [load_summary(folder) for folder in folders]
-        error = _sim_error_of(folders)
-    _print_all(summaries, as_json, error)
+    summaries = _print_runs(folders, as_json)
     if html is not None:
         with log.status("writing the page"):
             write_comparison(folders, html)
-        log.print(f"Page: {html}", soft_wrap=True, highlight=False)
+        say(f"Page: {html}")
     if csv is not None:
         _save(csv, tabulate.to_csv(compare(summaries).rows))
     if latex is not None:
@@ -82,11 +75,18 @@ def command(
 
 
 def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
-    """The tables of some runs on stdout. Speed-ups refer to the last run."""
+    """The tables of runs that have just ended, and where their reports are. Speed-ups refer to the last run."""
+    _print_runs(folders, as_json)
+    for folder in () if as_json else folders:
+        show(f"Report: {folder / 'report.html'}")
+
+
+def _print_runs(folders: Sequence[Path], as_json: bool) -> list[Summary]:
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
         error = _sim_error_of(folders)
     _print_all(summaries, as_json, error)
+    return summaries
 
 
 def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) -> None:
@@ -122,9 +122,9 @@ def _print(comparison: Comparison) -> None:
         if key not in ("method", "run"):
             table.add_row(label, *(escape(row[key]) for row in comparison.texts))
     console.print(table)
-    console.print("From left to right:", highlight=False)
+    show("From left to right:")
     for row in comparison.texts:  # not in the table: an id that is broken cannot be copied
-        console.print(f"  {escape(row['run'])}", soft_wrap=True, highlight=False)
+        show(f"  {row['run']}")
 
 
 def _print_groups(groups: list[Group], baseline: str) -> None:
@@ -133,31 +133,24 @@ def _print_groups(groups: list[Group], baseline: str) -> None:
     table.add_column("")
     for one in groups:
         table.add_column(escape(one.method), justify="right")
-    for label, show in tabulate.COLUMNS[1:]:
-        table.add_row(label, *(escape(show(one)) for one in groups))
+    for label, text in tabulate.COLUMNS[1:]:
+        table.add_row(label, *(escape(text(one)) for one in groups))
     console.print(table)
 
 
 def _print_pairs(pairs: list[Paired]) -> None:
-    table = Table(box=SIMPLE_HEAD, title=escape(tabulate.about_pairs(pairs)))
-    for name, _ in tabulate.PAIRED:
-        table.add_column(name, justify="left" if name == "method" else "right")
+    heads = columns(*(name if name == "method" else f">{name}" for name, _ in tabulate.PAIRED))
+    table = Table(*heads, box=SIMPLE_HEAD, title=escape(tabulate.about_pairs(pairs)))
     for each in pairs:
-        table.add_row(*(escape(show(each)) for _, show in tabulate.PAIRED))
+        table.add_row(*(escape(text(each)) for _, text in tabulate.PAIRED))
     console.print(table)
 
 
 def _print_profiles(rows: list[ProfileRow]) -> None:
-    table = Table(box=SIMPLE_HEAD, title="Stragglers by profile of device")
-    for name in ("method", "profile"):
-        table.add_column(name)
-    for name in ("straggler in rounds", "others waited, per run"):
-        table.add_column(name, justify="right")
-    table.add_column("why")
+    heads = columns("method", "profile", ">straggler in rounds", ">others waited, per run", "why")
+    table = Table(*heads, box=SIMPLE_HEAD, title="Stragglers by profile of device")
     for row in rows:
-        why = tabulate.by_cause(row.why)
-        cells = (row.method, row.profile, f"{row.rounds} ({percent(row.share)})", seconds(row.waited_s), why)
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(*map(escape, tabulate.profile_row(row)))
     if rows:
         console.print(table)
 
@@ -168,12 +161,12 @@ def _write_figures(summaries: list[Summary], paths: Sequence[Path], only: str | 
     with log.status("drawing figures"):
         written = write_figures(summaries, paths, only, look)
     for path in written:
-        log.print(f"Written: {path}", soft_wrap=True, highlight=False)
+        say(f"Written: {path}")
 
 
 def _save(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    log.print(f"Written: {path}", soft_wrap=True, highlight=False)
+    say(f"Written: {path}")
 
 
 # ---- a simulation beside the run that it simulates ----
@@ -199,16 +192,13 @@ def _as_plain(error: SimError) -> dict[str, Any]:
 
 def _print_sim_error(error: SimError) -> None:
     """Two tables: the rounds in a line, devices and phases in rows."""
-    console.print(
+    show(
         f"Error of the simulation over {len(error.rounds)} rounds: median {percent(error.median)}, "
         f"90th percentile {percent(error.p90)}, all rounds together {signed_percent(error.total_error)}; "
-        f"{percent(error.same_cuts, 0)} of the assignments are the same",
-        highlight=False,
-        soft_wrap=True,
+        f"{percent(error.same_cuts, 0)} of the assignments are the same"
     )
-    table = Table(title="Devices: medians of simulation and real run", header_style="bold")
-    for name in ("device", "phase", "simulated", "real", "error", "of its round"):
-        table.add_column(name, justify="left" if name in ("device", "phase") else "right")
+    heads = columns("device", "phase", ">simulated", ">real", ">error", ">of its round")
+    table = Table(*heads, title="Devices: medians of simulation and real run", header_style="bold")
     for row in error.devices:
         if row.phase != "whole" and abs(row.share) < SHOWN_SHARE:
             continue

@@ -7,14 +7,10 @@ from typing import Annotated
 import typer
 
 from edgebed.errors import UsageError
-from orchestrator.cli.console import console
+from orchestrator.cli.console import show
 from orchestrator.dashboard.run_list import Wanted
 from orchestrator.dashboard.serve import PageAddress, serve
 from orchestrator.runs.find import complete_run, find_runs, runs_folder
-
-
-def register(app: typer.Typer) -> None:
-    app.command("dashboard")(command)
 
 
 def command(
@@ -44,5 +40,5 @@ def command(
 
 
 def _notify(address: str) -> None:
-    console.print(f"Page: {address}", soft_wrap=True, highlight=False)
-    console.print("Ctrl-C ends it.", highlight=False)
+    show(f"Page: {address}")
+    show("Ctrl-C ends it.")

@@ -9,14 +9,11 @@ import typer
 from rich.table import Table
 
 from edgebed.datasets.base import DATASETS
+from orchestrator.cli.arguments import Json
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import load
 from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.runs.data import count_labels, label_table, share_out
-
-
-def register(app: typer.Typer) -> None:
-    app.command("data")(command)
 
 
 def command(
@@ -24,7 +21,7 @@ def command(
         Path | None, typer.Argument(help="An experiment file. Without it, data sets are listed.")
     ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change a key: partition.alpha=0.1.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the data sets, or show how many samples of each class every device of an experiment gets."""
     if experiment is None:

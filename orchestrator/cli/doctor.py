@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.arguments import Backend
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import BackendOption, Json
+from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.fleet.backends import DEFAULT
-from orchestrator.fleet.host.checkup import Check, FleetFit, HostFacts, check, fit, fit_fleet
+from orchestrator.fleet.host.checkup import Check, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host.facts import gather
 from orchestrator.fleet.named import backend_class
 from orchestrator.fleet.spec.profile import load_fleet
@@ -24,14 +24,10 @@ from orchestrator.records.words.vocabulary import UNLIMITED
 from orchestrator.runs.find import runs_folder
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(command)
-
-
 def command(
     fleet: Annotated[Path | None, typer.Option(help="A fleet file, to check which of its devices fit.")] = None,
-    backend: Backend = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    backend: BackendOption = None,
+    as_json: Json = False,
 ) -> None:
     """Check this host without starting anything. Exit code 1 if something is missing that the backend (default: local)
     or the fleet needs."""
@@ -44,7 +40,8 @@ def command(
     fitting = None if spec is None else fit_swarm(spec, swarm) if needs.swarm else fit_fleet(spec, facts, needs)
     healthy = fit(rows) and (fitting is None or fitting.fits)
     if as_json:
-        print_json(_builtins(backend, healthy, facts, rows, fitting))
+        found = {"backend": backend, "healthy": healthy, "checks": rows, "fleet": fitting, "facts": facts}
+        print_json(msgspec.to_builtins(found))
     else:
         console.print(_table(backend, rows))
         if fitting is not None:
@@ -62,22 +59,9 @@ def _swarm() -> Swarm:
     return find_swarm()
 
 
-def _builtins(
-    backend: str, healthy: bool, facts: HostFacts, rows: list[Check], fitting: FleetFit | None
-) -> dict[str, object]:
-    return {
-        "backend": backend,
-        "healthy": healthy,
-        "checks": msgspec.to_builtins(rows),
-        "fleet": msgspec.to_builtins(fitting),
-        "facts": msgspec.to_builtins(facts),
-    }
-
-
 def _table(backend: str, rows: list[Check]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=f"this host, for the backend {backend}")
-    for name in ("", "what", "found", "problem and hint"):
-        table.add_column(name)
+    heads = ("", "what", "found", "problem and hint")
+    table = Table(*heads, box=SIMPLE_HEAD, title=f"this host, for the backend {backend}")
     for row in rows:
         mark = "[green]ok[/]" if not row.lack else "[bold red]LACK[/]" if row.needed else "[yellow]note[/]"
         missing = f"{row.lack.rstrip('.')}. Hint: {row.hint}" if row.lack else ""
@@ -89,11 +73,8 @@ def _fleet_table(name: str, fitting: FleetFit) -> Table:
     dilation = "no dilation fits" if fitting.dilation is None else f"dilation {number(fitting.dilation)}"
     hint = f" Hint: {fitting.hint}" if fitting.hint else ""
     said = ". ".join(text for text in (fitting.lack, fitting.warning) if text)
-    table = Table(box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + hint) or None)
-    table.add_column("device")
-    for column in ("CPUs", "up Mbit/s", "down Mbit/s", "memory MiB", "latency ms"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    heads = columns("device", ">CPUs", ">up Mbit/s", ">down Mbit/s", ">memory MiB", ">latency ms", "")
+    table = Table(*heads, box=SIMPLE_HEAD, title=f"{name} here: {dilation}", caption=escape(said + hint) or None)
     for device in fitting.devices:
         limits = device.limits
         rates = (number(rate / 1e6, 4) for rate in (limits.uplink_bit_s, limits.downlink_bit_s))

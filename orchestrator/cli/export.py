@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgebed.errors import UsageError
-from orchestrator.cli.console import console, log
+from orchestrator.cli.console import log, show
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
@@ -17,10 +17,6 @@ from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.metrics import exposition
 from orchestrator.runs.find import complete_run, find_run
-
-
-def register(app: typer.Typer) -> None:
-    app.command("export")(command)
 
 
 def command(
@@ -46,18 +42,14 @@ def command(
     with log.status("reading records"):
         records = read(folder / "records.jsonl")
     if csv is not None:
-        _notify(csv, f"{len(write_csv(records, csv))} CSV files")
+        show(f"{csv}: {len(write_csv(records, csv))} CSV files")
     if parquet is not None:
-        _notify(parquet, f"{len(write_parquet(records, parquet))} Parquet files")
+        show(f"{parquet}: {len(write_parquet(records, parquet))} Parquet files")
     if tensorboard is not None:
         write_tensorboard(load_summary(folder), tensorboard)
-        _notify(tensorboard, "tensorboard --logdir")
+        show(f"{tensorboard}: tensorboard --logdir")
     if prometheus is not None:
         prometheus.write_text(exposition([load_summary(folder)]), encoding="utf-8")
-        _notify(prometheus, "metrics")
+        show(f"{prometheus}: metrics")
     if otlp is not None:
-        _notify(otlp, f"{write_spans(sort(records), otlp)} spans")
-
-
-def _notify(where: Path | str, what: str) -> None:
-    console.print(f"{where}: {what}", soft_wrap=True, highlight=False, markup=False)
+        show(f"{otlp}: {write_spans(sort(records), otlp)} spans")

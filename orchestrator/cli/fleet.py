@@ -14,8 +14,8 @@ from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
-from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, own_broker
-from orchestrator.cli.console import console, log, print_json, print_whole
+from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Json, own_broker
+from orchestrator.cli.console import columns, console, log, print_json, print_whole
 from orchestrator.experiment import Grain
 from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.base import Enforcement, Held
@@ -30,22 +30,15 @@ from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 
 Fleet = Annotated[Path, typer.Argument(help="The fleet file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Start, show and stop a throttled fleet without a run.", no_args_is_help=True)
-    group.command("up")(up)
-    group.command("ps")(ps)
-    group.command("down")(down)
-    group.command("ls")(ls)
-    group.command("push-image")(push_image)
-    app.add_typer(group, name="fleet")
+commands = typer.Typer(help="Start, show and stop a throttled fleet without a run.", no_args_is_help=True)
 
 
+@commands.command()
 def up(
     fleet: Fleet,
-    backend: Backend = None,
+    backend: BackendOption = None,
     dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
     grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
     broker: Broker = None,
@@ -91,6 +84,7 @@ def _failed(place: daemon.FleetFolder) -> FleetError:
     return FleetError(f"the fleet did not start: {message}", hint=hint or f"see {place.log}")
 
 
+@commands.command()
 def ps(fleet: Fleet, as_json: Json = False) -> None:
     """Show the limits of every device as requested and as read back, and what it has used."""
     state = _place(load_fleet(fleet)).ask()
@@ -102,6 +96,7 @@ def ps(fleet: Fleet, as_json: Json = False) -> None:
             print_whole(board_table(state))
 
 
+@commands.command()
 def down(fleet: Fleet) -> None:
     """Stop the fleet and remove everything it made."""
     spec = load_fleet(fleet)
@@ -110,6 +105,7 @@ def down(fleet: Fleet) -> None:
     log.print(f"the fleet {spec.name} is stopped")
 
 
+@commands.command()
 def ls(as_json: Json = False) -> None:
     """List every fleet that stands on this host, with or without a run, and the CPUs that are left."""
     fleets = host_cpus.standing()
@@ -118,14 +114,9 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         print_json({"fleets": msgspec.to_builtins(fleets), "cores": cores, "left": left})
         return
-    table = Table(
-        title="fleets on this host", caption=f"{number(left)} of {number(cores)} cores are left for another one"
-    )
-    for name in ("fleet", "id", "backend", "process"):
-        table.add_column(name)
-    for name in ("CPUs in quotas", "reserved"):
-        table.add_column(name, justify="right")
-    table.add_column("unlimited: real boards")
+    heads = columns("fleet", "id", "backend", "process", ">CPUs in quotas", ">reserved", "unlimited: real boards")
+    caption = f"{number(left)} of {number(cores)} cores are left for another one"
+    table = Table(*heads, title="fleets on this host", caption=caption)
     for fleet in fleets:
         process = str(fleet.pid) if fleet.pid else "–"
         shares = (number(fleet.cpus), number(fleet.reserve_cpus))
@@ -134,6 +125,7 @@ def ls(as_json: Json = False) -> None:
     console.print(table)
 
 
+@commands.command()
 def push_image(
     fleet: Fleet,
     to: Annotated[
@@ -171,13 +163,10 @@ def fleet_table(state: FleetState) -> Table:
     dilated = f"; limits divided by D = {number(state.dilation)}" if state.dilation > 1 else ""
     grain = f", grain {state.grain}" if state.grain else ""
     table = Table(
+        *columns("device", "", ">CPUs", ">period, ms", ">up Mbit/s", ">down Mbit/s", ">memory MiB"),
         title=f"{state.fleet} ({state.backend}, {held_by(state.enforcement)}{grain}{dilated})",
         caption=SELF_HELD if state.enforcement == Enforcement.SOFTWARE else None,
     )
-    for name in ("device", ""):
-        table.add_column(name)
-    for name in ("CPUs", "period, ms", "up Mbit/s", "down Mbit/s", "memory MiB"):
-        table.add_column(name, justify="right")
     for device in state.devices:
         for label, *cells in _rows(device):
             table.add_row(device.name if label in ("requested", UNLIMITED) else "", label, *cells)
@@ -187,9 +176,7 @@ def fleet_table(state: FleetState) -> Table:
 
 def board_table(state: FleetState) -> Table:
     """What `edgebed fleet ps` prints of the real boards in a fleet: what their sensors read last."""
-    table = Table(title="boards")
-    for name in BOARD_COLUMNS:
-        table.add_column(name, no_wrap=True)
+    table = Table(*columns(*BOARD_COLUMNS, no_wrap=True), title="boards")
     for device in state.devices:
         if device.facts:
             table.add_row(*map(escape, board_row(device.name, device.facts, device.reading, None)))

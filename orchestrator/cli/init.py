@@ -9,19 +9,15 @@ from typing import Annotated
 import typer
 
 from edgebed.errors import FileError, UsageError
-from orchestrator.cli.console import console
+from orchestrator.cli.console import show
 from orchestrator.files.shipped import shipped
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(init)
-
-
-def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; created if missing.")]) -> None:
+def command(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; created if missing.")]) -> None:
     """Write a sample experiment, fleet and device profiles into DIR. Existing files are never overwritten."""
     for path in write_sample(folder):
-        console.print(str(path), soft_wrap=True, highlight=False)
-    console.print(f"Next: edgebed run {folder / 'experiment.yaml'}", soft_wrap=True, highlight=False)
+        show(path)
+    show(f"Next: edgebed run {folder / 'experiment.yaml'}")
 
 
 def write_sample(folder: Path) -> list[Path]:

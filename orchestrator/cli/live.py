@@ -15,9 +15,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from orchestrator.cli.console import columns
 from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.reducer import reduce
@@ -71,12 +72,8 @@ def _doing(state: RunState) -> str:
 
 
 def _table(state: RunState, now_ns: int) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("device", "profile", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("cut", "bytes", "task"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", width=22)
+    heads = columns("device", "profile", "state", ">cut", ">bytes", ">task", no_wrap=True)
+    table = Table(*heads, Column(width=22), box=SIMPLE_HEAD, pad_edge=False)
     devices = list(state.devices.values())
     if len(devices) > MOST_DEVICES:
         devices.sort(key=lambda device: device.took_s is not None)
@@ -119,8 +116,7 @@ def _foot(state: RunState) -> str:
     if len(state.devices) > MOST_DEVICES:
         parts.append(f"… and {len(state.devices) - MOST_DEVICES} more devices.")
     if waiting:
-        named = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-        parts.append(f"Waiting for {named}.")
+        parts.append(f"Waiting for {formatting.some(waiting, 3)}.")
     if last is not None and last.straggler:
         parts.append(f"The last round's straggler: {last.straggler}.")
     if last is not None and last.disturbed:

@@ -14,13 +14,10 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json
+from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.files.yaml_file import parse
 from orchestrator.records.words.formatting import NONE, number
-
-
-def register(app: typer.Typer) -> None:
-    app.command("models")(command)
 
 
 def command(
@@ -35,7 +32,7 @@ def command(
     data_shape: Annotated[str, typer.Option(help="Shape of one sample, CxHxW.")] = "3x32x32",
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
     batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
     if options and not model:
@@ -87,6 +84,7 @@ def model_table(costs: ModelCosts) -> Table:
     """One row per cut; the last row is the whole model on the device."""
     shape = "x".join(map(str, costs.input_shape))
     table = Table(
+        *columns(">cut", "after", "features", ">MB", ">parameters", ">fwd", ">+ bwd", ">server", no_wrap=True),
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
         caption="per batch: MB (10^6 bytes of float32) of features; GFLOP of\n"
@@ -95,8 +93,6 @@ def model_table(costs: ModelCosts) -> Table:
         "* marks the model's split points",
         box=box.SIMPLE_HEAD,
     )
-    for name in ("cut", "after", "features", "MB", "parameters", "fwd", "+ bwd", "server"):
-        table.add_column(name, justify="left" if name in ("after", "features") else "right", no_wrap=True)
     for cut in costs.cuts:
         table.add_row(
             str(cut.cut),

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import Backend
-from orchestrator.cli.console import console, log
+from orchestrator.cli.arguments import BackendOption
+from orchestrator.cli.console import log, show
 from orchestrator.cli.run import watching
 from orchestrator.records.words.formatting import number, seconds
 from orchestrator.runs import session
@@ -17,15 +17,12 @@ from orchestrator.runs.signals import run_to_end
 from orchestrator.simulation import host_costs
 from orchestrator.simulation.calibration import Calibration, save_calibration
 
-
-def register(app: typer.Typer) -> None:
-    profile = typer.Typer(help="Measure this host.", no_args_is_help=True)
-    profile.command("host")(host)
-    app.add_typer(profile, name="profile")
+commands = typer.Typer(help="Measure this host.", no_args_is_help=True)
 
 
+@commands.command()
 def host(
-    backend: Backend = None,
+    backend: BackendOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 3,
     save: Annotated[
         Path | None, typer.Option(help="Write the costs to this file, instead of the host's folder.")
@@ -44,17 +41,15 @@ def host(
         save_calibration(costs, save)
     path = save or host_costs.keep(costs)
     _print(costs)
-    console.print(f"Written: {path}", soft_wrap=True, highlight=False)
+    show(f"Written: {path}")
 
 
 def _print(costs: Calibration) -> None:
-    console.print("CPU seconds of a batch ÷ the reference's on this host, and of the agent:", highlight=False)
+    show("CPU seconds of a batch ÷ the reference's on this host, and of the agent:")
     for name, profile in sorted(costs.profiles.items()):
-        console.print(
+        show(
             f"  {name}: {number(profile.other)}; task {seconds(profile.update_cpu_s)}, "
             f"upload {seconds(profile.upload_cpu_s)}, reply {seconds(profile.reply_cpu_s)}, "
-            f"MB sent {seconds(profile.send_byte_cpu_s * 1e6)}",
-            highlight=False,
-            soft_wrap=True,
+            f"MB sent {seconds(profile.send_byte_cpu_s * 1e6)}"
         )
-    console.print(f"Server's step ÷ the reference's: {number(costs.server_other)}", highlight=False)
+    show(f"Server's step ÷ the reference's: {number(costs.server_other)}")

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from edgebed.wire.topics import check_name
-from orchestrator.cli.arguments import Backend
-from orchestrator.cli.console import console, log
+from orchestrator.cli.arguments import BackendOption
+from orchestrator.cli.console import columns, console, log, show
 from orchestrator.cli.run import watching
 from orchestrator.experiment import load
 from orchestrator.files.output import try_file
@@ -35,14 +35,10 @@ RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("h
 Name = Annotated[str, typer.Argument(help=f"Name of a reference, or a file that ends in {SUFFIX}.")]
 
 
-def register(app: typer.Typer) -> None:
-    reference = typer.Typer(help="What a device's CPU second is worth: references.", no_args_is_help=True)
-    reference.command("record")(record)
-    reference.command("show")(show)
-    reference.command("compare")(compare)
-    app.add_typer(reference, name="reference")
+commands = typer.Typer(help="What a device's CPU second is worth: references.", no_args_is_help=True)
 
 
+@commands.command()
 def record(
     name: Annotated[str, typer.Argument(help="Of the reference.")],
     experiments: Annotated[
@@ -52,7 +48,7 @@ def record(
         list[Path] | None, typer.Option("--run", help="Record from this run's folder, and run nothing. Repeatable.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Rounds of each method.")] = 6,
-    backend: Backend = None,
+    backend: BackendOption = None,
     core: Annotated[str, typer.Option(help="What the core is, in words, for the file.")] = "",
     out: Annotated[Path | None, typer.Option(help=f"The file. Default: NAME{SUFFIX} in this folder.")] = None,
     quiet: Annotated[bool, typer.Option(help="Print only the result.")] = False,
@@ -80,10 +76,11 @@ def record(
         made = make(name, runs, layers, said | {"torch_simd": torch.backends.cpu.get_cpu_capability()})
     save_reference(made, path)
     _print(made)
-    console.print(f"Written: {path}", soft_wrap=True, highlight=False)
+    show(f"Written: {path}")
 
 
-def show(
+@commands.command("show")
+def show_reference(
     name: Annotated[str, typer.Argument(help="A reference. Default: lists those that come with Edgebed.")] = "",
 ) -> None:
     """Print a reference."""
@@ -97,6 +94,7 @@ def show(
         )
 
 
+@commands.command()
 def compare(one: Name, other: Name) -> None:
     """Print what the pieces of two references cost, and their ratio."""
     first, second = load_reference(one), load_reference(other)
@@ -104,8 +102,8 @@ def compare(one: Name, other: Name) -> None:
     if not shared:
         raise UsageError(f"{first.name} and {second.name} have no task in common", hint="record the same experiments")
     for key in shared:
-        console.print(f"\n{key}", highlight=False, soft_wrap=True)
-        table = Table("piece", "size", first.name, second.name, "ratio", box=None)
+        show(f"\n{key}")
+        table = Table(*columns("piece", ">size", f">{first.name}", f">{second.name}", ">ratio"), box=None)
         theirs = {(kind, each.size): each.mean_s for kind, sizes in second.work[key].items() for each in sizes}
         for kind, sizes in first.work[key].items():
             for each in sizes:
@@ -113,15 +111,15 @@ def compare(one: Name, other: Name) -> None:
                     cells = (seconds(each.mean_s), seconds(taken), number(each.mean_s / taken, 3))
                     table.add_row(kind, number(each.size), *cells)
         console.print(table)
-    console.print(f"index: {seconds(first.index_s)} and {seconds(second.index_s)}", highlight=False)
+    show(f"index: {seconds(first.index_s)} and {seconds(second.index_s)}")
 
 
 def _print(reference: Reference) -> None:
     origin = ", ".join(f"{key} {value}" for key, value in reference.origin.items() if key != "runs" and value)
-    console.print(f"{reference.name}: {origin}", highlight=False, soft_wrap=True)
+    show(f"{reference.name}: {origin}")
     for key, kinds in reference.work.items():
-        console.print(f"\n{key}", highlight=False, soft_wrap=True)
-        table = Table("piece", "size", "count", "mean", "sd ÷ mean", "p99", "lag", box=None)
+        show(f"\n{key}")
+        table = Table(*columns("piece", ">size", ">count", ">mean", ">sd ÷ mean", ">p99", ">lag"), box=None)
         for kind, sizes in kinds.items():
             for each in sizes:
                 spread = number(each.sd_s / each.mean_s, 2) if each.mean_s > 0 else "–"
@@ -131,7 +129,7 @@ def _print(reference: Reference) -> None:
         console.print(table)
     if reference.layers:
         error = reference.unseen.error
-        console.print(f"Other tasks by their layers, ± {error:.0%} (each recorded task told by the others).")
+        show(f"Other tasks by their layers, ± {error:.0%} (each recorded task told by the others).")
     else:
-        console.print("Other tasks by the index: what layers cost is not known.")
-    console.print(f"Index: {seconds(reference.index_s)} for a piece of the reference loop.", highlight=False)
+        show("Other tasks by the index: what layers cost is not known.")
+    show(f"Index: {seconds(reference.index_s)} for a piece of the reference loop.")

@@ -9,13 +9,9 @@ import typer
 
 from edgebed.errors import UsageError
 from orchestrator.cli.arguments import Runs
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.console import log, print_json, show
 from orchestrator.report import write_figures, write_results
 from orchestrator.runs.find import find_runs
-
-
-def register(app: typer.Typer) -> None:
-    app.command("report")(command)
 
 
 def command(
@@ -34,9 +30,9 @@ def command(
         return
     for folder in folders:
         for name in ("summary.json", "calibration.json", "report.html", "trace.json"):
-            console.print(folder / name, soft_wrap=True, highlight=False)
+            show(folder / name)
     for path in filter(None, (pdf, png)):
-        console.print(path, soft_wrap=True, highlight=False)
+        show(path)
 
 
 def _write(folder: Path, pdf: Path | None, png: Path | None) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from rich.table import Table
 from edgebed.errors import RunError, UsageError
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json
+from orchestrator.cli.console import columns, console, print_json, say, show
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT, choices
 from orchestrator.papers import fleet_runs, page, reproducing
@@ -30,10 +31,6 @@ from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
 RESULTS, DOCS = Path("results"), Path("docs")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("reproduce")(command)
 
 
 def command(
@@ -71,12 +68,12 @@ def command(
     ] = False,
     backend: Annotated[str | None, typer.Option(help=f"With --throttled: {choices()}.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute a table of a paper, and print our ratios between methods beside the paper's."""
     selection = Selection(_scale(scale), parse_seeds(seeds) or (), rows or (), columns or (), parse_part(cells))
     if gathered:
-        notify(f"{len(gather(results, gathered))} cells taken in")
+        say(f"{len(gather(results, gathered))} cells taken in")
     if write_page:
         _page(results, only_compare=check)
     elif check:
@@ -85,10 +82,6 @@ def command(
         _table_of(name, selection, results, jobs, throttled=throttled, backend=backend, fresh=fresh, as_json=as_json)
     elif not gathered:
         _list()
-
-
-def notify(line: str) -> None:
-    log.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _table_of(
@@ -118,12 +111,12 @@ def _table_of(
             _eq1(table, path, as_json=as_json)
         case _ if throttled:
             found = fleet_runs.measure(
-                table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=notify
+                table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=say
             )
             _show(table, found, as_json=as_json)
         case _:
             at = Place(results, runs / "cells")
-            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=notify)
+            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=say)
             _show(table, found, as_json=as_json)
 
 
@@ -136,9 +129,9 @@ def _check(name: str | None, selection: Selection, results: Path, sample: int | 
             if table.rows and table.at(scale) is not None:
                 wanted.append((path, table, msgspec.structs.replace(selection, scale=scale)))
     at = Place(results, runs_folder() / "cells-check")
-    found = reproducing.check(wanted, at, sample=sample, seed=seed, most=most, notify=notify)
+    found = reproducing.check(wanted, at, sample=sample, seed=seed, most=most, notify=say)
     for each in found:
-        console.print(escape(f"{each.name}: {each.why or 'agrees'}"), highlight=False, soft_wrap=True)
+        show(f"{each.name}: {each.why or 'agrees'}")
     _refuse(
         [each.name for each in found if each.why], "cells do not hold", "`edgebed reproduce TABLE` computes them again"
     )
@@ -150,9 +143,9 @@ def _page(results: Path, *, only_compare: bool) -> None:
     wrong = page.differences(made, DOCS) if only_compare else []
     if not only_compare:
         for path in page.write(made, DOCS):
-            notify(f"written: {path}")
+            say(f"written: {path}")
     for line in [*made.refused, *wrong]:
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        show(line)
     _refuse(wrong, "lines of the page are not those of the cells", "`edgebed reproduce --page` writes it again")
     _refuse(made.refused, "cells do not count", "`edgebed reproduce TABLE` computes them again")
 
@@ -214,9 +207,8 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
         ours, paper = ({label: [pair[i] for pair in pairs] for label, pairs in found.items()} for i in (0, 1))
         print_json({"ours": ours, "paper": paper})
         return
-    out = Table(title=table.title)
-    for heading in ("network", "layers without backward", "ours", "paper", ""):
-        out.add_column(heading, justify="right")
+    heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
+    out = Table(*heads, title=table.title)
     for label, pairs in found.items():
         for layers, (own, printed) in enumerate(pairs):
             out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
@@ -247,9 +239,9 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
         return
     for quantity, entries in found.tables.items():
         console.print(_table(f"{table.title} – {quantity}, {found.how}", entries, table.baseline))
-    console.print(f"Scale: {escape(found.about)}", highlight=False, soft_wrap=True)
+    show(f"Scale: {found.about}")
     for claim in table.expects:
-        console.print(f"The paper claims: {escape(words(claim))}", highlight=False, soft_wrap=True)
+        show(f"The paper claims: {words(claim)}")
 
 
 def words(claim: str | Claim) -> str:

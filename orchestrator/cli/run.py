@@ -11,12 +11,11 @@ from typing import Annotated, TextIO, TypeVar
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
+from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
 from orchestrator.cli.compare import print_comparison
-from orchestrator.cli.console import console, log
+from orchestrator.cli.console import log, say
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.serve import PageAddress
@@ -28,7 +27,7 @@ from orchestrator.records.types import SIMULATED, Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.request import Listener
-from orchestrator.runs.resume import refuse_beside_resume
+from orchestrator.runs.resume import refuse_beside_resume, resume_request
 from orchestrator.runs.session import run_experiment
 from orchestrator.runs.signals import run_to_end
 from orchestrator.simulation.run import SimulationRequest, resumed, simulate
@@ -36,13 +35,9 @@ from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 R = TypeVar("R", session.Request, SimulationRequest)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-
-
-def run(
+def command(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
-    backend: Backend = None,
+    backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
@@ -93,21 +88,18 @@ def run(
         try_file(log_file)
     try_folder(request.runs)
     place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
-    page = page_beside(runs_folder(), request.experiment.name, place, _notify)
+    page = page_beside(runs_folder(), request.experiment.name, place, say)
     with page if dashboard else contextlib.nullcontext():
         folders = carry_out(request, quiet, log_file, lambda wanted, watch: run_to_end(run_experiment(wanted, watch)))
     if dashboard:
         again = " ".join(folder.name for folder in folders)
-        _notify(f"The page ended with the run. To see it again: edgebed dashboard {again}")
+        say(f"The page ended with the run. To see it again: edgebed dashboard {again}")
     print_results(folders, as_json=as_json)
 
 
 def print_results(folders: list[Path], *, as_json: bool) -> None:
     """The comparison of the runs, and where their reports are."""
     print_comparison(folders, as_json=as_json)
-    if not as_json:
-        for folder in folders:
-            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
 
 
 def _request(
@@ -116,7 +108,7 @@ def _request(
     """What to run: an experiment, or the rest of one."""
     if resume is not None:
         refuse_beside_resume(experiment, method, plan)
-        return session.resume_request(find_run(resume), set_)
+        return resume_request(find_run(resume), set_)
     if experiment is None:
         raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
     loaded = only_methods(load(experiment, set_), method, experiment)
@@ -139,24 +131,16 @@ def carry_out(
         raise
 
 
-def _notify(line: str) -> None:
-    log.print(line, highlight=False, soft_wrap=True)
-
-
 @contextlib.contextmanager
 def watching(quiet: bool, log_file: Path | None = None, *, live: bool = True) -> Iterator[session.Watch]:
     """A live view on a terminal, plain lines elsewhere, nothing if quiet; also log lines if a log file is given."""
     with contextlib.ExitStack() as stack:
-        watch = session.Watch(session.quiet if quiet else _line)
+        watch = session.Watch(session.quiet if quiet else say)
         if live and not quiet and log.is_terminal:
             watch = stack.enter_context(LiveWatch(log))
         if log_file is not None:
             watch.listeners.append(_logging(stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))))
         yield watch
-
-
-def _line(line: str) -> None:
-    log.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _logging(file: TextIO) -> Listener:

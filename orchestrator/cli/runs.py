@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import UsageError
-from orchestrator.cli.console import console, log, print_json, print_whole
+from orchestrator.cli.arguments import Json
+from orchestrator.cli.console import columns, console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.recorder import is_being_written
 from orchestrator.records.types import Ending
@@ -41,10 +42,6 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def register(app: typer.Typer) -> None:
-    app.command("runs")(command)
-
-
 def command(
     patterns: Annotated[
         list[str] | None,
@@ -55,7 +52,7 @@ def command(
     status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
     sort: Annotated[Key, typer.Option(help="Sort by this column.")] = "started",
     reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the runs under EDGEBED_RUNS (./runs), the newest last."""
     folder = runs_folder()
@@ -128,9 +125,8 @@ def arranged(rows: Iterable[ListedRun], key: Key, *, reverse: bool) -> list[List
 
 
 def _table(rows: Sequence[ListedRun]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "experiment", "method", "rounds", "accuracy", "time to target", "backend", "started", "status"):
-        table.add_column(name, justify="right" if name in ("rounds", "accuracy", "time to target") else "left")
+    heads = ("id", "experiment", "method", ">rounds", ">accuracy", ">time to target", "backend", "started", "status")
+    table = Table(*columns(*heads), box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         reached = known(row.accuracy, accuracy)
         time = known(row.time_to_target_s, seconds)

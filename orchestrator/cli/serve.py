@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import UsageError
-from orchestrator.cli.arguments import Backend, Broker, BrokerCA, BrokerUsers, own_broker
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, own_broker
+from orchestrator.cli.console import columns, console, log, print_json, say, show
 from orchestrator.records.words.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
-
-
-def register(app: typer.Typer) -> None:
-    app.command("serve")(command)
 
 
 def command(
@@ -28,7 +23,7 @@ def command(
         typer.Argument(help="A run of a method that trains exits: its folder or its id.", autocompletion=complete_run),
     ],
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
-    backend: Backend = None,
+    backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
@@ -57,7 +52,7 @@ def command(
 
         def notify(line: str) -> None:
             if not quiet:
-                log.print(escape(line), highlight=False, soft_wrap=True)
+                say(line)
 
         def watch(answered: int, lost: int) -> None:
             status.update(f"{answered} of {requests} answered" + (f", {lost} lost" if lost else ""))
@@ -67,13 +62,13 @@ def command(
         print_json(summary)
         return
     print_serving(summary)
-    console.print(f"Figures: {folder / 'serving.json'}", soft_wrap=True, highlight=False)
+    show(f"Figures: {folder / 'serving.json'}")
 
 
 def print_serving(summary: dict[str, Any]) -> None:
     """The tables of exits, nodes and links."""
     for line in headline(summary):
-        console.print(line, highlight=False, soft_wrap=True)
+        show(line)
     console.print(_exits(summary))
     console.print(_nodes(summary))
     console.print(_links(summary))
@@ -99,8 +94,8 @@ def headline(summary: dict[str, Any]) -> list[str]:
 
 
 def _exits(summary: dict[str, Any]) -> Table:
-    table = Table(title="Exits: share served, wanted, expected; latency; bytes per request")
-    _columns(table, "exit", "share", "wanted", "exp.", "accuracy", "p50", "p99", "bytes")
+    heads = columns("exit", ">share", ">wanted", ">exp.", ">accuracy", ">p50", ">p99", ">bytes", no_wrap=True)
+    table = Table(*heads, title="Exits: share served, wanted, expected; latency; bytes per request")
     for each in summary["exits"]:
         table.add_row(
             f"{each['exit']} (cut {each['cut']})",
@@ -116,8 +111,8 @@ def _exits(summary: dict[str, Any]) -> Table:
 
 
 def _nodes(summary: dict[str, Any]) -> Table:
-    table = Table(title="Nodes: requests; wait before work, work; longest queue")
-    _columns(table, "node", "parent", "took", "answered", "wait p50", "wait p99", "work", "queue")
+    heads = ("node", "parent", ">took", ">answered", ">wait p50", ">wait p99", ">work", ">queue")
+    table = Table(*columns(*heads, no_wrap=True), title="Nodes: requests; wait before work, work; longest queue")
     for each in summary["nodes"]:
         table.add_row(
             each["node"],
@@ -133,17 +128,12 @@ def _nodes(summary: dict[str, Any]) -> Table:
 
 
 def _links(summary: dict[str, Any]) -> Table:
-    table = Table(title="Links")
-    _columns(table, "node", "link", "Mbit/s", "transfers", "bytes")
+    heads = columns("node", "link", ">Mbit/s", ">transfers", ">bytes", no_wrap=True)
+    table = Table(*heads, title="Links")
     for each in summary["links"]:
         rate = f"{each['rate_bit_s'] / 1e6:g}"
         table.add_row(each["node"], each["direction"], rate, str(each["transfers"]), f"{each['bytes']:,}")
     return table
-
-
-def _columns(table: Table, *names: str) -> None:
-    for name in names:
-        table.add_column(name, justify="left" if name in ("exit", "node", "parent", "link") else "right", no_wrap=True)
 
 
 def _percent(value: float | None) -> str:

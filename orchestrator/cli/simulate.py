@@ -10,13 +10,9 @@ import typer
 from orchestrator.cli.arguments import Overrides
 from orchestrator.cli.run import carry_out, print_results
 from orchestrator.experiment import load, only_methods
-from orchestrator.fleet.spec.file_words import MOST_DEVICES
+from orchestrator.fleet.spec.profile import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
-
-
-def register(app: typer.Typer) -> None:
-    app.command("simulate")(command)
 
 
 def command(

@@ -14,8 +14,8 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.cli.arguments import numbers
-from orchestrator.cli.console import console, log, print_json
+from orchestrator.cli.arguments import Json, numbers
+from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.papers import tiers
@@ -23,10 +23,6 @@ from orchestrator.records.words.formatting import fixed, number
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 from orchestrator.training.costs import profile_cuts
-
-
-def register(app: typer.Typer) -> None:
-    app.command("tiers")(command)
 
 
 def command(
@@ -40,7 +36,7 @@ def command(
     repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median is used.")] = 3,
     shape: Annotated[str, typer.Option(help="Input shape CxHxW.")] = "3x32x32",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure the device-side time of every tier at several CPU quotas, beside the paper's figures."""
     size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
@@ -106,10 +102,8 @@ async def _measure(
 
 
 def _print(reading: Reading, *, paper: bool) -> None:
-    out = Table(title=f"Time of a tier, relative to tier 1; cuts {reading['cuts'][0]} to {reading['cuts'][-1]}")
-    out.add_column("")
-    for tier in range(1, len(reading["cuts"]) + 1):
-        out.add_column(f"tier {tier}", justify="right")
+    heads = columns("", *(f">tier {tier}" for tier in range(1, len(reading["cuts"]) + 1)))
+    out = Table(*heads, title=f"Time of a tier, relative to tier 1; cuts {reading['cuts'][0]} to {reading['cuts'][-1]}")
     for quota, row in reading["device"].items():
         out.add_row(f"device, {number(quota)} CPU", *(fixed(value, 2) for value in row))
     out.add_row("device, mean ± sd over quotas", *(f"{fixed(m, 2)} ± {fixed(s, 2)}" for m, s in reading["spread"]))

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.cli.console import log
+from orchestrator.cli.console import say
 from orchestrator.records.words.formatting import accuracy
 from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
@@ -20,15 +20,11 @@ def tell_unfinished(request: Request | SimulationRequest, begun: Sequence[Path])
     """Print the state of each method and how to continue. `begun`: folders of this command's runs, in order."""
     folders = {**request.begun, **request.finished, **{_place(folder): folder for folder in begun}}
     if not folders:
-        _notify("No run had started: nothing was measured.")
+        say("No run had started: nothing was measured.")
         return
-    _notify("\n".join(["What is kept:", *_lines(request, folders)]))
+    say("\n".join(["What is kept:", *_lines(request, folders)]))
     going_on = begun[-1] if begun else next(iter(folders.values()))
-    _notify(f"To continue: {resume_command(going_on)}")
-
-
-def _notify(text: str) -> None:
-    log.print(text, highlight=False, soft_wrap=True, markup=False)
+    say(f"To continue: {resume_command(going_on)}")
 
 
 def _place(folder: Path) -> int:

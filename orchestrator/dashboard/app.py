@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,17 +194,13 @@ class DashboardAPI:
 
     async def round(self, request: Request) -> Response:
         """The Gantt of one round; rounds are counted from 1 here."""
-        run = await self.fresh(request.path_params["run"])
-        number = request.path_params["number"]
-        made = None if run is None else await run.within(lambda: run.gantt(number - 1))
-        return _json(made)
+        number = request.path_params["number"] - 1
+        return await self._told(request, lambda run: run.gantt(number))
 
     async def device(self, request: Request) -> Response:
         """All rounds of one device."""
-        run = await self.fresh(request.path_params["run"])
         name = request.path_params["device"]
-        made = None if run is None else await run.within(lambda: history(run.tail.state, name))
-        return _json(made)
+        return await self._told(request, lambda run: history(run.tail.state, name))
 
     async def file(self, request: Request) -> Response:
         """Report or trace of a run."""
@@ -226,30 +222,34 @@ class DashboardAPI:
 
     async def over_time(self, request: Request) -> Response:
         """The whole run: what every device did when, and how much of its limits it used."""
+        return await self._told(request, lambda run: of_state(run.tail.state))
+
+    async def _told(self, request: Request, tell: Callable[[FollowedRun], Any]) -> Response:
+        """What `tell` says of the run that is asked for; 404 where it says None, or there is no such run."""
         run = await self.fresh(request.path_params["run"])
-        made = None if run is None else await run.within(lambda: of_state(run.tail.state))
-        return _json(made)
+        return _json(None if run is None else await run.within(lambda: tell(run)))
 
     async def compare(self, request: Request) -> Response:
         """What `orchestrator.records.compare.page` says of several runs; the last is the baseline at first."""
-        found = []
-        for name in request.query_params.get("runs", "").split(",")[:MOST_COMPARED]:
-            run = await self.fresh(name)
-            if run is not None and run.tail.state.sessions:
-                found.append(await run.within(functools.partial(_summary, run.tail)))
-        return _json(await asyncio.to_thread(compared, found))
+        names = request.query_params.get("runs", "").split(",")[:MOST_COMPARED]
+        return _json(await asyncio.to_thread(compared, [each async for each in self._summaries(names)]))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format: the runs that are named, or the newest of the list."""
         asked = [name for name in request.query_params.get("runs", "").split(",") if name]
+        names = asked or [card["id"] for card in (await self.cards())[:SCRAPED]]
         found: dict[str, Summary] = {}
-        for name in asked or [card["id"] for card in (await self.cards())[:SCRAPED]]:
-            run = await self.fresh(name)
-            if run is not None and run.tail.state.sessions:
-                known = await run.within(functools.partial(_summary, run.tail))
-                found.setdefault(known.run, known)  # two folders may hold copies of one run
+        async for summary in self._summaries(names):
+            found.setdefault(summary.run, summary)  # two folders may hold copies of one run
         text = await asyncio.to_thread(exposition, list(found.values()))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _summaries(self, names: Iterable[str]) -> AsyncIterator[Summary]:
+        """What is known of these runs, as far as they have begun."""
+        for name in names:
+            run = await self.fresh(name)
+            if run is not None and run.tail.state.sessions:
+                yield await run.within(functools.partial(_summary, run.tail))
 
 
 def _summary(tail: RecordTail) -> Summary:
@@ -270,7 +270,7 @@ def _json(value: Any) -> Response:
     return Response(_encode(value), 404 if value is None else 200, media_type="application/json")
 
 
-def make_app(desk: DashboardAPI) -> Starlette:
+def make_app(api: DashboardAPI) -> Starlette:
     """The page as an ASGI application; `auth.Auth` goes around it."""
 
     async def index(request: Request) -> Response:
@@ -290,14 +290,14 @@ def make_app(desk: DashboardAPI) -> Starlette:
             Route("/", index),
             Route("/vocabulary.js", vocabulary),
             Route("/palette.css", colours),
-            Route("/events", desk.events),
-            Route("/api/runs/{run}/rounds/{number:int}", desk.round),
-            Route("/api/runs/{run}/devices/{device:path}", desk.device),
-            Route("/api/runs/{run}/time", desk.over_time),
-            Route("/api/compare", desk.compare),
-            Route("/runs/{run}/figures.pdf", desk.figures),
-            Route("/runs/{run}/{name}", desk.file),
-            Route("/metrics", desk.metrics),
+            Route("/events", api.events),
+            Route("/api/runs/{run}/rounds/{number:int}", api.round),
+            Route("/api/runs/{run}/devices/{device:path}", api.device),
+            Route("/api/runs/{run}/time", api.over_time),
+            Route("/api/compare", api.compare),
+            Route("/runs/{run}/figures.pdf", api.figures),
+            Route("/runs/{run}/{name}", api.file),
+            Route("/metrics", api.metrics),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )

@@ -55,18 +55,10 @@ def _last_ns(facts: RoundFacts) -> int:
 def _known(segments: tuple[Segment, ...], facts: RoundFacts, name: str) -> list[Segment]:
     """Name what is not reported yet by what the orchestrator has seen of the device."""
     done, out = facts.done.get(name), facts.out.get(name)
-    sent, delivered = facts.sent.get(name), facts.delivered.get(name)
-    edges: list[tuple[int, str]] = [(facts.start_ns, "dispatch")]
-    if name not in facts.started.devices:
-        edges = [(facts.start_ns, "idle")]
-    if sent is not None:
-        edges.append((sent.at_ns, "download"))
-    if delivered is not None:
-        edges.append((delivered.at_ns, "working"))
-    if out is not None:
-        edges.append((out.at_ns, "left_out"))
-    elif done is not None:
-        edges.append((done.at_ns, "wait_for_others"))
+    ended = (done, "wait_for_others") if out is None else (out, "left_out")
+    seen = ((facts.sent.get(name), "download"), (facts.delivered.get(name), "working"), ended)
+    edges = [(facts.start_ns, "dispatch" if name in facts.started.devices else "idle")]
+    edges += [(record.at_ns, word) for record, word in seen if record is not None]
     named: list[Segment] = []
     for segment in segments:
         named += _rename(segment, edges) if segment.name == "unreported" else [segment]

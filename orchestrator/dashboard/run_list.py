@@ -15,12 +15,17 @@ from orchestrator.dashboard.tail import RecordTail
 from orchestrator.records import types as t
 from orchestrator.records.older_words import ending_of
 from orchestrator.records.reader import decode
+from orchestrator.records.words.drawing import thinned
 
 TAIL = 128 << 10
 """Bytes at the end of the records that a card is made from."""
 
 SILENT_S = 120.0
 """A run whose records have not grown for so long may have been killed."""
+
+
+SPARK_POINTS = 40
+"""Points of the small curve of a card, at most about."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -184,12 +189,10 @@ def _summary(records: Path) -> _Summary | None:
         return None
 
 
-def spark(accuracies: Sequence[float | None], points: int = 40) -> list[float]:
-    """A short curve: at most about so many points, the last one among them."""
+def spark(accuracies: Sequence[float | None]) -> list[float]:
+    """A short curve, with its last point."""
     found = [accuracy for accuracy in accuracies if accuracy is not None]
-    every = max(1, -(-len(found) // points))
-    kept = found[::every] + (found[-1:] if (len(found) - 1) % every else [])
-    return [round(accuracy, 3) for accuracy in kept]
+    return [round(accuracy, 3) for accuracy in thinned(found, SPARK_POINTS)]
 
 
 def about(folder: Path) -> dict[str, str]:

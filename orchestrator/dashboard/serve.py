@@ -71,10 +71,10 @@ def _open(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot serve on {host}:{port}: {error.strerror or error}", hint=hint) from None
 
 
-async def _serve(shelf: RunList, sock: socket.socket, host: str, port: int, token: str, until_eof: bool) -> None:
-    desk = DashboardAPI(shelf)
+async def _serve(runs: RunList, sock: socket.socket, host: str, port: int, token: str, until_eof: bool) -> None:
+    api = DashboardAPI(runs)
     config = uvicorn.Config(
-        Auth(make_app(desk), host, port, token),
+        Auth(make_app(api), host, port, token),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -82,7 +82,7 @@ async def _serve(shelf: RunList, sock: socket.socket, host: str, port: int, toke
         ws="none",
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config, desk)
+    server = _Server(config, api)
     if until_eof:
         asyncio.get_running_loop().run_in_executor(None, _wait_eof, server, asyncio.get_running_loop())
     await server.serve(sockets=[sock])
@@ -91,16 +91,16 @@ async def _serve(shelf: RunList, sock: socket.socket, host: str, port: int, toke
 class _Server(uvicorn.Server):
     """Ends the streams of open pages before it ends; uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, desk: DashboardAPI) -> None:
+    def __init__(self, config: uvicorn.Config, api: DashboardAPI) -> None:
         super().__init__(config)
-        self._desk = desk
+        self._api = api
 
     def end(self) -> None:
-        self._desk.close()
+        self._api.close()
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        self._desk.close()
+        self._api.close()
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
 
+from orchestrator.files.output import replace
 from orchestrator.records.live.reducer import Rewound, reduce
 from orchestrator.records.live.run_state import EVER, VERSION, RunState
 from orchestrator.records.reader import beginning, decode
@@ -125,12 +125,10 @@ class RecordTail:
     def save(self) -> None:
         """Write the index to another file and rename that. A folder that cannot be written to, or a number that it does
         not hold, costs only time."""
-        part = self.index.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError, OverflowError):
             state = msgspec.Raw(msgspec.msgpack.encode(self.state))
             index = Index(VERSION, self.offset, self._proof(self.offset), state)
-            part.write_bytes(msgspec.msgpack.encode(index))
-            part.replace(self.index)
+            replace(self.index, msgspec.msgpack.encode(index))
         self._saved = self.offset
 
     def _proof(self, offset: int) -> bytes:

@@ -10,10 +10,21 @@ from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
+from orchestrator.records.words.drawing import six_digits
 from orchestrator.records.words.palette import style
 
 UNSETTLED = 128
 """Older rows than so many do not change any more."""
+
+
+SHOWN = (
+    *("run", "experiment", "method", "seed", "backend", "enforcement", "unlimited", "limited_boards"),
+    *("grain", "speed", "dilation", "server_note", "calibrated", "started", "resumed"),
+)
+"""Fields of `Progress` that are always in sight."""
+
+FIGURES = ("final_accuracy", "best_accuracy", "time_to_target_s", "straggler_gap_s")
+"""Its figures on top of the page."""
 
 
 class Cursor(msgspec.Struct):
@@ -68,45 +79,25 @@ def head(state: RunState) -> dict[str, Any]:
     now = progress(state, ends)
     judged = [row for row in state.calibration if row.judged]
     return {
-        "run": now.run,
-        "experiment": now.experiment,
-        "method": now.method,
+        **{name: getattr(now, name) for name in SHOWN},
         "style": msgspec.structs.asdict(style(now.method)),
         "serving": now.method == "serve",
-        "seed": now.seed,
-        "backend": now.backend,
-        "enforcement": now.enforcement,
-        "unlimited": now.unlimited,
-        "limited_boards": now.limited_boards,
-        "grain": now.grain,
-        "speed": now.speed,
-        "dilation": now.dilation,
-        "server_note": now.server_note,
-        "calibrated": now.calibrated,
         "checks": len(judged),
         "checks_failed": sum(not row.passed for row in judged),
-        "started": now.started,
-        "resumed": now.resumed,
         "ended": state.ended,
         "target": now.target_accuracy,
         "elapsed_s": state.elapsed_s,
         "bytes_up": now.bytes_up_total,
         "bytes_down": now.bytes_down_total,
-        "figures": {
-            "rounds": len(ends),
-            "final_accuracy": now.final_accuracy,
-            "best_accuracy": now.best_accuracy,
-            "time_to_target_s": now.time_to_target_s,
-            "straggler_gap_s": now.straggler_gap_s,
-        },
+        "figures": {"rounds": len(ends), **{name: getattr(now, name) for name in FIGURES}},
     }
 
 
 def _row(row: RoundRow) -> list[Any]:
     """number, start on the axis, seconds, accuracy, loss, drawn, merged, left out, straggler, gap, why, behind,
     disturbed by, what bounded it in words, its what-ifs and waits in words."""
-    behind = [_short(value) for value in row.behind_s]
-    numbers = [_short(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
+    behind = [six_digits(value) for value in row.behind_s]
+    numbers = [six_digits(value) for value in (row.axis_s, row.seconds, row.accuracy, row.loss)]
     return [
         row.number + 1,
         *numbers,
@@ -114,7 +105,7 @@ def _row(row: RoundRow) -> list[Any]:
         row.merged,
         sum(row.left_out.values()),
         row.straggler,
-        _short(row.gap_s),
+        six_digits(row.gap_s),
         row.why,
         behind,
         row.disturbed,
@@ -125,7 +116,7 @@ def _row(row: RoundRow) -> list[Any]:
 
 def _event(event: RunEvent) -> list[Any]:
     """Place on the axis, round, kind, device, text."""
-    return [_short(event.axis_s), event.round + 1, event.kind, event.device, event.text]
+    return [six_digits(event.axis_s), event.round + 1, event.kind, event.device, event.text]
 
 
 def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
@@ -142,16 +133,16 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
         "unlimited": not device.uplink_bit_s,
         "held": device.held,
         "reprofiled": None if device.reprofiled is None else device.reprofiled + 1,
-        "cpu_share": _short(device.cpu_share),
-        "throttled_share": _short(device.throttled_share),
-        "batches_in_quota": _short(device.in_quota.piece_share),
-        "uplink_share": _short(device.uplink_share),
-        "downlink_share": _short(device.downlink_share),
-        "memory_used_mib": _short(device.memory_used_mib),
+        "cpu_share": six_digits(device.cpu_share),
+        "throttled_share": six_digits(device.throttled_share),
+        "batches_in_quota": six_digits(device.in_quota.piece_share),
+        "uplink_share": six_digits(device.uplink_share),
+        "downlink_share": six_digits(device.downlink_share),
+        "memory_used_mib": six_digits(device.memory_used_mib),
         "samples": device.samples,
         "cut": _last(device.cuts),
-        "actual_s": _short(last),
-        "predicted_s": _short(_last(device.predicted_s)),
+        "actual_s": six_digits(last),
+        "predicted_s": six_digits(_last(device.predicted_s)),
         "bytes_up": device.bytes_up,
         "bytes_down": device.bytes_down,
     }
@@ -184,8 +175,8 @@ def history(state: RunState, name: str) -> dict[str, Any] | None:
         "name": name,
         "rounds": [row.number + 1 for row in state.rows],
         "cuts": device.cuts,
-        "predicted_s": [_short(value) for value in device.predicted_s],
-        "actual_s": [_short(value) for value in device.actual_s],
+        "predicted_s": [six_digits(value) for value in device.predicted_s],
+        "actual_s": [six_digits(value) for value in device.actual_s],
         "events": [_event(event) for event in state.events if event.device == name],
     }
 
@@ -193,8 +184,3 @@ def history(state: RunState, name: str) -> dict[str, Any] | None:
 def _last(values: list[Any]) -> Any:
     """The last known of the last 50."""
     return next((value for value in reversed(values[-50:]) if value is not None), None)
-
-
-def _short(value: float | None) -> float | None:
-    """Six digits are enough to draw with."""
-    return None if value is None else float(f"{value:.6g}")

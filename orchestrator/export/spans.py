@@ -6,6 +6,7 @@ output. Every span names the run; the spans of a device name the device, those o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -52,37 +53,45 @@ class _Spans:
         about["edgebed.method"] = started.method
         about |= {"edgebed.enforcement": run.enforcement, "edgebed.dilation": run.dilation}
         provider = self._sdk.TracerProvider(resource=resources.Resource.create(about), shutdown_on_exit=False)
-        tracer = provider.get_tracer("edgebed")
-        set_span = load("opentelemetry.trace", "OpenTelemetry").set_span_in_context
+        self._tracer = provider.get_tracer("edgebed")
+        self._inside = load("opentelemetry.trace", "OpenTelemetry").set_span_in_context
         parents: dict[int, tuple[Any, Callable[[int], int]]] = {}
         for session in run.sessions:
             clock = _clock(session)
-            span = tracer.start_span(f"run {session.started.run}", start_time=clock(session.started.at_ns))
-            parents[id(session)] = set_span(span), clock
+            span = self._tracer.start_span(f"run {session.started.run}", start_time=clock(session.started.at_ns))
+            parents[id(session)] = self._inside(span), clock
             self._end(span, clock(max(session.end_ns, session.started.at_ns)))
         owner = {id(facts): session for session, facts in run.rounds()}
         for timeline in timelines(run):
             context, clock = parents[id(owner[id(timeline.facts)])]
-            self._round(timeline, _Maker(tracer, set_span, clock, self._end), context)
+            self._round(timeline, functools.partial(self._make, clock), context)
         self._send()
         self._exporter.shutdown()
         return self.count
 
-    def _round(self, timeline: RoundTimeline, maker: _Maker, context: Any) -> None:
+    def _round(self, timeline: RoundTimeline, make: Callable[..., Any], context: Any) -> None:
         facts = timeline.facts
         about: dict[str, Any] = {"round": facts.number + 1, "lane": facts.lane}
-        inside = maker.make(f"round {facts.number + 1}", facts.start_ns, facts.end_ns, context, about)
+        inside = make(f"round {facts.number + 1}", facts.start_ns, facts.end_ns, context, about)
         for own in facts.own:
-            maker.make(own.name, own.start_ns, own.end_ns, inside, about)
+            make(own.name, own.start_ns, own.end_ns, inside, about)
         for name, device in timeline.devices.items():
             of_task = [s for s in device.segments if s.name in OF_A_TASK]
             said = about | {"device": name}
             task = inside
             if of_task:
-                task = maker.make(f"task {name}", of_task[0].start_ns, of_task[-1].end_ns, inside, said)
+                task = make(f"task {name}", of_task[0].start_ns, of_task[-1].end_ns, inside, said)
             for s in device.segments:
                 more = {"for": s.detail} if s.detail else {}
-                maker.make(s.name, s.start_ns, s.end_ns, task if s.name in OF_A_TASK else inside, said | more)
+                make(s.name, s.start_ns, s.end_ns, task if s.name in OF_A_TASK else inside, said | more)
+
+    def _make(
+        self, clock: Callable[[int], int], name: str, start_ns: int, end_ns: int, context: Any, about: dict[str, Any]
+    ) -> Any:
+        """Make a finished span; returns the context that makes other spans its children."""
+        span = self._tracer.start_span(name, context=context, start_time=clock(start_ns), attributes=about)
+        self._end(span, clock(end_ns))
+        return self._inside(span)
 
     def _end(self, span: Any, at: int) -> None:
         span.end(end_time=at)
@@ -98,20 +107,6 @@ class _Spans:
                 f"{self._target} did not accept the spans",
                 hint="give the address of a collector: http://host:4318/v1/traces",
             )
-
-
-class _Maker:
-    """Makes a finished span, and the context that makes other spans its children."""
-
-    def __init__(
-        self, tracer: Any, set_span: Callable[[Any], Any], clock: Callable[[int], int], end: Callable[[Any, int], None]
-    ) -> None:
-        self._tracer, self._set_span, self._clock, self._end = tracer, set_span, clock, end
-
-    def make(self, name: str, start_ns: int, end_ns: int, context: Any, about: dict[str, Any]) -> Any:
-        span = self._tracer.start_span(name, context=context, start_time=self._clock(start_ns), attributes=about)
-        self._end(span, self._clock(end_ns))
-        return self._set_span(span)
 
 
 def _clock(session: Session) -> Callable[[int], int]:

@@ -25,8 +25,7 @@ def points(summary: Summary) -> Iterator[Point]:
         "round/merged": [row.merged for row in rounds],
         "round/timeline_residual": [row.timeline_residual for row in rounds],
     }
-    extra = dict.fromkeys(name for row in rounds for name in row.extra)
-    named |= {f"extra/{name}": [row.extra.get(name) for row in rounds] for name in extra}
+    named |= {f"extra/{name}": [row.extra.get(name) for row in rounds] for name in summary.extra_names}
     named |= {f"cut/{name}": device.cut for name, device in summary.devices.items()}
     named |= {f"device_s/{name}": device.actual_s for name, device in summary.devices.items()}
     for index, row in enumerate(rounds):

@@ -46,6 +46,14 @@ def keep(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Write to another file and rename that, so that a reader never sees half a file. It is not synced to disk. Raises
+    OSError."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
 def write_aside(path: Path, data: bytes) -> Path:
     """Write `data` to a temporary file beside `path`, synced to disk, and return its path. Removes it on failure."""
     part = path.with_suffix(".part")

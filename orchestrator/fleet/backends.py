@@ -7,7 +7,7 @@ from edgebed.errors import UsageError
 BACKENDS = {
     "docker": "orchestrator.fleet.docker.backend:DockerBackend",
     "local": "orchestrator.fleet.local.backend:LocalBackend",
-    "software": "orchestrator.fleet.local.software:SoftwareBackend",
+    "software": "orchestrator.fleet.local.backend:SoftwareBackend",
     "swarm": "orchestrator.fleet.swarm.backend:SwarmBackend",
 }
 """Module and class by name. A module is loaded when its backend is asked for."""

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
@@ -43,6 +44,11 @@ class Access(Guarded, frozen=True):
     port: int
     username: str
     password: str
+
+    @property
+    def url(self) -> str:
+        """With user and password."""
+        return f"mqtt://{quote(self.username, safe='')}:{quote(self.password, safe='')}@{self.host}:{self.port}"
 
 
 class BrokerAccess(Protocol):

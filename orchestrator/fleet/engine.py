@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 from typing import Any
 
 import docker
@@ -56,6 +57,12 @@ def dead_things(client: Any) -> list[tuple[str, Any]]:
     networks = client.networks.list(filters={"label": OWNER})
     made = [("container", thing) for thing in containers] + [("network", thing) for thing in networks]
     return [(kind, thing) for kind, thing in made if is_dead(parse_owner(_labels(thing).get(OWNER, "")))]
+
+
+def used_subnets(client: Any) -> list[IPv4Network]:
+    """Subnets of the engine's networks."""
+    pools = [pool["Subnet"] for net in client.networks.list() for pool in net.attrs["IPAM"].get("Config") or []]
+    return [IPv4Network(pool) for pool in pools if ":" not in pool]
 
 
 def owners(client: Any) -> dict[str, tuple[str, bool]]:

@@ -11,8 +11,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
@@ -22,6 +23,8 @@ from edgebed.limits.cgroups import MOUNT, PARENT, Cgroup
 from edgebed.limits.shell import missing_tools
 from orchestrator.fleet import ownership
 from orchestrator.fleet.network import netns
+
+T = TypeVar("T")
 
 STATE = Path("/run/edgebed")
 """Holds one folder per running local fleet, with its owner's lock and its agents' logs."""
@@ -60,7 +63,7 @@ def remove(leftover: Leftover) -> None:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(int(leftover.name)).kill()
         case _:
-            _remove_from_engine(leftover)
+            ask_engine(lambda engine, client: engine.remove_named(client, leftover.kind, leftover.name))
 
 
 def collect() -> list[Leftover]:
@@ -158,25 +161,23 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
 # ---- the engine ------------------------------------------------------------------------------------------------------
 
 
-def _of_engine() -> list[Leftover]:
-    """Empty if no engine answers. Leftovers in it are found at the next start with an engine."""
+def ask_engine(question: Callable[[Any, Any], T]) -> T | None:
+    """What `question(engine, client)` returns, for the module `fleet.engine` and a client of this host's engine; None
+    if the SDK is not installed, or no engine answers."""
     try:
         import docker.errors
 
         from orchestrator.fleet import engine
 
         with contextlib.closing(engine.connect(ENGINE_S)) as client:
-            dead = engine.dead_things(client)
+            return question(engine, client)
     except (ImportError, FleetError, OSError):
-        return []
+        return None
     except docker.errors.DockerException:
-        return []
-    why = "its orchestrator has ended"
-    return [Leftover(kind, str(thing.name), why) for kind, thing in dead]
+        return None
 
 
-def _remove_from_engine(leftover: Leftover) -> None:
-    from orchestrator.fleet import engine
-
-    with contextlib.suppress(FleetError, OSError), contextlib.closing(engine.connect(ENGINE_S)) as client:
-        engine.remove_named(client, leftover.kind, leftover.name)
+def _of_engine() -> list[Leftover]:
+    """Leftovers in an engine that does not answer now are found at the next start with an engine."""
+    dead = ask_engine(lambda engine, client: engine.dead_things(client)) or ()
+    return [Leftover(kind, str(thing.name), "its orchestrator has ended") for kind, thing in dead]

@@ -1,4 +1,4 @@
-"""What a backend whose devices are on other hosts has more, and what it is given."""
+"""What a backend has beside `base.Backend` where its devices are on other hosts, and what it is given."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from orchestrator.fleet.backends import BACKENDS, check_backend
 from orchestrator.fleet.base import Backend
 from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.host.cpus import Admitted, admit
+from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.many_hosts import Certifier
 from orchestrator.fleet.spec.profile import FleetSpec
 
@@ -48,6 +49,10 @@ class NamedBackend(ABC):
 
     needs: ClassVar[HostNeeds] = HostNeeds()
 
+    def __init__(self) -> None:
+        self._exit: Callable[[str, str], None] = lambda device, why: None
+        self._clean_up = CleanUp(self._close)
+
     @classmethod
     def admit(cls, name: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> Admitted:
         """As `host.cpus.admit`: here the devices take CPUs of this host alone."""
@@ -57,6 +62,20 @@ class NamedBackend(ABC):
     @abstractmethod
     def open(cls, opening: Opening) -> Backend:
         """The backend for a fleet, not prepared. Raises FleetError if it cannot run here."""
+
+    def pins(self, device: str) -> bool:
+        return True
+
+    def on_exit(self, callback: Callable[[str, str], None]) -> None:
+        self._exit = callback
+
+    async def close(self) -> None:
+        """Runs to its end even if the caller is cancelled. A second call does nothing."""
+        await self._clean_up.finish()
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Stop the agents and remove what was made."""
 
 
 def backend_class(name: str) -> type[NamedBackend]:

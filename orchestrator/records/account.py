@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.files.output import replace
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.live.settling import explained
@@ -84,7 +85,4 @@ def stored_summary(folder: Path) -> Summary | None:
 
 
 def _write(path: Path, value: Any) -> None:
-    """Written aside and renamed, so that a reader never sees half a file."""
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    part.replace(path)
+    replace(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

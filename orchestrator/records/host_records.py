@@ -1,8 +1,10 @@
-"""What the host, and the nodes of a Swarm, did in a round: as records."""
+"""Records of the host and of the nodes of a Swarm in a round, and of what the sensors of boards read. Pure."""
 
 from __future__ import annotations
 
 import msgspec
+
+from edgebed.wire.reading import BoardReading
 
 
 class NodeRound(msgspec.Struct, frozen=True):
@@ -36,3 +38,12 @@ class HostRound(msgspec.Struct, frozen=True, tag="host_round"):
     loop_ms: float | None = None  # CPU time of one reference loop, median; None: none ran in this round
     loops: int = 0  # reference loops in this round
     nodes: tuple[NodeRound, ...] = ()  # of a fleet on a Swarm
+
+
+class BoardReadings(msgspec.Struct, frozen=True, gc=False, tag="board_readings"):
+    """What the sensors of a board read since its last heartbeat, on the device's clock."""
+
+    at_ns: int
+    device: str
+    incarnation: str
+    readings: tuple[BoardReading, ...]

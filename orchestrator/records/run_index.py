@@ -20,8 +20,7 @@ from edgebed.wire.messages import Phase
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
-from orchestrator.records.board_record import BoardReadings
-from orchestrator.records.host_records import HostRound
+from orchestrator.records.host_records import BoardReadings, HostRound
 
 FOREVER = 1 << 62
 """A time that never comes, in nanoseconds."""

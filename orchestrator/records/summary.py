@@ -166,6 +166,11 @@ class Summary(Progress, frozen=True, kw_only=True):
     rounds: list[RoundFigures] = []
     devices: dict[str, DeviceFigures] = {}
 
+    @property
+    def extra_names(self) -> list[str]:
+        """Of what the method measured besides, in any round."""
+        return list(dict.fromkeys(name for row in self.rounds for name in row.extra))
+
     def as_dict(self) -> dict[str, Any]:
         """As in `summary.json`."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))

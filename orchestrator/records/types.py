@@ -14,8 +14,7 @@ import msgspec
 
 from edgebed.wire.messages import Assignment, Phase, Report
 from orchestrator.records.board_marks import BoardMark
-from orchestrator.records.board_record import BoardReadings
-from orchestrator.records.host_records import HostRound
+from orchestrator.records.host_records import BoardReadings, HostRound
 from orchestrator.records.serving_records import RequestsLost, Served
 
 SIMULATED = "simulated"
@@ -164,16 +163,15 @@ class UploadReceived(msgspec.Struct, frozen=True, gc=False, tag="upload_received
 
 
 class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
-    """One step of a server half, with the batch it used."""
+    """One step of a server half, with the batch it used. `ready_ns`: the half had all that it needed, so what follows
+    is the wait for a slot; 0: an older version wrote it."""
 
     start_ns: int
     end_ns: int
     round: int
     devices: tuple[str, ...]
     batch: int
-    ready_ns: int = (
-        0  # the half had all it needed, so what follows is the wait for a slot; 0: an older version wrote it
-    )
+    ready_ns: int = 0
 
 
 class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):

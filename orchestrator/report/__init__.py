@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgebed.errors import FileError
+from orchestrator.files.output import replace
 from orchestrator.records.account import load_summary, whole, write_account, write_summary
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.live.settling import explained
@@ -50,12 +51,6 @@ def write_what_fits(folder: Path, notify: Callable[[str], None]) -> None:
     notify(f"the report could not be written: {failure}; `edgebed report {folder.name}` writes it once there is room")
 
 
-def write_report(folder: Path) -> None:
-    """Write `report.html` and `trace.json` of the run in `folder` from its records."""
-    with _without_collector():
-        _write_report(folder, whole(read(folder / "records.jsonl")))
-
-
 def _write_report(folder: Path, state: RunState) -> Summary:
     """One pass over the rounds: each timeline is made once for summary, charts and trace."""
     run = state.run
@@ -72,7 +67,7 @@ def _write_report(folder: Path, state: RunState) -> Summary:
     trace.close()
     collected.over_time = over_time.result()
     summary = summary_of(state)
-    _write(folder / "report.html", report_page(run, summary, collected))
+    replace(folder / "report.html", report_page(run, summary, collected).encode())
     return summary
 
 
@@ -103,7 +98,7 @@ def _median(run: RunFacts) -> int | None:
 
 def write_comparison(folders: Sequence[Path], path: Path) -> None:
     """Write one page that shows several runs together."""
-    _write(path, comparison_page([load_summary(folder) for folder in folders]))
+    replace(path, comparison_page([load_summary(folder) for folder in folders]).encode())
 
 
 def _chosen(run: RunFacts) -> dict[int, str]:
@@ -129,13 +124,3 @@ def _without_collector() -> Iterator[None]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _write(path: Path, text: str) -> None:
-    """Write to another file and rename it, so that a reader never sees half a page."""
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
-__all__ = ["write_comparison", "write_figures", "write_report", "write_results", "write_what_fits"]

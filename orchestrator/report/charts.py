@@ -17,6 +17,7 @@ from orchestrator.records.run_index import RunFacts
 from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.timeline.events import events
 from orchestrator.records.words import vocabulary
+from orchestrator.records.words.drawing import six_digits, stride
 from orchestrator.records.words.formatting import NONE, known, percent, seconds
 from orchestrator.records.words.formatting import accuracy as accuracy_text
 from orchestrator.records.words.palette import COLOURED_AS, RUNS, ordered, style
@@ -60,7 +61,7 @@ def extra(summary: Summary) -> Figure | None:
             "marker": index % 8,
             "points": _short([(row.elapsed_s, row.extra[name]) for row in summary.rounds if name in row.extra]),
         }
-        for index, name in enumerate(dict.fromkeys(name for row in summary.rounds for name in row.extra))
+        for index, name in enumerate(summary.extra_names)
     ]
     title = "What the method measured besides"
     return chart(title, series, ["seconds of training", "tick", "seconds"], ["", "number"]) if series else None
@@ -77,7 +78,7 @@ def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
             length = sums.get(name, 0.0)
             if length > 0:
                 told = f"round {number}: {phase(name)} {seconds(length)}"
-                points[name].append([number, _digits(below + length), told, None, f"p-{name}", _digits(below)])
+                points[name].append([number, six_digits(below + length), told, None, f"p-{name}", six_digits(below)])
             below += length
     series = [{"name": phase(name), "cls": f"p-{name}", "bars": True, "points": points[name]} for name in names]
     columns = [["round"], *([phase(name), "num"] for name in names)]
@@ -109,11 +110,6 @@ def marks(run: RunFacts) -> list[tuple[int, str, str]]:
     return found
 
 
-def stride(count: int, most: int) -> int:
-    """The step with which at most `most` of `count` items are shown."""
-    return max(1, -(-count // most))
-
-
 def shares(summary: Summary) -> Figure:
     """How each device spent the time of all rounds."""
     phases = {name: device.phase_s for name, device in summary.devices.items()}
@@ -136,7 +132,7 @@ def _stacked(sums: dict[str, float], names: Sequence[str]) -> list[list[Any]]:
     for name in names:
         share = sums.get(name, 0.0) / whole
         if share > 0:
-            bars.append([f"p-{name}", _digits(at), _digits(at + share), f"{phase(name)} {percent(share)}"])
+            bars.append([f"p-{name}", six_digits(at), six_digits(at + share), f"{phase(name)} {percent(share)}"])
         at += share
     return bars
 
@@ -148,10 +144,10 @@ def rounds(summary: Summary, happened: Sequence[tuple[int, str, str]] = ()) -> F
     for cause in COLOURED_AS:
         own = [row for row in rows if row.straggler_why == cause]
         cls = f"k-{cause or 'none'}"
-        points = [[row.number, _digits(row.straggler_gaps_s), _behind(row, cause), None, cls] for row in own]
+        points = [[row.number, six_digits(row.straggler_gaps_s), _behind(row, cause), None, cls] for row in own]
         if own:
             series.append({"name": f"gap: {vocabulary.cause(cause)}", "cls": cls, "bars": True, "points": points})
-    lengths = [[row.number, _digits(row.round_s), f"round {row.number}: {seconds(row.round_s)}"] for row in rows]
+    lengths = [[row.number, six_digits(row.round_s), f"round {row.number}: {seconds(row.round_s)}"] for row in rows]
     series.append({"name": "length of the round", "cls": "own", "points": lengths})
     cells = [[row.number, seconds(row.round_s), *_gap_cells(row)] for row in rows]
     found = [*happened, *_disturbed(summary)]
@@ -228,7 +224,7 @@ def predictions(summary: Summary) -> Figure | None:
     for index, (device, own) in enumerate(summary.devices.items()):
         pairs = [(p, a) for p, a in zip(own.predicted_s, own.actual_s, strict=True) if p and a][::step]
         look = {"cls": f"c{index % len(RUNS)}", "marker": index % 8, "dash": 0, "dots": True}
-        told = [[_digits(p), _digits(a), f"predicted {seconds(p)}, took {seconds(a)}"] for p, a in pairs]
+        told = [[six_digits(p), six_digits(a), f"predicted {seconds(p)}, took {seconds(a)}"] for p, a in pairs]
         if pairs:
             series.append({"name": device, "points": told} | look)
     if not series:
@@ -254,9 +250,4 @@ def choose(lengths: Sequence[float], most: int) -> list[tuple[int, str]]:
 
 
 def _short(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    return [[_digits(x), _digits(y)] for x, y in points]
-
-
-def _digits(value: float | None) -> Any:
-    """Six digits are enough to draw with."""
-    return None if value is None else float(f"{value:.6g}")
+    return [[six_digits(x), six_digits(y)] for x, y in points]

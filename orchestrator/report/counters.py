@@ -115,6 +115,3 @@ def _steps(label: str, changes: Iterable[tuple[int, float]], pid: int, scale: Sc
         if sums[us]:
             value += sums[us]
             yield Counter(label, us, pid, {"value": round(abs(value), 3)})
-
-
-__all__ = ["Scale", "cpu_counters", "link_counters", "queue_counter"]

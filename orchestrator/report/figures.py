@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from orchestrator.records.critical.bound_by import Part
 from orchestrator.records.shown.gantt import device_rows, length_s, orchestrator_rows
 from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import vocabulary
+from orchestrator.records.words.drawing import stride
 from orchestrator.records.words.formatting import number, percent
 from orchestrator.records.words.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
 from orchestrator.records.words.vocabulary import held_by, phase
-from orchestrator.report.charts import stride
-from orchestrator.report.shares import seconds_by_bound
 
 SIZE_IN = (5.2, 3.2)
 STYLE: dict[Any, Any] = {
@@ -124,12 +124,8 @@ def _accuracy(axes: Any, summary: Summary, xs: Sequence[float], label: str) -> N
 
 def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
     shown = phases[:: stride(len(phases), MOST_BARS)]
-    numbers, below = [number for number, _ in shown], [0.0] * len(shown)
-    width = 0.85 * stride(len(phases), MOST_BARS)
-    for name in _large(shown):
-        heights = [sums.get(name, 0.0) for _, sums in shown]
-        axes.bar(numbers, heights, width, bottom=below, label=phase(name), linewidth=0, **look_of(name))
-        below = [a + b for a, b in zip(below, heights, strict=True)]
+    parts = [(name, phase(name), [sums.get(name, 0.0) for _, sums in shown]) for name in _large(shown)]
+    pile(axes.bar, [number for number, _ in shown], 0.85 * stride(len(phases), MOST_BARS), parts, linewidth=0)
     axes.set(xlabel="round", ylabel="seconds")
     _whole_numbers(axes)
     _legend(axes)
@@ -163,13 +159,9 @@ def _bounds(axes: Any, summary: Summary) -> None:
     known = [(row.number, row.round_bounds.parts) for row in summary.rounds if row.round_bounds is not None]
     rounds = [(number, seconds_by_bound(parts)) for number, parts in sorted(known, key=lambda pair: pair[0])]
     shown, width = rounds[:: stride(len(rounds), MOST_BARS)], 0.85 * stride(len(rounds), MOST_BARS)
-    below = [0.0] * len(shown)
-    for what, like in BOUNDS.items():
-        heights = [sums.get(what, 0.0) for _, sums in shown]
-        if any(heights):
-            numbers, label = [number for number, _ in shown], vocabulary.BOUNDS[what]
-            axes.bar(numbers, heights, width, bottom=below, label=label, linewidth=0, **look_of(like))
-        below = [a + b for a, b in zip(below, heights, strict=True)]
+    heights = {what: [sums.get(what, 0.0) for _, sums in shown] for what in BOUNDS}
+    parts = [(BOUNDS[what], vocabulary.BOUNDS[what], each) for what, each in heights.items() if any(each)]
+    pile(axes.bar, [number for number, _ in shown], width, parts, linewidth=0)
     axes.set(xlabel="round", ylabel="seconds")
     _whole_numbers(axes)
     _legend(axes)
@@ -178,13 +170,9 @@ def _bounds(axes: Any, summary: Summary) -> None:
 def _waits(axes: Any, summary: Summary) -> None:
     """Seconds that every device waited in all rounds, by cause."""
     devices = {name: device.wait_s for name, device in summary.devices.items() if device.wait_s is not None}
-    left = [0.0] * len(devices)
-    for cause, like in WAITED_FOR.items():
-        widths = [waited.get(cause, 0.0) for waited in devices.values()]
-        if any(widths):
-            label = vocabulary.WAITED_FOR[cause]
-            axes.barh(range(len(devices)), widths, 0.75, left, label=label, linewidth=0, **look_of(like))
-        left = [a + b for a, b in zip(left, widths, strict=True)]
+    widths = {cause: [waited.get(cause, 0.0) for waited in devices.values()] for cause in WAITED_FOR}
+    parts = [(WAITED_FOR[cause], vocabulary.WAITED_FOR[cause], each) for cause, each in widths.items() if any(each)]
+    pile(axes.barh, range(len(devices)), 0.75, parts, linewidth=0)
     _by_device(axes, list(devices))
     axes.set(xlabel="seconds of all rounds", xlim=(0, None))
     _legend(axes)
@@ -203,11 +191,10 @@ def _gantt(axes: Any, timeline: RoundTimeline) -> None:
 
 def _shares(axes: Any, summary: Summary) -> None:
     phases = {name: device.phase_s for name, device in summary.devices.items()}
-    left = [0.0] * len(phases)
-    for name in ordered({name for sums in phases.values() for name in sums}):
-        widths = [100 * sums.get(name, 0.0) / (sum(sums.values()) or 1.0) for sums in phases.values()]
-        axes.barh(range(len(phases)), widths, 0.75, left, label=phase(name), linewidth=0, **look_of(name))
-        left = [a + b for a, b in zip(left, widths, strict=True)]
+    names = ordered({name for sums in phases.values() for name in sums})
+    whole = {device: sum(sums.values()) or 1.0 for device, sums in phases.items()}
+    shares = {name: [100 * sums.get(name, 0.0) / whole[device] for device, sums in phases.items()] for name in names}
+    pile(axes.barh, range(len(phases)), 0.75, [(name, phase(name), shares[name]) for name in names], linewidth=0)
     _by_device(axes, list(phases))
     axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
     _legend(axes)
@@ -239,6 +226,19 @@ def cut_columns(summary: Summary) -> list[list[float]]:
     return rows
 
 
+Parts = Iterable[tuple[str, str, Sequence[float]]]
+"""Phase that has the colour, label, and lengths of the bars."""
+
+
+def pile(bars: Callable[..., object], places: Sequence[int], width: float, parts: Parts, **more: Any) -> list[float]:
+    """Draw bars one after the other at each place. Returns where they end. `bars`: `axes.bar` or `axes.barh`."""
+    ends = [0.0] * len(places)
+    for like, label, lengths in parts:
+        bars(places, lengths, width, ends, label=label, **more, **look_of(like))
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    return ends
+
+
 def look_of(name: str) -> dict[str, Any]:
     """Colour of a phase, and the hatching of a wait, for matplotlib."""
     return {"facecolor": colour(name), "hatch": "////" if name in WAITS else None, "edgecolor": "white"}
@@ -268,3 +268,28 @@ def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
         columnspacing=1.0,
         **about,
     )
+
+
+# ---- what bounded rounds, and what devices waited for, as shares ----
+
+
+def seconds_by_bound(parts: Sequence[Part]) -> dict[str, float]:
+    """Seconds by kind of bound: those of all devices together."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        sums[part.what] = sums.get(part.what, 0.0) + part.seconds
+    return sums
+
+
+def bound_shares(summary: Summary) -> dict[str, float]:
+    """Shares of a run's rounds by kind of bound; empty where they are not known."""
+    sums = seconds_by_bound(summary.bound_by.parts)
+    whole = sum(sums.values())
+    return {what: length / whole for what, length in sums.items()} if whole else {}
+
+
+def mean_shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over the runs that have any."""
+    known = [run for run in runs if run]
+    kinds = {kind for run in known for kind in run}
+    return {kind: sum(run.get(kind, 0.0) for run in known) / len(known) for kind in kinds}

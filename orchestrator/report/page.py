@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +19,21 @@ from orchestrator.records.run_index import RunFacts
 from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
+from orchestrator.records.words import palette
 from orchestrator.records.words.formatting import number, percent, seconds, size
-from orchestrator.records.words.vocabulary import held_by_boards, origins_text
-from orchestrator.report import bundle, charts, tables
+from orchestrator.records.words.vocabulary import for_page, held_by_boards, origins_text
+from orchestrator.report import charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure
+
+STATIC = Path(__file__).parent.parent / "dashboard" / "static"
+"""Style and scripts of the live page, put into one file: a page of the report needs no server."""
+
+MODULES = ("format.js", "dom.js", "charts.js", "rows.js", "gantt.js", "over_time.js", "compare.js", "report.js")
+"""Each after those that it imports."""
+
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "[./]*/([\w.]+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (class|function|const) ([\w$]+)", re.MULTILINE)
 
 CALIBRATED = (
     "The limits were measured at the start. Those set later, on a new profile or after a device came back, are read "
@@ -205,13 +216,30 @@ def _render(
     environment.filters |= {"seconds": seconds, "number": number, "size": size}
     drawn = {"figures": figures or {}, "rounds": rounds_drawn, "over_time": over_time, "compared": compared}
     return environment.get_template(template).render(
-        style=Markup(bundle.style()),
-        script=Markup(bundle.script()),
+        style=Markup(style()),
+        script=Markup(script()),
         data=embedded(drawn),
         figures=figures or {},
         drawn=drawn,
         **values,
     )
+
+
+def style() -> str:
+    """Rules of the page, and its colours."""
+    return (STATIC / "style.css").read_text(encoding="utf-8") + palette.css()
+
+
+def script() -> str:
+    """All modules as one script. Each is a function of its own that returns what it exports."""
+    words = ", ".join(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in for_page().items())
+    parts = [f'"use strict";\nconst modules = {{"vocabulary.js": {{{words}}}}};']
+    for name in MODULES:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        exported = ", ".join(match[1] for match in _EXPORT.findall(text))
+        own = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];\n', text))
+        parts.append(f'modules["{name}"] = (() => {{\n{own}\nreturn {{{exported}}};\n}})();')
+    return "\n".join(parts)
 
 
 def embedded(value: Any) -> Markup:

@@ -26,9 +26,8 @@ from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import accuracy, percent, seconds
 from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
 from orchestrator.records.words.vocabulary import phase
-from orchestrator.report.figures import STYLE, look_of
+from orchestrator.report.figures import STYLE, bound_shares, mean_shares, pile
 from orchestrator.report.look import Look
-from orchestrator.report.shares import bound_shares, mean_shares
 
 WIDTH_IN: dict[str, float] = {"column": 3.4, "page": 7.0}
 """Inches of a column and of a page of a two-column paper."""
@@ -303,11 +302,8 @@ def _paired_ratio(axes: Any, series: Sequence[Series], look: Look) -> None:
 def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
     """Seconds of the mean device by what they were spent on, over the whole run, mean over the seeds."""
     sums = [_mean_phases(one.runs) for one in series]
-    left = [0.0] * len(series)
-    for name in _order(sums):
-        widths = [each.get(name, 0.0) for each in sums]
-        axes.barh(range(len(series)), widths, 0.65, left, label=phase(name), **look_of(name))
-        left = [a + b for a, b in zip(left, widths, strict=True)]
+    parts = [(name, phase(name), [each.get(name, 0.0) for each in sums]) for name in _order(sums)]
+    left = pile(axes.barh, range(len(series)), 0.65, parts)
     _by_method(axes, series)
     axes.set(xlabel="seconds until the end of the run", xlim=(0, 1.03 * max(left, default=1.0) or 1.0))
     _legend(axes, 3 if look.width == "column" else 6)
@@ -336,12 +332,9 @@ def _stacked_shares(
 
     def draw(axes: Any, series: Sequence[Series], look: Look) -> None:
         shares = [mean_shares([of(run) for run in one.runs]) for one in series]
-        left = [0.0] * len(series)
-        for kind in like:
-            widths = [100 * each.get(kind, 0.0) for each in shares]
-            if any(width >= 100 * SMALL_SHARE for width in widths):
-                axes.barh(range(len(series)), widths, 0.65, left, label=words[kind], **look_of(like[kind]))
-                left = [a + b for a, b in zip(left, widths, strict=True)]
+        drawn = [kind for kind in like if any(each.get(kind, 0.0) >= SMALL_SHARE for each in shares)]
+        parts = [(like[kind], words[kind], [100 * each.get(kind, 0.0) for each in shares]) for kind in drawn]
+        pile(axes.barh, range(len(series)), 0.65, parts)
         _by_method(axes, series)
         axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
         _legend(axes, 3 if look.width == "column" else 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
@@ -28,6 +27,7 @@ from orchestrator.records.words.formatting import (
     signed_percent,
     signed_seconds,
     size,
+    some,
 )
 from orchestrator.records.words.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
 
@@ -246,14 +246,8 @@ def _whose(saving: Saving, summary: Summary) -> str:
     if saving.whose == "all":
         return f"every device's {thing}"
     if saving.whose == "slowest":
-        return f"the slowest {thing}: {names(summary.what_if.slowest_links)}"
+        return f"the slowest {thing}: {some(summary.what_if.slowest_links)}"
     return f"{saving.whose}'s {thing}"
-
-
-def names(devices: Sequence[str], most: int = 4) -> str:
-    """Some names, and how many more there are."""
-    more = f" and {len(devices) - most} more" if len(devices) > most else ""
-    return ", ".join(devices[:most]) + more
 
 
 def readouts(run: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -324,7 +318,7 @@ def _slowest_link(summary: Summary) -> str:
     saved, whole = savings.get(("link", "slowest")), summary.what_if.rounds_s
     if saved is None or not whole:
         return ""
-    whose = names(summary.what_if.slowest_links)
+    whose = some(summary.what_if.slowest_links)
     cpu = savings.get(("cpu", "all"), 0.0)
     return (
         f"Were the slowest link ({whose}) twice as fast, the rounds would have taken {seconds(saved)} less of "

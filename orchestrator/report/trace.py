@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.timeline.timeline import OF_A_TASK, DeviceTimeline, RoundTimeline, timelines
+from orchestrator.records.timeline.timeline import OF_A_TASK, DeviceTimeline, RoundTimeline
 from orchestrator.report.counters import Scale, cpu_counters, link_counters, queue_counter
-from orchestrator.report.events import Arrow, Counter, Event, Name, Slice
+from orchestrator.report.events import Arrow, Event, Name, Slice
 
 MOST_EVENTS = 200_000
 """The most that a viewer in a browser can show; of longer runs every n-th round is written, which the file notes."""
@@ -56,23 +56,6 @@ class TraceFile:
         text = self._encode(list(events))[1:-1]
         if text:
             self._file.write(end + text)
-
-
-def write_trace(path: Path, run: RunFacts) -> None:
-    """Write the trace of a run."""
-    file = TraceFile(path, run)
-    for timeline in timelines(run):
-        file.add(timeline)
-    file.close()
-
-
-def trace_events(run: RunFacts) -> Iterator[Event]:
-    """All events, with the names of processes and threads first."""
-    tracks = _Tracks(run, {facts.number for _, facts in run.rounds()})
-    yield from tracks.names()
-    for timeline in timelines(run):
-        yield from tracks.round(timeline)
-    yield from tracks.rest()
 
 
 def _estimate(run: RunFacts) -> int:
@@ -203,6 +186,3 @@ def _scales(sessions: list[Session]) -> dict[int, Scale]:
         )
         now_us = scale.us(session.end_ns) + 1
     return scales
-
-
-__all__ = ["Arrow", "Counter", "Name", "Slice", "TraceFile", "trace_events", "write_trace"]

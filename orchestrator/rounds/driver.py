@@ -25,7 +25,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.clock import now_ns, now_s, unique_ns
-from orchestrator.fleet.control.seams import Sender
+from orchestrator.fleet.control.interfaces import Sender
 from orchestrator.records.types import (
     DeviceOut,
     Fault,

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from torch import Tensor
-
-from edgebed.methods.base import Method
+from edgebed.methods.base import Batch, Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.training.server import Reading, StepResult
-
-Samples = tuple[Tensor, Tensor]
-"""x (N, C, H, W) float32 and y (N,) int64."""
 
 
 class Trainer(Protocol):
@@ -31,8 +26,8 @@ class Trainer(Protocol):
 class Evaluator(Protocol):
     """Tests weights: in this process, or in the trainer's."""
 
-    async def evaluate(self, method: Method, weights: Weights, samples: Samples) -> Score:
+    async def evaluate(self, method: Method, weights: Weights, samples: Batch) -> Score:
         """`Method.evaluate`."""
 
-    async def final(self, method: Method, weights: Weights, validation: Samples, test: Samples) -> Score:
+    async def final(self, method: Method, weights: Weights, validation: Batch, test: Batch) -> Score:
         """`Method.final`."""

@@ -29,41 +29,35 @@ AT_WORK = (TaskState.SENDING, TaskState.WORKING)
 OPEN = (*AT_WORK, TaskState.UPDATED)
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class OfDevice(msgspec.Struct, frozen=True):
+    device: str
+
+
+class Delivered(OfDevice, frozen=True):
     """The device has its task."""
 
-    device: str
 
-
-class Progressed(msgspec.Struct, frozen=True):
+class Progressed(OfDevice, frozen=True):
     """The device, or the server half that it waits for, has made progress."""
 
-    device: str
 
-
-class Held(msgspec.Struct, frozen=True):
+class Held(OfDevice, frozen=True):
     """Uploads of the device wait for its server half (`held`), so the device is not what delays the round."""
 
-    device: str
     held: bool
 
 
-class Updated(msgspec.Struct, frozen=True):
+class Updated(OfDevice, frozen=True):
     """The device's update has arrived and is accepted."""
 
-    device: str
 
-
-class Completed(msgspec.Struct, frozen=True):
+class Completed(OfDevice, frozen=True):
     """The device's server half has finished too."""
 
-    device: str
 
-
-class Dropped(msgspec.Struct, frozen=True):
+class Dropped(OfDevice, frozen=True):
     """The device's work cannot be used. `how`: lost, failed, refused, diverged, cancelled."""
 
-    device: str
     how: str
     why: str
 
@@ -75,11 +69,10 @@ class Tick(msgspec.Struct, frozen=True):
 RoundEvent = Delivered | Progressed | Held | Updated | Completed | Dropped | Tick
 
 
-class Leave(msgspec.Struct, frozen=True):
+class Leave(OfDevice, frozen=True):
     """Record that the device is out, and tell it to stop. `limit_s`: where a time limit of the round put it out, that
     limit in seconds from the start of the round."""
 
-    device: str
     how: str
     why: str
     limit_s: float | None = None

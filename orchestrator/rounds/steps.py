@@ -3,7 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -84,7 +85,7 @@ class RoundSteps:
         self,
         *,
         method: Method,
-        driver: Rounds,
+        pool: Rounds,
         devices: Devices,
         training: Training,
         environment: Environment | None,
@@ -98,7 +99,7 @@ class RoundSteps:
         script: Script | None = None,
         world: World | None = None,
     ) -> None:
-        self.method, self._driver, self._devices = method, driver, devices
+        self.method, self._pool, self._devices = method, pool, devices
         self.training, self._environment, self._evaluator = training, environment, evaluator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
@@ -155,7 +156,7 @@ class RoundSteps:
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
-        return await self._driver.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
+        return await self._pool.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
 
     async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:
@@ -237,17 +238,14 @@ def _nothing() -> None:
     pass
 
 
-class _phase:
-    """Context manager: records a phase of the orchestrator in which all devices wait."""
-
-    def __init__(self, record: Callable[[Record], None], round: int, name: str) -> None:
-        self._record, self._round, self._name = record, round, name
-
-    def __enter__(self) -> None:
-        self._start = now_ns()
-
-    def __exit__(self, *_: object) -> None:
-        self._record(OrchestratorPhase(self._start, now_ns(), self._round, self._name))
+@contextlib.contextmanager
+def _phase(record: Callable[[Record], None], round: int, name: str) -> Iterator[None]:
+    """Records a phase of the orchestrator in which all devices wait."""
+    start = now_ns()
+    try:
+        yield
+    finally:
+        record(OrchestratorPhase(start, now_ns(), round, name))
 
 
 def patience(devices: Sequence[DeviceView]) -> float:

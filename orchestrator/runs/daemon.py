@@ -66,10 +66,12 @@ class Wanted(msgspec.Struct, frozen=True):
     grain: Grain = "pacing"
 
 
-class FleetFolder(msgspec.Struct, frozen=True):
+class FleetFolder:
     """The folder of one standing fleet: lock, socket, log. Its daemon holds the lock as long as it lives."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock, self.socket, self.log = folder / "lock", folder / "socket", folder / "log"
 
     @classmethod
     def of(cls, spec: FleetSpec) -> FleetFolder:
@@ -77,18 +79,6 @@ class FleetFolder(msgspec.Struct, frozen=True):
         folder = Path(base) / "edgebed" / "fleets" / spec.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return cls(folder)
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "socket"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log"
 
     def alive(self) -> bool:
         """Whether a daemon lives: the kernel releases its lock when it dies."""

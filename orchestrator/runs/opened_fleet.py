@@ -54,7 +54,7 @@ class OpenedFleet:
         self, spec: FleetSpec, fleet_id: str, backend: Backend, boards: BoardsBroker | None, ids: Mapping[str, str]
     ) -> None:
         self.fleet_id, self.backend = fleet_id, backend
-        self._spec, self._boards, self._ids = spec, boards, ids
+        self.spec, self._boards, self._ids = spec, boards, ids
 
     @classmethod
     async def open(
@@ -81,15 +81,15 @@ class OpenedFleet:
         self, stack: AsyncExitStack, addresses: list[str], own: OwnBroker | None
     ) -> Broker | BoardsBroker:
         """The broker of this host's devices, else of the boards. Raises UsageError, LinkError."""
-        if self._spec.here:
-            names = [device.name for device in self._spec.here]
+        if self.spec.here:
+            names = [device.name for device in self.spec.here]
             hosts = many_hosts(self.backend)
             tls = hosts.tls_listener() if hosts else None
             broker = open_broker(addresses, own, fleet=self.fleet_id, devices=names, tls=tls)
             return await stack.enter_async_context(broker)
         if own is not None:
             raise UsageError(
-                f"all devices of {self._spec.name} are boards, which use the broker of the boards service",
+                f"all devices of {self.spec.name} are boards, which use the broker of the boards service",
                 hint="leave --broker away",
             )
         assert self._boards is not None
@@ -106,5 +106,5 @@ class OpenedFleet:
         client = f"{self.fleet_id}-{ORCHESTRATOR}-{uuid.uuid4().hex}-{purpose}"
         if self._boards is None:
             return MqttLink(broker.address, client)
-        here = MqttLink(broker.address, client) if self._spec.here else None
+        here = MqttLink(broker.address, client) if self.spec.here else None
         return SplitLink(here, MqttLink(self._boards.find, client), self._ids)

@@ -272,7 +272,7 @@ class MethodRun:
         method, dilation, prepared = self._method.name, self._fleet.dilation, self._request.prepared
         return Loop(
             method=self._method,
-            driver=DriverPool(self._make_trainer, self._make_driver, self._fleet),
+            pool=DriverPool(self._make_trainer, self._make_driver, self._fleet),
             devices=self._fleet,
             training=self._experiment.training,
             environment=self._experiment.environment,

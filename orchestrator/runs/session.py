@@ -46,12 +46,14 @@ from orchestrator.records.words.vocabulary import held_by, server_note, threads_
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
-from orchestrator.runs.folder import RunFolder, Series
+from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.platform import Platform, RunRequest
-from orchestrator.runs.request import Notify, Request, Watch, quiet
-from orchestrator.runs.resume import resume_request
+from orchestrator.runs.request import Notify
+from orchestrator.runs.request import Request as Request
+from orchestrator.runs.request import Watch as Watch
+from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
 from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
 from orchestrator.scenario.files import load_scenario
@@ -78,15 +80,16 @@ async def standing_fleet(
 
     Args:
         spec: as `with_facts` gives it.
-        becomes: other fleets that this one becomes, because its devices change profiles. The dilation fits them too.
+        becomes: other fleets that this one becomes, because its devices change profiles; as `with_facts` gives them.
+            The dilation fits them too.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
     spec = await asyncio.to_thread(at_wanted_speed, spec)
-    becomes = [msgspec.structs.replace(with_facts(each), speed=spec.speed) for each in becomes]
-    name = (backend or spec.backend) if spec.here else BoardsBackend.name
-    choose = backend_class(name).admit if spec.here else admit
+    becomes = [msgspec.structs.replace(each, speed=spec.speed) for each in becomes]
+    kind = backend_class(backend or spec.backend) if spec.here else None
+    name, choose = (BoardsBackend.name, admit) if kind is None else (backend or spec.backend, kind.admit)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(timed(notify))
@@ -97,7 +100,8 @@ async def standing_fleet(
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
 
         def open_here(here: FleetSpec) -> Backend:
-            return backend_class(name).open(Opening(here, fleet_id, admitted, folder, Authority, notify))
+            assert kind is not None
+            return kind.open(Opening(here, fleet_id, admitted, folder, Authority, notify))
 
         opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here)
         devices = opened.backend
@@ -105,7 +109,7 @@ async def standing_fleet(
         held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
         notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
         broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
-        controller = await _connect(stack, spec, opened, broker, admitted, heartbeat_s, grain)
+        controller = await _connect(stack, opened, broker, admitted, heartbeat_s, grain)
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
@@ -139,7 +143,6 @@ async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) 
 
 async def _connect(
     stack: contextlib.AsyncExitStack,
-    spec: FleetSpec,
     opened: OpenedFleet,
     broker: Broker | BoardsBroker,
     admitted: Admitted,
@@ -151,12 +154,12 @@ async def _connect(
     factor, set_by = (admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()
     controller = FleetController(
         opened.fleet_id,
-        spec,
+        opened.spec,
         opened.backend,
         broker,
         opened.link(broker, "control"),
         opened.link(broker, "data"),
-        lambda name: load_profile(name, spec.path),
+        lambda name: load_profile(name, opened.spec.path),
         dilation=factor,
         dilation_by=set_by,
         heartbeat_s=heartbeat_s * factor,
@@ -220,7 +223,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
 def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetSpec]:
     """Every fleet that the experiment makes of `spec` by changing profiles, and the extremes of its scenario."""
     training = experiment.training
-    return fleets_over(
+    fleets = fleets_over(
         spec,
         experiment.environment,
         lambda name: load_profile(name, spec.path),
@@ -228,6 +231,7 @@ def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetS
         training.rounds,
         None if experiment.scenario is None else load_scenario(experiment.scenario, path),
     )
+    return [with_facts(each) for each in fleets]
 
 
 async def run_methods(
@@ -381,16 +385,3 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
         )
     notify(f"calibration: {'passed' if result.passed else 'FAILED, allowed'}")
     return result
-
-
-__all__ = [
-    "Notify",
-    "Request",
-    "RunFolder",
-    "Watch",
-    "host_facts",
-    "quiet",
-    "resume_request",
-    "run_experiment",
-    "standing_fleet",
-]

@@ -230,21 +230,12 @@ class Agenda:
                 limits |= event.limits.named()
             for sample in effect.samples.values():
                 if sample is not None:
-                    limits |= _named(sample)
+                    limits |= sample.named()
                     away |= set() if sample.present else {"leave"}
             away |= {effect.kind} & set(AWAY)
             rival += event.compete_cpus or 0.0
         change = msgspec.convert(limits, LimitChange) if limits else None
         return Condition(profile, change, "cut" not in away, "freeze" not in away, "leave" not in away, rival)
-
-
-def _named(sample: Sample) -> dict[str, float]:
-    pairs = (
-        ("uplink_mbit_s", sample.uplink_mbit_s),
-        ("downlink_mbit_s", sample.downlink_mbit_s),
-        ("latency_ms", sample.latency_ms),
-    )
-    return {key: value for key, value in pairs if value is not None}
 
 
 class _Begin(msgspec.Struct, frozen=True):

@@ -39,6 +39,11 @@ class Sample(msgspec.Struct, frozen=True):
     latency_ms: float | None = None
     present: bool = True
 
+    def named(self) -> dict[str, float]:
+        """The limits that are not as without the trace, by key."""
+        pairs = ((key, getattr(self, key)) for key in COLUMNS if key != "present")
+        return {key: value for key, value in pairs if value is not None}
+
 
 class Trace(msgspec.Struct, frozen=True):
     """Samples, each from its time until the next one's. The first time is 0; the last sample holds until `length_s`."""

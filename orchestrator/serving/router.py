@@ -278,14 +278,11 @@ class Router:
         return Hop(node.name, waiting.queued_ns, delivered, began, done, waiting.bytes or len(waiting.body), up_bytes)
 
     def progress(self, device: str) -> None:
-        self._heard(device)
-
-    def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
-        self._heard(device)
-
-    def _heard(self, device: str) -> None:
         if (node := self._nodes.get(device)) is not None:
             node.heard_s = now_s()
+
+    def heard(self, device: str, moved: bool, task: str, phase: str) -> None:
+        self.progress(device)
 
     # ---- losses ----
 

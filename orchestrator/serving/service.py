@@ -14,7 +14,7 @@ import msgspec
 from edgebed.errors import UsageError
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
-from orchestrator.files.output import try_folder
+from orchestrator.files.output import replace, try_folder
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
@@ -159,9 +159,7 @@ def _conclude(recorder: Recorder, files: RunFolder, started_ns: int, why: str, e
 def _write(folder: Path) -> dict[str, Any]:
     records = read(folder / "records.jsonl")
     summary = summarise_serving(sort(records), records)
-    part = folder / "serving.part"
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    part.replace(folder / "serving.json")
+    replace(folder / "serving.json", msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     write_results(folder)
     return summary
 

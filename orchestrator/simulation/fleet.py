@@ -17,8 +17,8 @@ from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Grain
+from orchestrator.fleet.control.interfaces import Driver
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
-from orchestrator.fleet.control.seams import Driver
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases
 from orchestrator.scenario.agenda import Condition

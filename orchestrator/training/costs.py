@@ -12,13 +12,13 @@ from statistics import median
 
 import torch
 
-from edgebed.accelerator import wait_for
 from edgebed.methods.base import Batch, CutCost
 from edgebed.methods.parts.local_training import UpperHalf, head_half
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
+from orchestrator.training.server import timed_step
 from orchestrator.training.threads import one_thread
 
 
@@ -77,10 +77,8 @@ class _Trial:
         """One step of each half."""
         for _ in head_half(self.model, self.assignment, self._timed_batch()):
             pass  # nothing is uploaded
-        start = time.perf_counter()
-        self.server.step({"reference": self.upload})
-        wait_for(self.accelerator)
-        self.server_s.append(time.perf_counter() - start)
+        _, start_ns, end_ns = timed_step(self.server, {"reference": self.upload}, self.accelerator)
+        self.server_s.append((end_ns - start_ns) / 1e9)
 
     def _timed_batch(self) -> Iterator[Batch]:
         """Yield four samples to set the optimizer up, then the batch. The time until the half asks for the next batch

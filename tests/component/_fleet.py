@@ -247,7 +247,7 @@ class Fleet:
         x = torch.zeros(2, *SHAPE)
         loop = Loop(
             method=begun,
-            driver=driver,
+            pool=driver,
             devices=self.controller,
             training=wanted,
             environment=environment,

@@ -179,7 +179,7 @@ async def _play(
 
     rounds = Loop(
         method=method(spec),
-        driver=driver,
+        pool=driver,
         devices=fleet,
         training=wanted,
         environment=environment,

@@ -24,7 +24,7 @@ from orchestrator.fleet.docker import devices as container_devices
 from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.docker.image import content, context, ensure_image, tag_of
 from orchestrator.fleet.engine import DEVICE, FLEET
-from orchestrator.fleet.local.software import SoftwareBackend
+from orchestrator.fleet.local.backend import SoftwareBackend
 from orchestrator.fleet.network import links
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.runs.session import standing_fleet

@@ -45,8 +45,8 @@ scale:
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    reproduce.register(app)
-    tiers.register(app)
+    app.command("reproduce")(reproduce.command)
+    app.command("tiers")(tiers.command)
     return app
 
 

@@ -9,11 +9,10 @@ import torch
 
 from edge_agent import __main__ as agent_main
 from edge_agent import accelerator as ac
-from edge_agent import torch_check
 from edge_agent.__main__ import settings_from
+from edge_agent.accelerator import check_torch, torch_note
 from edge_agent.sensors.watch import board_facts
 from edge_agent.settings import AgentSettings, presence
-from edge_agent.torch_check import check_torch, torch_note
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.errors import UsageError
 from edgebed.wire.messages import decode_control
@@ -34,7 +33,8 @@ def broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that finds a device for which it has no code."""
 
     def fails(accelerator: torch.device) -> None:
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with …")
+        if accelerator.type == "cuda":
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with …")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Orin")
@@ -122,8 +122,7 @@ def test_the_name_of_a_cuda_device_that_works_is_recorded(
     wanted: tuple[str, ...], started: list[AgentSettings], broken_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this stand-in, any convolution works there."""
-    for module in (ac, torch_check):
-        monkeypatch.setattr(module, "try_convolution", lambda accelerator: None)
+    monkeypatch.setattr(ac, "try_convolution", lambda accelerator: None)
     start(monkeypatch, *wanted)
     assert [settings.accelerator for settings in started] == ["cuda"]
     assert recorded(started[0]) == "Orin"
@@ -133,7 +132,6 @@ def test_the_name_of_a_cuda_device_that_works_is_recorded(
 def test_a_board_without_a_cuda_device_that_works_trains_and_is_recorded_on_the_cpu(
     cuda: str, started: list[AgentSettings], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_check, "try_convolution", lambda accelerator: None)
     request.getfixturevalue(cuda)
     start(monkeypatch)
     assert recorded(started[0]) == "cpu"
@@ -166,7 +164,7 @@ def test_a_torch_that_is_too_old_or_wrong_is_refused_with_the_cure(monkeypatch: 
         with pytest.raises(UsageError, match=r"is older than 2\.3") as refused:
             check_torch(ac.CPU, version)
         assert "docs/boards.md" in refused.value.hint
-    monkeypatch.setattr(torch_check, "try_convolution", _fails)
+    monkeypatch.setattr(ac, "try_convolution", _fails)
     with pytest.raises(UsageError, match=r"cannot do a convolution on cpu: could not create a primitive$"):
         check_torch(ac.CPU, "2.10.0")
 

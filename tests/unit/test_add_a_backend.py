@@ -30,6 +30,7 @@ class ToyBackend(NamedBackend):
     enforcement = Enforcement.UNLIMITED
 
     def __init__(self, opening: Opening) -> None:
+        super().__init__()
         self._names, self._notify = [device.name for device in opening.spec.devices], opening.notify
 
     @classmethod
@@ -46,7 +47,7 @@ class ToyBackend(NamedBackend):
         self._notify(f"{device} has {limits.cpus:g} CPUs")
         return Held(device, limits, None, None, None, None, 0.0, 0.0, 0, 0.0, 0, 0, True)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         self._notify("closed")
 
 
@@ -87,7 +88,7 @@ def test_a_fleet_file_names_a_new_backend_and_is_opened_with_it(tmp_path: Path) 
 
 def test_messages_and_options_name_a_new_backend() -> None:
     run = ["from orchestrator.cli import build", "from typer.testing import CliRunner"]
-    asked = [f"print(CliRunner().invoke(build(), ['{each}', '--help']).stdout)" for each in ("run", "doctor")]
+    asked = [f"print(CliRunner().invoke(build('{each}'), ['{each}', '--help']).stdout)" for each in ("run", "doctor")]
     said = " ".join(python(*run, *asked)).replace("│", " ")
     assert " ".join(said.split()).count("docker, local, software, swarm or toy") == 2
 

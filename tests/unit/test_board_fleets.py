@@ -192,7 +192,7 @@ async def test_a_board_never_becomes_larger_than_it_is(tmp_path: Path, place: Se
     (tmp_path / "pi.yaml").write_text(PI.replace("0.2", "2"))
     large = load_fleet(small.path)
     with pytest.raises(CapacityError, match="has 2 cores, the board b1 1"):
-        async with session.standing_fleet(small, becomes=[large]):
+        async with session.standing_fleet(small, becomes=[with_facts(large)]):
             pass
 
 

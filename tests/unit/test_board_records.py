@@ -8,7 +8,7 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.tables import assignments_table, readings_table
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import marks_of
-from orchestrator.records.board_record import BoardReadings
+from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.run_index import sort
 from tests.summaries import summarised
 from tests.synthetic import Synthetic

@@ -32,8 +32,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    compare.register(app)
-    report.register(app)
+    app.command("compare")(compare.command)
+    app.command("report")(report.command)
     return app
 
 

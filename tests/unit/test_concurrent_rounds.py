@@ -79,7 +79,7 @@ class Harness:
         self.told: list[tuple[int, float, float]] = []  # round, accuracy, seconds of all rounds
         self.loop = Loop(
             method=Counting(),
-            driver=self.rounds,
+            pool=self.rounds,
             devices=Present(),  # type: ignore[arg-type]
             training=Training(**{"rounds": rounds, "quorum": 2} | training),
             environment=None,

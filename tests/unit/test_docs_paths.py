@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 FOLDERS = "edgebed|orchestrator|edge_agent|profiles|tests|benchmarks|docker|examples"
-WRITTEN_BY_THE_READER = {"edgebed/methods/fedavgm.py"}
+WRITTEN_BY_THE_READER = {"edgebed/methods/fedavgm.py", "sensors.py"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -24,6 +24,15 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", page.read_text(encoding="utf-8")))
     missing = {name for name in named if not any(ROOT.glob(name.rstrip("/")))}
+    assert missing <= WRITTEN_BY_THE_READER
+
+
+@every_page
+def test_modules_that_a_page_names_without_their_package_exist(page: Path) -> None:
+    """`machine.py`, or `runs/daemon.py`; also in a tree of folders, where no quotes stand around it."""
+    named = set(re.findall(r"(?<![\w/.*-])[\w/]+\.py\b(?!\w)", page.read_text(encoding="utf-8")))
+    there = {f"/{path.relative_to(ROOT)}" for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")}
+    missing = {name for name in named if not any(path.endswith(f"/{name}") for path in there)}
     assert missing <= WRITTEN_BY_THE_READER
 
 

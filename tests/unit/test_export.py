@@ -147,7 +147,7 @@ def test_the_command_writes_what_was_asked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path))
     keep(tmp_path / "one", LOST)
     app = typer.Typer()
-    export.register(app)
+    app.command("export")(export.command)
     app.command("other")(lambda: None)
     result = CliRunner().invoke(
         app, ["export", "one", "--csv", str(tmp_path / "c"), "--prometheus", str(tmp_path / "p")]

@@ -168,7 +168,7 @@ def test_the_upper_half_trains_a_copy() -> None:
     half = UpperHalf(model, weights, HEAD, CPU)
     assert all(torch.equal(value, weights[name]) for name, value in half.weights().items())
     assert half.step({"a": features()}) == {}
-    assert set(half.weights()) == set(model.names_above(2))
+    assert set(half.weights()) == set(model.upper(2).state_dict())
     assert not torch.equal(half.weights()["md3.conv.weight"], weights["md3.conv.weight"])
     assert all(torch.equal(value, small_model().weights()[name]) for name, value in model.weights().items())
 

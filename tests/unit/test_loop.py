@@ -30,7 +30,7 @@ from orchestrator.rounds.replay import Replay
 def made(**parts: Any) -> Loop:
     """A loop of these parts, and of nothing for the others."""
     evaluator = LocalEvaluator(torch.device("cpu"))
-    nothing = {"method": None, "driver": None, "devices": None, "environment": None, "evaluator": evaluator}
+    nothing = {"method": None, "pool": None, "devices": None, "environment": None, "evaluator": evaluator}
     calls = {name: lambda *_: None for name in ("save", "record", "watch")}
     return Loop(**{**nothing, **calls, "test": (torch.zeros(1), torch.zeros(1)), **parts})
 

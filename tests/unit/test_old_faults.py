@@ -65,16 +65,20 @@ def test_a_real_run_leaves_it_out_as_ever_and_an_empty_list_says_nothing() -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "message", "hint"),
     [
-        ({"device": "d9", "round": 0}, "no device 'd9'"),
-        ({"device": "d1", "round": 20}, "round is 21; there are 20 rounds"),
+        ({"device": "d9", "round": 0}, "device: the fleet has no device 'd9'", "it has: d0, d1, d2"),
+        ({"device": "d1", "round": 20}, "round: round is 21; there are 20 rounds", "write a round from 1 to 20"),
     ],
 )
-def test_what_cannot_come_to_pass_is_refused(fault: dict[str, Any], message: str) -> None:
-    new = with_events(experiment(simulation={"faults": [fault]}), PATH, lambda text: None)
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_come_to_pass_is_refused(fault: dict[str, Any], message: str, hint: str) -> None:
+    """In the words of the event, whose rounds count from 1: the user was told what to write."""
+    told: list[str] = []
+    new = with_events(experiment(simulation={"faults": [fault]}), PATH, told.append)
+    with pytest.raises(UsageError, match=rf"^e\.yaml: scenario\[0\]\.{message}") as refused:
         check_fleet(new, fleet(3), PATH)
+    assert refused.value.hint == hint
+    assert f"round: {fault['round'] + 1}\n" in told[0]
 
 
 @pytest.mark.parametrize("wrong", [3, [{"device": "d1"}], [{"device": "d1", "round": -1}]])

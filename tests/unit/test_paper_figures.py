@@ -14,9 +14,9 @@ from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.critical.bound_by import Part
 from orchestrator.records.summary import BoundBy, Summary
+from orchestrator.report.figures import bound_shares, mean_shares
 from orchestrator.report.look import Look
 from orchestrator.report.paper_figures import FIGURES, write_figures
-from orchestrator.report.shares import bound_shares, mean_shares
 from tests.summaries import changed
 from tests.synthetic import Synthetic
 

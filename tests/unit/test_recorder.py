@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgebed.errors import FileError, RunError, UsageError
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
-from orchestrator.records.board_record import BoardReadings
+from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort

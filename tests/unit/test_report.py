@@ -22,7 +22,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.palette import PHASES
 from orchestrator.records.words.vocabulary import UNLIMITED, held_by
-from orchestrator.report import charts, write_comparison, write_figures, write_report, write_results
+from orchestrator.report import charts, write_comparison, write_figures, write_results
 from orchestrator.report.figures import cut_columns
 from orchestrator.report.page import badges, embedded
 from tests.summaries import changed
@@ -35,7 +35,7 @@ LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = keep(tmp_path_factory.mktemp("runs") / "run", LOST)
-    write_report(folder)
+    write_results(folder)
     assert not list(folder.glob("*.part"))
     return (folder / "report.html").read_text(encoding="utf-8")
 
@@ -80,7 +80,7 @@ def test_limits_that_agents_hold_themselves_are_shown_as_not_read_back(tmp_path:
         }
         records = [msgspec.structs.replace(r, **changes.get(type(r), {})) for r in Synthetic().records]
         folder = keep(tmp_path / enforcement, records)
-        write_report(folder)
+        write_results(folder)
         text = body((folder / "report.html").read_text(encoding="utf-8"))
         assert shown in text
         assert ('<tr class="bad">' in text) is (enforcement == "kernel")
@@ -92,7 +92,7 @@ def test_what_a_board_holds_is_shown_also_where_other_devices_hold_their_limits_
         for r in Synthetic().records
     ]
     folder = keep(tmp_path / "software", records)
-    write_report(folder)
+    write_results(folder)
     assert "0.5 / 0.5" in body((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -105,7 +105,7 @@ def test_real_boards_are_called_unlimited_on_every_output(tmp_path: Path) -> Non
     ):
         records = [_as_boards(record, enforcement, unlimited) for record in board]
         folder = keep(tmp_path / enforcement, records)
-        write_report(folder)
+        write_results(folder)
         text = body((folder / "report.html").read_text(encoding="utf-8"))
         assert said in text
         assert text.count(f"profile-{names[0]}, {UNLIMITED}") == 1
@@ -126,7 +126,7 @@ def test_limits_that_a_board_holds_itself_are_told_where_they_differ(
     name = sort(world).started.devices[0].name
     records = [_as_boards(record, enforcement, [name], limited=True) for record in world]
     folder = keep(tmp_path / enforcement, records)
-    write_report(folder)
+    write_results(folder)
     held = f"{enforcement}{said.format(name)}"
     assert f"limits held by: {held}<" in (folder / "report.html").read_text(encoding="utf-8")
     assert held_by(enforcement, (), [name]) == f"limits held by {held}"
@@ -164,7 +164,7 @@ def test_every_round_can_be_chosen_and_its_gantt_holds_the_timeline(page: str) -
 def test_a_resumed_run_shows_every_round_with_the_dilation_of_its_stretch(tmp_path: Path) -> None:
     records = resumed(enforcement="software")
     folder = keep(tmp_path / "run", [*records[:-4], t.Fault(records[-4].at_ns, "weak", "odd"), *records[-4:]])
-    write_report(folder)
+    write_results(folder)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "limits held by: software" in body(page)
     lengths = [entry["view"]["length_s"] for entry in data_of(page)["rounds"]]
@@ -179,7 +179,7 @@ def test_the_page_shows_why_dtfl_chose_its_cuts(tmp_path: Path) -> None:
     }
     records = [msgspec.structs.replace(r, notes=notes) if isinstance(r, t.RoundStarted) else r for r in LOST]
     folder = keep(tmp_path / "run", records)
-    write_report(folder)
+    write_results(folder)
     found = data_of((folder / "report.html").read_text(encoding="utf-8"))["rounds"][0]["view"]["choice"]
     assert found["rows"] == [["weak", "800 ms", "▸ 1.2 s", "1.6 s"]]  # divided by the dilation
     assert [head[0] for head in found["columns"]] == ["device", "tier 1", "tier 2", "tier 10"]
@@ -191,14 +191,14 @@ def test_the_dilation_badge_says_that_the_server_is_not_dilated(page: str, tmp_p
     assert re.search(r'title="[^"]*server is not dilated[^"]*">dilation 2.5<', header)
     assert "The server is not dilated: a large dilation flatters it" in main
     folder = keep(tmp_path / "run", Synthetic().records)
-    write_report(folder)
+    write_results(folder)
     assert "not dilated" not in body((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def test_the_page_says_how_long_quotas_stopped_whom(page: str, tmp_path: Path) -> None:
     assert "stopped by its CPU quota" not in page  # nobody reported any
     folder = keep(tmp_path / "run", throttle(Synthetic().records, "weak", 0.5))
-    write_report(folder)
+    write_results(folder)
     text = body((folder / "report.html").read_text(encoding="utf-8"))
     assert (
         "<tr><td>weak</td><td>4.94 s</td><td>50.0%</td><td>–</td><td>–</td></tr>" in text
@@ -210,7 +210,7 @@ def test_facts_from_before_the_run_are_no_events_of_it(tmp_path: Path) -> None:
     began, *rest = LOST
     replayed = t.DeviceJoined(began.at_ns - 1, "weak", "weak#0", True), t.DeviceLeft(began.at_ns - 1, "weak", "bored")
     folder = keep(tmp_path / "run", [began, *replayed, *rest])
-    write_report(folder)
+    write_results(folder)
     assert "bored" not in body((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -219,7 +219,7 @@ def test_names_from_outside_cannot_write_into_the_page(tmp_path: Path) -> None:
     records = [msgspec.structs.replace(r, method=evil) if isinstance(r, t.RunStarted) else r for r in LOST]
     records.append(t.Fault(20, evil, evil))
     folder = keep(tmp_path / "run", records)
-    write_report(folder)
+    write_results(folder)
     write_comparison([folder, folder], tmp_path / "all.html")
     for name in (folder / "report.html", tmp_path / "all.html"):
         assert "<script>alert" not in name.read_text(encoding="utf-8")
@@ -229,7 +229,7 @@ def test_names_from_outside_cannot_write_into_the_page(tmp_path: Path) -> None:
 def test_all_results_at_once_are_those_written_one_by_one(tmp_path: Path) -> None:
     one, other = keep(tmp_path / "one", LOST), keep(tmp_path / "other", LOST)
     assert write_results(one) == write_summary(other)
-    write_report(other)
+    write_results(other)
     names = sorted(path.name for path in other.iterdir())
     assert names == sorted(path.name for path in one.iterdir())
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
@@ -237,7 +237,7 @@ def test_all_results_at_once_are_those_written_one_by_one(tmp_path: Path) -> Non
 
 def test_a_run_without_rounds_has_a_page_too(tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", Synthetic(rounds=0).records)
-    write_report(folder)
+    write_results(folder)
     assert "No round was finished" in (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -286,7 +286,7 @@ def test_the_page_answers_who_was_slow_what_changed_and_what_a_faster_link_saves
     limits = next(r for r in records if isinstance(r, t.LimitsSet) and r.device == "strong")
     new = msgspec.structs.replace(limits, at_ns=began.at_ns - 1, why="reprofile", profile="slower", cpus=0.1)
     folder = keep(tmp_path / "run", [*records[:at], new, *records[at:]])
-    write_report(folder)
+    write_results(folder)
     text = body((folder / "report.html").read_text(encoding="utf-8"))
     assert "weak (profile-weak) was the straggler in 4 (100%) of 4 rounds, mostly because of its CPU" in text
     assert "strong went from profile-strong to slower at" in text
@@ -304,7 +304,7 @@ def test_read_outs_and_the_resolved_experiment_are_in_the_page(tmp_path: Path) -
     ]
     folder = keep(tmp_path / "run", records)
     (folder / "experiment.yaml").write_text("name: odd-experiment\n")
-    write_report(folder)
+    write_results(folder)
     text = body((folder / "report.html").read_text(encoding="utf-8"))
     assert "[tbf &lt;raw&gt;]" in text
     assert "name: odd-experiment" in text
@@ -313,7 +313,7 @@ def test_read_outs_and_the_resolved_experiment_are_in_the_page(tmp_path: Path) -
 def test_what_a_method_measured_besides_is_drawn(tmp_path: Path) -> None:
     records = [msgspec.structs.replace(r, extra={"exit 1": 0.25}) if isinstance(r, t.Evaluated) else r for r in LOST]
     folder = keep(tmp_path / "run", records)
-    write_report(folder)
+    write_results(folder)
     figures = data_of((folder / "report.html").read_text(encoding="utf-8"))["figures"]
     assert [series["name"] for series in figures["extra"]["series"]] == ["exit 1"]
     assert [y for _, y in figures["extra"]["series"][0]["points"]] == [0.25] * 4
@@ -321,7 +321,7 @@ def test_what_a_method_measured_besides_is_drawn(tmp_path: Path) -> None:
 
 def test_pages_offer_no_way_to_send_results_away_and_may_not_ask_anyone(tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", LOST)
-    write_report(folder)
+    write_results(folder)
     write_comparison([folder, folder], tmp_path / "all.html")
     for name in (folder / "report.html", tmp_path / "all.html"):
         page = name.read_text(encoding="utf-8")
@@ -361,7 +361,7 @@ def test_without_room_for_the_report_the_summary_is_written_and_that_is_said(
 def test_the_page_of_a_long_run_stays_below_2_mb(tmp_path: Path) -> None:
     fleet = {f"device-{index}": Speed(compute=100 + index) for index in range(20)}
     folder = keep(tmp_path / "run", Synthetic(fleet, rounds=150).records)
-    write_report(folder)
+    write_results(folder)
     assert (folder / "report.html").stat().st_size < 2_000_000
 
 

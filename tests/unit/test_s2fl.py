@@ -267,9 +267,9 @@ def test_a_group_half_holds_the_stages_from_its_shallowest_cut_on() -> None:
     assignments = plan(ready(), 0).assignments
     deeper = {**assignments, "b": msgspec.structs.replace(assignments["b"], stages=3)}
     half = GroupHalf(small_model(), small_model().weights(), deeper, CPU)
-    assert set(half.weights()) == set(small_model().names_above(1))
+    assert set(half.weights()) == set(small_model().upper(1).state_dict())
     alone = GroupHalf(small_model(), small_model().weights(), {"b": deeper["b"]}, CPU)
-    assert set(alone.weights()) == set(small_model().names_above(3))
+    assert set(alone.weights()) == set(small_model().upper(3).state_dict())
 
 
 # ---- the time table without a warm-up ----

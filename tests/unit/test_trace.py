@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import tempfile
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from orchestrator.records import types as t
 from orchestrator.records.run_index import sort
-from orchestrator.report.trace import ORCHESTRATOR, trace_events, write_trace
+from orchestrator.records.timeline.timeline import timelines
+from orchestrator.report.trace import ORCHESTRATOR, TraceFile
 from tests.summaries import summarised
 from tests.synthetic import BATCHES, FEATURES, FLEET, MIDDLE, STRONG, WEAK, Speed, Synthetic, overlapping
 from tests.unit._runs import resumed
@@ -23,16 +25,26 @@ LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 LANES = overlapping({"0": ({"a": STRONG, "b": MIDDLE}, 5), "1": ({"c": WEAK}, 3)}, dilation=2.0)
 
 
+def trace_of(records: list[t.Record]) -> dict[str, Any]:
+    """What the file of a run's trace holds."""
+    run = sort(records)
+    with tempfile.TemporaryDirectory() as folder:
+        file = TraceFile(Path(folder) / "trace.json", run)
+        for timeline in timelines(run):
+            file.add(timeline)
+        file.close()
+        assert os.listdir(folder) == ["trace.json"]
+        trace: dict[str, Any] = json.loads((Path(folder) / "trace.json").read_text())
+        return trace
+
+
 def events_of(records: list[t.Record]) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = msgspec.to_builtins(list(trace_events(sort(records))))
+    events: list[dict[str, Any]] = trace_of(records)["traceEvents"]
     return events
 
 
-def test_the_file_is_json_and_says_what_it_is(tmp_path: Path) -> None:
-    write_trace(tmp_path / "trace.json", sort(LOST))
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace["otherData"]["dilation"] == 2.5
-    assert trace["traceEvents"] == events_of(LOST)
+def test_the_file_says_what_it_is() -> None:
+    assert trace_of(LOST)["otherData"]["dilation"] == 2.5
 
 
 def test_events_have_what_the_format_asks_for() -> None:
@@ -90,10 +102,9 @@ def test_every_stretch_has_the_scale_of_its_dilation() -> None:
     assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(rounds))
 
 
-def test_a_run_too_large_for_a_viewer_is_thinned_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_too_large_for_a_viewer_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.report.trace.MOST_EVENTS", 200)
-    write_trace(tmp_path / "trace.json", sort(Synthetic(rounds=6).records))
-    trace = json.loads((tmp_path / "trace.json").read_text())
+    trace = trace_of(Synthetic(rounds=6).records)
     rounds = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "round"]
     assert 0 < len(rounds) < 6
     assert "th round" in trace["otherData"]["rounds"]

@@ -27,7 +27,7 @@ from edgebed.wire.messages import (
 from edgebed.wire.protocol import PROTOCOL
 from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left, Member
 from orchestrator.fleet.control.pinning import Verdict
-from orchestrator.records.board_record import BoardReadings
+from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
 
 REPEAT_S = 1.0

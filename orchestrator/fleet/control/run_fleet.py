@@ -15,7 +15,7 @@ from edgebed.methods.base import DeviceView
 from edgebed.wire.messages import Header
 from orchestrator.experiment import Environment, Grain
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.control.seams import Driver, Sender
+from orchestrator.fleet.control.interfaces import Driver, Sender
 from orchestrator.fleet.spec.condition import profile_under
 from orchestrator.fleet.spec.environment import candidates, profiles_at
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec

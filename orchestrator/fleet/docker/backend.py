@@ -29,13 +29,11 @@ from orchestrator.fleet.docker.devices import (
     Seen,
     agent_arguments,
     agent_environment,
-    broker_url,
     hostname,
 )
 from orchestrator.fleet.docker.image import ensure_image
-from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet
+from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, remove_fleet, used_subnets
 from orchestrator.fleet.host.checkup import HostNeeds
-from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network import links
 from orchestrator.fleet.network.subnets import DOCKER_POOL, free_subnets, host_networks
@@ -83,10 +81,8 @@ class DockerBackend(ContainerDevices, NamedBackend):
         self._image, self._systemd = "", False
         self._taken_in: set[str] = set()  # containers whose processes Edgebed moved into a cgroup of its own
         self._files: ownership.OwnedFolder | None = None
-        self._clean_up = CleanUp(self._close)
         self._ending: set[str] = set()
         self._watch: ExitWatch | None = None
-        self._exit: Callable[[str, str], None] = lambda device, why: None
 
     # ---- life ----
 
@@ -100,17 +96,11 @@ class DockerBackend(ContainerDevices, NamedBackend):
             self._image = ensure_image(self._client, self._notify, self._making.go_on)
             self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
             self._systemd = self._client.info().get("CgroupDriver") == "systemd"
-            subnets = free_subnets(DOCKER_POOL, 29, self._taken())
+            taken = used_subnets(self._client) + ([] if missing_tools("ip") else host_networks())
+            subnets = free_subnets(DOCKER_POOL, 29, taken)
             for name in self._names:
                 self._making.go_on()
                 self._networks[name], self._subnets[name] = self._make_network(name, subnets)
-
-    def _taken(self) -> list[IPv4Network]:
-        pools = [
-            pool["Subnet"] for net in self._client.networks.list() for pool in net.attrs["IPAM"].get("Config") or []
-        ]
-        taken = [IPv4Network(pool) for pool in pools if ":" not in pool]
-        return taken if missing_tools("ip") else taken + host_networks()
 
     def _make_network(self, name: str, subnets: Iterable[IPv4Network]) -> tuple[Any, IPv4Network]:
         """Make an internal bridge, which has a route only to the host's end. Uses small subnets of our own, because the
@@ -134,9 +124,6 @@ class DockerBackend(ContainerDevices, NamedBackend):
 
     def host_of(self, device: str) -> str:
         return str(self._subnets[device][1])
-
-    def pins(self, device: str) -> bool:
-        return True
 
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
@@ -204,7 +191,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
         assert self._files is not None
         path = self._files.path / name
         path.unlink(missing_ok=True)
-        path.write_text(broker_url(self._access[name]))
+        path.write_text(self._access[name].url)
         path.chmod(0o444)
         return path
 
@@ -224,17 +211,10 @@ class DockerBackend(ContainerDevices, NamedBackend):
             with contextlib.suppress(docker.errors.APIError):
                 container.remove(force=True)
 
-    def on_exit(self, callback: Callable[[str, str], None]) -> None:
-        self._exit = callback
-
     def _died(self, container_id: str, device: str, why: str) -> None:
         container = self._containers.get(device)
         if container is not None and container.id == container_id and device not in self._ending:
             self._exit(device, why)
-
-    async def close(self) -> None:
-        """Runs to its end even if the caller is cancelled. A second call does nothing."""
-        await self._clean_up.finish()
 
     async def _close(self) -> None:
         self._ending = set(self._names)

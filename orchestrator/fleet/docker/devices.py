@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import docker.errors
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from edgebed.errors import FleetError, LimitError
 from edgebed.limits.spec import NONE_SET, Held, Limits
 from edgebed.limits.throttle import Group, Shaped, confirm, held_by_kernel, quota_us
-from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Access
+from orchestrator.fleet.base import ALONE, INSTRUCTIONS
 from orchestrator.fleet.engine import DEVICE, FLEET, engine_errors
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.network import links
@@ -33,11 +32,6 @@ ask the host's resolver for the container, which would bypass the shaped link.""
 
 RIVALS = "/tmp/rivals"
 """The file in a container with the process numbers of its rivals."""
-
-
-def broker_url(access: Access) -> str:
-    who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
-    return f"mqtt://{who}@{access.host}:{access.port}"
 
 
 def agent_environment(broker_file: str) -> dict[str, str]:
@@ -65,9 +59,10 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class ContainerDevices(abc.ABC):
-    """The part of a `Fleet` that works on containers that run."""
+    """The part of a backend that works on containers that run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._limits: dict[str, Limits] = {}
         self._containers: dict[str, Any] = {}  # as they were when they were started
         self._making = Making()

@@ -1,4 +1,4 @@
-"""Judges what a host can do, from the facts that `facts.py` gathers. Every problem comes with a hint. Pure."""
+"""Tells what a host can do, from the facts that `facts.py` gathers. Every problem comes with a hint. Pure."""
 
 from __future__ import annotations
 
@@ -101,64 +101,47 @@ def fit(rows: list[Check]) -> bool:
 def _kernel(facts: HostFacts, needs: HostNeeds) -> Iterator[Check]:
     coarse = facts.hz is not None and facts.hz < FINE_HZ
     yield Check("kernel", facts.kernel)
-    yield Check(
-        "clock ticks",
-        "unknown" if facts.hz is None else f"{facts.hz} Hz",
-        lack="a device may exceed a small quota by one tick" if coarse else "",
-        hint="use a kernel with CONFIG_HZ=250 or more" if coarse else "",
-        needed=False,
-    )
+    ticks = "unknown" if facts.hz is None else f"{facts.hz} Hz"
+    lack = "a device may exceed a small quota by one tick"
+    hint = "use a kernel with CONFIG_HZ=250 or more"
+    yield _judged(coarse, "clock ticks", ticks, lack, hint, needed=False)
     jumpy = facts.clocksource in ("jiffies", "refined-jiffies")
-    yield Check(
-        "clock",
-        facts.clocksource or "unknown",
-        lack="its resolution is too coarse to time phases" if jumpy else "",
-        hint="dmesg says why the kernel rejected tsc or kvm-clock" if jumpy else "",
-    )
-    yield Check(
-        "root",
-        "yes" if facts.root else "no",
-        lack="" if facts.root else "kernel limits need root; without it the agents would throttle themselves",
-        hint="" if facts.root else "run as root, or choose --backend software",
-        needed=needs.kernel,
-    )
-    yield Check(
-        "cgroups",
-        f"version {facts.cgroup}{' under systemd' if facts.systemd else ''}" if facts.cgroup else "none",
-        lack="" if facts.cgroup else "no CPU quota can be set",
-        hint="" if facts.cgroup else "mount them (/sys/fs/cgroup), or choose --backend software",
-        needed=needs.kernel,
-    )
+    lack = "its resolution is too coarse to time phases"
+    hint = "dmesg says why the kernel rejected tsc or kvm-clock"
+    yield _judged(jumpy, "clock", facts.clocksource or "unknown", lack, hint)
+    lack = "kernel limits need root; without it the agents would throttle themselves"
+    hint = "run as root, or choose --backend software"
+    yield _judged(not facts.root, "root", "yes" if facts.root else "no", lack, hint, needs.kernel)
+    version = f"version {facts.cgroup}{' under systemd' if facts.systemd else ''}" if facts.cgroup else "none"
+    hint = "mount them (/sys/fs/cgroup), or choose --backend software"
+    yield _judged(not facts.cgroup, "cgroups", version, "no CPU quota can be set", hint, needs.kernel)
+
+
+def _judged(bad: bool, name: str, found: str, lack: str, hint: str, needed: bool = True) -> Check:
+    """A row that has the lack and the hint only where something is `bad`."""
+    return Check(name, found, lack if bad else "", hint if bad else "", needed)
 
 
 def _links(facts: HostFacts, needs: HostNeeds) -> Iterator[Check]:
     tools = ", ".join(facts.missing_tools)
-    yield Check(
-        "tools", f"no {tools}" if tools else "ip, tc, nsenter", tools and f"{tools} not installed",
-        tools and "apt-get install iproute2 util-linux", needs.kernel,
-    )  # fmt: skip
+    found = f"no {tools}" if tools else "ip, tc, nsenter"
+    hint = "apt-get install iproute2 util-linux"
+    yield _judged(bool(tools), "tools", found, f"{tools} not installed", hint, needs.kernel)
     held_here = needs.kernel or needs.swarm or (needs.engine and facts.engine.beside_us)
     yield _module("rate (tbf)", facts.tbf, facts.how, "a kernel with CONFIG_NET_SCH_TBF (modprobe sch_tbf)", held_here)
-    yield Check(
-        "links", _LINKS[facts.how == "tried", bool(facts.link)],
-        facts.link, facts.link and "a kernel with veth and network namespaces (modprobe veth)", needs.kernel,
-    )  # fmt: skip
-    yield _module(
-        "latency (netem)",
-        facts.netem,
-        facts.how,
-        "modprobe sch_netem; or remove latency_ms from the profiles",
-        False,
-    )
+    held = _LINKS[facts.how == "tried", bool(facts.link)]
+    hint = "a kernel with veth and network namespaces (modprobe veth)"
+    yield _judged(bool(facts.link), "links", held, facts.link, hint, needs.kernel)
+    hint = "modprobe sch_netem; or remove latency_ms from the profiles"
+    yield _module("latency (netem)", facts.netem, facts.how, hint, False)
     by_helper = needs.swarm or (needs.engine and not (facts.root and facts.engine.beside_us))
-    yield _module(
-        "helper's link (ifb)", facts.ifb, facts.how, "modprobe ifb, or run as root on the engine's host", by_helper
-    )
+    hint = "modprobe ifb, or run as root on the engine's host"
+    yield _module("helper's link (ifb)", facts.ifb, facts.how, hint, by_helper)
 
 
 def _module(name: str, why_not: str, how: str, hint: str, needed: bool) -> Check:
     found = how if how == "not known" else f"no ({how})" if why_not else f"yes ({how})"
-    return Check(name, found, why_not, why_not and hint, needed)
+    return _judged(bool(why_not), name, found, why_not, hint, needed)
 
 
 _LINKS = {
@@ -203,26 +186,22 @@ def _resources(facts: HostFacts) -> Iterator[Check]:
     fewer = f" of {facts.cores_there}" if facts.cores < facts.cores_there else ""
     yield Check("cores", f"{facts.cores:g}{fewer}")
     left = max(0.0, facts.cores - facts.taken_cpus)
-    yield Check(
-        "other fleets", "; ".join(facts.fleets) or "none", f"they leave {left:.3g} CPUs" if facts.fleets else "",
-        "end them; else a new fleet gets a larger dilation, or is refused" if facts.fleets else "", needed=False,
-    )  # fmt: skip
+    fleets = "; ".join(facts.fleets)
+    hint = "end them; else a new fleet gets a larger dilation, or is refused"
+    yield _judged(bool(fleets), "other fleets", fleets or "none", f"they leave {left:.3g} CPUs", hint, needed=False)
     yield Check("network path", f"carries {facts.carried}" if facts.carried else "not measured", needed=False)
     little = facts.memory_mib < LITTLE_MEMORY_MIB
-    yield Check(
-        "memory", f"{facts.memory_mib} MiB available", "too little for orchestrator and agents" if little else "",
-        "end other programs, or use a larger host" if little else "",
-    )  # fmt: skip
+    lack = "too little for orchestrator and agents"
+    hint = "end other programs, or use a larger host"
+    yield _judged(little, "memory", f"{facts.memory_mib} MiB available", lack, hint)
     full = facts.disk_mib < LITTLE_DISK_MIB
-    yield Check(
-        "disk", f"{facts.disk_mib} MiB free", "too little for records, checkpoints and shards" if full else "",
-        "free some space, or set EDGEBED_RUNS to another disk" if full else "", needed=False,
-    )  # fmt: skip
-    left = len(facts.leftovers)
-    yield Check(
-        "leftovers", ", ".join(facts.leftovers) or "none", f"{left} of killed runs" if left else "",
-        "the next start of any fleet removes them" if left else "", needed=False,
-    )  # fmt: skip
+    lack = "too little for records, checkpoints and shards"
+    hint = "free some space, or set EDGEBED_RUNS to another disk"
+    yield _judged(full, "disk", f"{facts.disk_mib} MiB free", lack, hint, needed=False)
+    found = ", ".join(facts.leftovers)
+    lack = f"{len(facts.leftovers)} of killed runs"
+    hint = "the next start of any fleet removes them"
+    yield _judged(bool(found), "leftovers", found or "none", lack, hint, needed=False)
 
 
 # ---- a fleet on it ---------------------------------------------------------------------------------------------------

@@ -48,11 +48,7 @@ def _own_quotas(mount: Path, membership: Path) -> Iterator[float]:
     # A quota applies to everything below it. Inside a container the path may be the host's and not exist here; then the
     # container's own quota is at the mount point.
     for path in _up_to(mount, folder):
-        files = {}
-        for name in QUOTA_FILES:
-            with contextlib.suppress(OSError):
-                files[name] = (path / name).read_text()
-        quota = quota_cpus(files)
+        quota = quota_cpus(quota_files(path))
         if quota is not None:
             yield quota
 
@@ -69,6 +65,15 @@ def cpu_folder(membership: str, unified: bool) -> str:
     wanted = (row[2] for row in rows if (row[0] == "0" if unified else "cpu" in row[1].split(",")))
     inside = [part for part in next(wanted, "/").split("/") if part not in ("", ".", "..")]
     return "/".join(inside if unified else ["cpu", *inside])
+
+
+def quota_files(folder: Path) -> dict[str, str]:
+    """Contents of those of QUOTA_FILES that a cgroup has."""
+    files = {}
+    for name in QUOTA_FILES:
+        with contextlib.suppress(OSError):
+            files[name] = (folder / name).read_text()
+    return files
 
 
 def quota_cpus(files: Mapping[str, str]) -> float | None:

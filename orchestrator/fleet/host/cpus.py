@@ -19,10 +19,9 @@ import msgspec
 
 from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.cgroups import CHILD, MOUNT, PARENT, SLICE
-from edgebed.limits.cpu_quota import QUOTA_FILES
 from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.host.cores import quota_cpus, usable_cores
+from orchestrator.fleet.host.cores import quota_cpus, quota_files, usable_cores
 from orchestrator.fleet.host.network_path import carried_for
 from orchestrator.fleet.spec.capacity import Carried, path_dilation
 from orchestrator.fleet.spec.environment import dilation_over
@@ -226,7 +225,7 @@ def _in_cgroups() -> Iterator[Standing]:
     for name, quota in quotas.items():
         if (local := LOCAL.match(name)) and not ownership.is_abandoned(leftovers.STATE / local[1]):
             by_fleet[local[1], "local"] = by_fleet.get((local[1], "local"), 0.0) + quota
-    owners = _owners() if containers else {}
+    owners = (leftovers.ask_engine(lambda engine, client: engine.owners(client)) or {}) if containers else {}
     for id_, quota in containers.items():
         fleet_id, dead = owners.get(id_, (f"container {id_[:12]}", False))
         if not dead:
@@ -239,37 +238,13 @@ def _quotas(parent: Path) -> Iterator[tuple[Path, float]]:
     """Cgroups below `parent` that have a quota and processes."""
     for path in sorted(parent.iterdir()) if parent.is_dir() else ():
         for each in (path, path / CHILD):
-            quota = quota_cpus(_contents(each))
+            quota = quota_cpus(quota_files(each))
             if quota is not None and _has_processes(each):
                 yield path, quota
                 break
-
-
-def _contents(folder: Path) -> dict[str, str]:
-    files = {}
-    for name in QUOTA_FILES:
-        with contextlib.suppress(OSError):
-            files[name] = (folder / name).read_text()
-    return files
 
 
 def _has_processes(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return bool((folder / "cgroup.procs").read_text())
     return False
-
-
-def _owners() -> dict[str, tuple[str, bool]]:
-    """Fleet of every container of Edgebed, and whether its orchestrator is certainly dead, by the container's id. Empty
-    if no engine answers."""
-    try:
-        import docker.errors
-
-        from orchestrator.fleet import engine
-
-        with contextlib.closing(engine.connect(leftovers.ENGINE_S)) as client:
-            return engine.owners(client)
-    except (ImportError, FleetError, OSError):
-        return {}
-    except docker.errors.DockerException:
-        return {}

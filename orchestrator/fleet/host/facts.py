@@ -1,4 +1,4 @@
-"""Gathers the facts that `checkup.py` judges. As root it tries links in a temporary network namespace."""
+"""Gathers the facts from which `checkup.py` makes its table. As root it tries links in a temporary namespace."""
 
 from __future__ import annotations
 

@@ -8,23 +8,24 @@ first upwards, then downwards. It is kept in a file (`cache_file`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import os
 import platform
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import LimitError
 from edgebed.limits.shell import missing_tools
 from orchestrator.files.host_folder import host_folder
+from orchestrator.files.output import replace
 from orchestrator.fleet.host.cores import machine_id, usable_cores
 from orchestrator.fleet.network import netns
+from orchestrator.fleet.network.netlink import in_netns
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
 from orchestrator.fleet.spec.capacity import Carried
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
@@ -40,9 +41,7 @@ WARM_UP_S, MEASURED_S = 0.3, 1.0
 SURE_BIT_S = 200_000_000
 """A fleet whose rates add up to less is not worth a measurement: every host carries that."""
 
-CLONE_NEWNET = 0x40000000
 BUFFER = 1 << 18
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -116,9 +115,7 @@ def _keep(carried: Carried) -> None:
     path = cache_file()
     with contextlib.suppress(OSError):  # it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(msgspec.json.encode(msgspec.structs.replace(_here(), carried=carried)))
-        part.replace(path)
+        replace(path, msgspec.json.encode(msgspec.structs.replace(_here(), carried=carried)))
 
 
 @contextlib.contextmanager
@@ -141,25 +138,9 @@ def _links() -> Iterator[list[netns.Wire]]:
 def _connection(wire: netns.Wire) -> tuple[socket.socket, socket.socket]:
     """A TCP connection from the wire's namespace to the host: the device's end and the host's end."""
     with socket.create_server((wire.host_address, 0)) as server:
-        ends: list[socket.socket | OSError] = []
-        connecting = threading.Thread(target=_connect, args=(wire, server.getsockname(), ends))
-        connecting.start()
-        connecting.join(10)
-        if not ends or isinstance(ends[0], OSError):
-            raise LimitError(f"no connection over {wire.veth}: {ends}", hint="see `edgebed doctor`")
+        device = in_netns(wire.path, lambda: socket.create_connection(server.getsockname(), 5))
         host, _ = server.accept()
-    return ends[0], host
-
-
-def _connect(wire: netns.Wire, address: tuple[str, int], ends: list[socket.socket | OSError]) -> None:
-    """In a thread of its own, which alone enters the namespace."""
-    try:
-        with wire.path.open() as namespace:
-            if _libc.setns(namespace.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
-        ends.append(socket.create_connection(address, 5))
-    except OSError as error:
-        ends.append(error)
+    return device, host
 
 
 def _busy(
@@ -170,8 +151,9 @@ def _busy(
 ) -> float:
     """Bits per second on all wires together while every sender sends. `direction`: 0 up, 1 down."""
     end = threading.Event()
-    jobs = [threading.Thread(target=_send, args=(sender, end)) for sender in senders]
-    jobs += [threading.Thread(target=_receive, args=(receiver, end)) for receiver in receivers]
+    calls = [(sender, functools.partial(sender.send, bytes(BUFFER))) for sender in senders]
+    calls += [(receiver, functools.partial(receiver.recv_into, bytearray(BUFFER))) for receiver in receivers]
+    jobs = [threading.Thread(target=_repeat, args=(*call, end)) for call in calls]
     for job in jobs:
         job.start()
     try:
@@ -189,17 +171,9 @@ def _counted(wires: Sequence[netns.Wire], direction: int) -> int:
     return sum(netns.counters(wire)[direction] for wire in wires)
 
 
-def _send(end: socket.socket, over: threading.Event) -> None:
+def _repeat(end: socket.socket, call: Callable[[], int], over: threading.Event) -> None:
+    """Send, or receive, until it is over."""
     end.settimeout(0.1)
-    data = bytes(BUFFER)
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
-            end.send(data)
-
-
-def _receive(end: socket.socket, over: threading.Event) -> None:
-    end.settimeout(0.1)
-    buffer = bytearray(BUFFER)
-    while not over.is_set():
-        with contextlib.suppress(TimeoutError):
-            end.recv_into(buffer)
+            call()

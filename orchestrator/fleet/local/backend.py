@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.cgroups import Cgroup
@@ -27,7 +26,7 @@ from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
 from orchestrator.fleet.local.processes import set_stopped, use_of
 from orchestrator.fleet.local.users import Users, closed_to_others
-from orchestrator.fleet.making import CleanUp, Making
+from orchestrator.fleet.making import Making
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -56,21 +55,21 @@ class LocalBackend(NamedBackend):
 
     name = "local"
     needs = HostNeeds(kernel=True)
-    kernel_obstacle = staticmethod(kernel_obstacle)
 
     @classmethod
     def open(cls, opening: Opening) -> LocalBackend:
         """With the software throttle where the kernel cannot hold the limits."""
-        if why := cls.kernel_obstacle():
+        if why := "software was asked for" if cls.needs.software else kernel_obstacle():
             opening.notify(f"limits are held by the agents themselves (software): {why}")
-            if late := [each.name for each in opening.spec.devices if each.profile.limits.latency_ms]:
+            if delayed := [each.name for each in opening.spec.devices if each.profile.limits.latency_ms]:
                 raise FleetError(
-                    f"{late[0]}: the software throttle cannot add latency",
+                    f"{delayed[0]}: the software throttle cannot add latency",
                     hint="remove latency_ms from the profile, or run as root",
                 )
         return cls(opening.spec, opening.fleet_id, kernel=not why)
 
     def __init__(self, spec: FleetSpec, fleet_id: str, *, kernel: bool) -> None:
+        super().__init__()
         self.enforcement = Enforcement.KERNEL if kernel else Enforcement.SOFTWARE
         self._kernel, self._fleet_id = kernel, fleet_id
         self._names = [device.name for device in spec.devices]
@@ -87,11 +86,9 @@ class LocalBackend(NamedBackend):
         self._listener: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
         self._starting, self._making = asyncio.Lock(), Making()
-        self._clean_up = CleanUp(self._close)
         self._ready = False
         self._ending: set[str] = set()
         self._rivals: dict[str, Rivals] = {}
-        self._exit: Callable[[str, str], None] = lambda device, why: None
 
     # ---- life ----
 
@@ -136,9 +133,6 @@ class LocalBackend(NamedBackend):
     def host_of(self, device: str) -> str:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
 
-    def pins(self, device: str) -> bool:
-        return True
-
     async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
         await self._start_fork_server()
         for name in self._names:
@@ -147,11 +141,10 @@ class LocalBackend(NamedBackend):
         await self._until(lambda: set(self.pids) == set(self._names), "the agents were not forked")
 
     def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
-        who = f"{quote(access.username, safe='')}:{quote(access.password, safe='')}"
         return Fork(
             device=name,
             argv=("--fleet", self._fleet_id, "--device", name),
-            broker=f"mqtt://{who}@{access.host}:{access.port}",
+            broker=access.url,
             log=str(self._log(name)),
             shard=str(shard.resolve()),
             uid=self._give(name, shard),
@@ -193,10 +186,6 @@ class LocalBackend(NamedBackend):
         netns.lift(self._wires[device])
         self._cgroups[device].lift()
 
-    async def close(self) -> None:
-        """Runs to its end even if the caller is cancelled. A second call does nothing."""
-        await self._clean_up.finish()
-
     async def _close(self) -> None:
         self._ending = set(self._names)
         for rivals in self._rivals.values():
@@ -214,9 +203,6 @@ class LocalBackend(NamedBackend):
         for held in (self._owned, self._users):
             if held is not None:
                 await asyncio.to_thread(held.close)
-
-    def on_exit(self, callback: Callable[[str, str], None]) -> None:
-        self._exit = callback
 
     # ---- limits ----
 
@@ -367,9 +353,7 @@ class LocalBackend(NamedBackend):
         """Kill a device's agent, if it is alive, without reporting that it ended."""
         self._ending.add(device)
         try:
-            with contextlib.suppress(KeyError, ProcessLookupError):
-                os.kill(self.pids[device], 9)
-            await self._until(lambda: device not in self.pids, f"{device} could not be killed")
+            await self.stop(device)
         finally:
             self._ending.discard(device)
 
@@ -385,6 +369,13 @@ class LocalBackend(NamedBackend):
                 f"{otherwise}; its last words: {last_line(self._folder / 'fork-server.log') or 'nothing'}",
                 hint="run `python -m edge_agent --help` with this Python: the agent's packages must load",
             )
+
+
+class SoftwareBackend(LocalBackend):
+    """The backend `software`: `local` with the software throttle, also as root. Records call it `local`, with the
+    enforcement `software`."""
+
+    needs = HostNeeds(software=True)
 
 
 @contextlib.contextmanager

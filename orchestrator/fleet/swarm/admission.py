@@ -6,15 +6,16 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+import msgspec
+
 from edgebed.errors import CapacityError, FleetError
 from orchestrator.fleet.docker.image import has_image
 from orchestrator.fleet.engine import connect, engine_errors
 from orchestrator.fleet.host.cores import usable_cores
-from orchestrator.fleet.host.cpus import Claim, Standing, lock, standing, taken_cpus
+from orchestrator.fleet.host.cpus import Admitted, Claim, Standing, lock, standing, taken_cpus
 from orchestrator.fleet.network.links import beside_us
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SwarmFile
-from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
 from orchestrator.fleet.swarm.checkup import Swarm
 from orchestrator.fleet.swarm.clocks import Clock
 from orchestrator.fleet.swarm.kernel_clock import ask_clocks
@@ -22,6 +23,25 @@ from orchestrator.fleet.swarm.manager import Manager
 from orchestrator.fleet.swarm.placement import Found, Placement, choose_nodes, dilation_of_nodes, place, quotas
 
 ENGINE_S = 20
+
+
+class AdmittedToSwarm(Admitted, frozen=True, kw_only=True):
+    """`placement`: which node has which device; `fleets`: what the fleet will be; `setting`: of the dilation."""
+
+    placement: Placement
+    fleets: tuple[FleetSpec, ...]
+    setting: str | float
+
+    def with_dilation(self, factor: float) -> AdmittedToSwarm:
+        """With a larger dilation, because of the network between the hosts. Raises CapacityError: a quota would be
+        smaller than the kernel accepts."""
+        dilation_of_nodes(self.placement, self.fleets, factor)
+        return msgspec.structs.replace(self, dilation=factor, set_by="network")
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a larger dilation may be chosen."""
+        return self.setting == "auto" and not any(fleet.unlimited for fleet in self.fleets)
 
 
 def admit_swarm(name: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float) -> AdmittedToSwarm:

@@ -28,21 +28,18 @@ from orchestrator.fleet.docker.devices import (
     Seen,
     agent_arguments,
     agent_environment,
-    broker_url,
     hostname,
 )
 from orchestrator.fleet.docker.image import ensure_image
-from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors
+from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, used_subnets
 from orchestrator.fleet.host.checkup import HostNeeds
-from orchestrator.fleet.making import CleanUp
 from orchestrator.fleet.many_hosts import Certifier, FarEnd, NodeReading, TlsListener
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm import nodes as on_node
-from orchestrator.fleet.swarm.admission import admit_swarm
-from orchestrator.fleet.swarm.admitted import AdmittedToSwarm
+from orchestrator.fleet.swarm.admission import AdmittedToSwarm, admit_swarm
 from orchestrator.fleet.swarm.clocks import drift_note
 from orchestrator.fleet.swarm.far_end import NodesEnd
 from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
@@ -118,8 +115,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._exits: list[ExitWatch] = []
         self._image, self._subnet = "", IPv4Network("0.0.0.0/0")
-        self._clean_up = CleanUp(self._close)
-        self._exit: Callable[[str, str], None] = lambda device, why: None
 
     # ---- life ----
 
@@ -168,12 +163,11 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         return pushed(image, self._file.registry) if self._file.registry else str(image.id)
 
     def _make(self) -> None:
-        taken = []
+        taken: list[IPv4Network] = []
         for link in self._links.values():
             self._making.go_on()
             on_node.remove_dead(link.engine)
-            pools = [p["Subnet"] for net in link.engine.networks.list() for p in net.attrs["IPAM"].get("Config") or []]
-            taken += [IPv4Network(pool) for pool in pools if ":" not in pool]
+            taken += used_subnets(link.engine)
         self._subnet = next(free_subnets(SWARM_POOL, 22, taken))
         for id, link in self._links.items():
             self._making.go_on()
@@ -189,9 +183,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
 
     def host_of(self, device: str) -> str:
         return str(self._subnet[1])
-
-    def pins(self, device: str) -> bool:
-        return True
 
     def nodes(self) -> list[NodeReading]:
         return [
@@ -279,7 +270,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
     def _secret(self, name: str) -> dict[str, str]:
         """That tells the device's broker and password; made with its first container."""
         if name not in self._secrets:
-            url = broker_url(self._access[name]).encode()
+            url = self._access[name].url.encode()
             self._secrets[name] = self._manager.make_secret(f"edgebed-{self._fleet_id}-{name}", url, BROKER, 0o444)
         return self._secrets[name]
 
@@ -321,9 +312,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         self._placement = placement
         self._notify(f"{why}; it starts on {placement.node(placement.node_of[device]).name}")
 
-    def on_exit(self, callback: Callable[[str, str], None]) -> None:
-        self._exit = callback
-
     def _died(self, container_id: str, device: str, why: str) -> None:
         container = self._containers.get(device)
         if container is not None and container.id == container_id and not self._closing:
@@ -338,10 +326,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
                     self._exit(device, f"its node {self._links[node].node.name} is lost: {why}")
 
         return lost
-
-    async def close(self) -> None:
-        """Runs to its end even if the caller is cancelled. A second call does nothing."""
-        await self._clean_up.finish()
 
     async def _close(self) -> None:
         self._closing = True

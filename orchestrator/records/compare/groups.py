@@ -7,6 +7,7 @@ counted and shown, and not part of the mean, so the mean favours a method that s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, sqrt
 from statistics import fmean, stdev
@@ -14,7 +15,7 @@ from statistics import fmean, stdev
 import msgspec
 
 from orchestrator.records.compare.ratios import interval, student
-from orchestrator.records.summary import Summary
+from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import NO_CAUSE
 
@@ -136,21 +137,15 @@ def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
 
 
 def _profiles(runs: list[Summary]) -> list[ProfileRow]:
-    rounds: dict[str, int] = {}
-    waited: dict[str, float] = {}
-    why: dict[str, dict[str, int]] = {}
-    for run in runs:
-        for row in run.rounds:
-            if (profile := row.straggler_profile) is not None:
-                rounds[profile] = rounds.get(profile, 0) + 1
-                waited[profile] = waited.get(profile, 0.0) + row.waited_s
-                causes = why.setdefault(profile, {})
-                cause = row.straggler_why or NO_CAUSE
-                causes[cause] = causes.get(cause, 0) + 1
-    total = sum(rounds.values())
-    experiment, method = runs[0].experiment, named(runs[0])
-    found = [
-        ProfileRow(experiment, method, name, count, count / total, waited[name] / len(runs), why[name])
-        for name, count in rounds.items()
-    ]
+    rows: dict[str, list[RoundFigures]] = {}
+    for row in (row for run in runs for row in run.rounds):
+        if row.straggler_profile is not None:
+            rows.setdefault(row.straggler_profile, []).append(row)
+    found = [_profile(name, own, runs, len(own) / sum(map(len, rows.values()))) for name, own in rows.items()]
     return sorted(found, key=lambda row: -row.rounds)
+
+
+def _profile(name: str, rows: Sequence[RoundFigures], runs: Sequence[Summary], share: float) -> ProfileRow:
+    waited_s = sum((row.waited_s for row in rows), 0.0) / len(runs)
+    why = Counter(row.straggler_why or NO_CAUSE for row in rows)
+    return ProfileRow(runs[0].experiment, named(runs[0]), name, len(rows), share, waited_s, dict(why))

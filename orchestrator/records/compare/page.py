@@ -21,6 +21,7 @@ from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
 from orchestrator.records.summary import Summary
 from orchestrator.records.words import formatting
+from orchestrator.records.words.drawing import six_digits, thinned
 from orchestrator.records.words.palette import ordered, style
 from orchestrator.records.words.vocabulary import held_by
 
@@ -56,7 +57,7 @@ def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
         "runs": {"labels": table.labels, "texts": table.texts},
         "notes": table.notes,
         "paired": _paired(summaries),
-        "profiles": _profiles(summaries),
+        "profiles": [tabulate.profile_row(row) for row in profiles(summaries)],
     }
 
 
@@ -89,26 +90,19 @@ def _curves(runs: Sequence[Summary], along: Along, quantity: Quantity) -> dict[s
     shape = None if around is None else [around.x, around.mean, around.low, around.high]
     return {
         "seeds": [{"seed": seed, "points": _fewer(points)} for seed, points in own],
-        "band": None if shape is None else [[_short(value) for value in row] for row in zip(*shape, strict=True)],
+        "band": None if shape is None else [[six_digits(value) for value in row] for row in zip(*shape, strict=True)],
     }
 
 
 def _fewer(points: Sequence[Point]) -> list[list[float]]:
-    step = max(1, -(-len(points) // MOST_POINTS))
-    kept = [*points[::step], *(points[-1:] if (len(points) - 1) % step else [])]
-    return [[_short(x), _short(y)] for x, y in kept]
-
-
-def _short(value: float) -> float:
-    """Six digits are enough to draw with."""
-    return float(f"{value:.6g}")
+    return [[six_digits(x), six_digits(y)] for x, y in thinned(points, MOST_POINTS)]
 
 
 def _spent(runs: Sequence[Summary]) -> dict[str, float]:
     """Seconds of the mean device in the mean round, by name."""
     whole = [run for run in runs if run.rounds]
     names = ordered({name for run in whole for device in run.devices.values() for name in device.phase_s})
-    return {name: _short(fmean(_of_round(run, name) for run in whole)) for name in names}
+    return {name: six_digits(fmean(_of_round(run, name) for run in whole)) for name in names}
 
 
 def _of_round(run: Summary, name: str) -> float:
@@ -138,8 +132,3 @@ def _paired(summaries: Sequence[Summary]) -> dict[str, Any] | None:
         return None
     cells = [[show(row) for _, show in tabulate.PAIRED] for row in rows]
     return {"about": tabulate.about_pairs(rows), "labels": [label for label, _ in tabulate.PAIRED], "rows": cells}
-
-
-def _profiles(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Stragglers by profile."""
-    return [tabulate.profile_row(row) for row in profiles(summaries)]

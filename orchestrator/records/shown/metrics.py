@@ -5,7 +5,10 @@ Every metric has the labels `run` and `method`; those of devices `device` too. S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -61,92 +64,86 @@ def exposition(summaries: Sequence[Summary]) -> str:
     return generate_latest(registry).decode()
 
 
+RUN = ("experiment", "seed", "backend", "enforcement", "ended")
+"""What is told of a run as labels."""
+
+Row = tuple[Sequence[str], float | None]
+"""Further labels of a run, and the value with them; None: it is left out."""
+
+
 class _Collector:
     def __init__(self, summaries: Sequence[Summary]) -> None:
         self._summaries = summaries
 
     def collect(self) -> Iterator[Metric]:
-        yield self._info()
-        yield from (self._of_runs(*row) for row in OF_A_RUN)
-        yield from (self._of_rounds(*row) for row in OF_THE_LAST_ROUND)
-        yield from (self._of_devices(*row) for row in OF_A_DEVICE)
-        yield from self._counters()
-        yield self._cuts()
+        yield self._metric(GaugeMetricFamily, "run_info", "What runs; always 1.", RUN, _info)
+        for name, of_run, about in OF_A_RUN:
+            yield self._metric(GaugeMetricFamily, name, about, (), partial(_of_run, of_run))
+        for name, of_round, about in OF_THE_LAST_ROUND:
+            yield self._metric(GaugeMetricFamily, name, about, (), partial(_of_the_last, of_round))
+        for name, of_device, about in OF_A_DEVICE:
+            labels = ("device", "profile")
+            yield self._metric(GaugeMetricFamily, f"device_{name}", about, labels, partial(_of_devices, of_device))
+        for name, about, more, rows in COUNTERS:
+            yield self._metric(CounterMetricFamily, name, about, more, rows)
+        yield self._metric(GaugeMetricFamily, "device_cut", "Stages on the device, last round.", ("device",), _cuts)
 
-    def _info(self) -> Metric:
-        labels = ("experiment", "seed", "backend", "enforcement", "ended")
-        metric = GaugeMetricFamily("edgebed_run_info", "What runs; always 1.", labels=["run", "method", *labels])
-        for s in self._summaries:
-            metric.add_metric([*_names(s), *(str(getattr(s, label)) for label in labels)], 1)
-        return metric
-
-    def _of_runs(self, name: str, of: Callable[[Summary], float | None], about: str) -> Metric:
-        metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
-        for s in self._summaries:
-            if (value := of(s)) is not None:
-                metric.add_metric(_names(s), float(value))
-        return metric
-
-    def _of_rounds(self, name: str, of: Callable[[RoundFigures], float | None], about: str) -> Metric:
-        metric = GaugeMetricFamily(f"edgebed_{name}", about, labels=["run", "method"])
-        for s in self._summaries:
-            known = [value for row in s.rounds if (value := of(row)) is not None]
-            if known:
-                metric.add_metric(_names(s), known[-1])
-        return metric
-
-    def _of_devices(self, name: str, of: Callable[[DeviceFigures], float | None], about: str) -> Metric:
-        metric = GaugeMetricFamily(f"edgebed_device_{name}", about, labels=["run", "method", "device", "profile"])
-        for s in self._summaries:
-            for device, figures in s.devices.items():
-                if (value := of(figures)) is not None:
-                    metric.add_metric([*_names(s), device, s.profiles.get(device, "")], value)
-        return metric
-
-    def _counters(self) -> Iterator[Metric]:
-        rounds = CounterMetricFamily("edgebed_rounds", "Rounds that have ended.", labels=["run", "method"])
-        events = CounterMetricFamily(
-            "edgebed_events", "Faults, devices gone, back, left out.", labels=["run", "method"]
-        )
-        size = CounterMetricFamily("edgebed_bytes", "Payload.", labels=["run", "method", "device", "direction"])
-        spent = CounterMetricFamily(
-            "edgebed_phase_seconds", "A device's time by name.", labels=["run", "method", "device", "phase"]
-        )
-        slow = CounterMetricFamily(
-            "edgebed_straggler_rounds", "Rounds with this straggler.", labels=["run", "method", "device", "why"]
-        )
-        for s in self._summaries:
-            own = _names(s)
-            rounds.add_metric(own, len(s.rounds))
-            events.add_metric(own, s.events)
-            for device, figures in s.devices.items():
-                size.add_metric([*own, device, "up"], figures.bytes_up)
-                size.add_metric([*own, device, "down"], figures.bytes_down)
-                for phase, seconds in figures.phase_s.items():
-                    spent.add_metric([*own, device, phase], seconds)
-            for (device, why), count in _stragglers(s).items():
-                slow.add_metric([*own, device, why], count)
-        yield from (rounds, events, size, spent, slow)
-
-    def _cuts(self) -> Metric:
-        metric = GaugeMetricFamily(
-            "edgebed_device_cut", "Stages on the device, last round.", labels=["run", "method", "device"]
-        )
-        for s in self._summaries:
-            for device, figures in s.devices.items():
-                if figures.cut and figures.cut[-1] is not None:
-                    metric.add_metric([*_names(s), device], figures.cut[-1])
-        return metric
+    def _metric(
+        self, kind: Any, name: str, about: str, labels: Sequence[str], rows: Callable[[Summary], Iterable[Row]]
+    ) -> Metric:
+        metric = kind(f"edgebed_{name}", about, labels=["run", "method", *labels])
+        for run in self._summaries:
+            for more, value in rows(run):
+                if value is not None:
+                    metric.add_metric([run.run, run.method, *more], float(value))
+        found: Metric = metric
+        return found
 
 
-def _names(summary: Summary) -> list[str]:
-    return [summary.run, summary.method]
+def _info(run: Summary) -> Iterator[Row]:
+    yield [str(getattr(run, label)) for label in RUN], 1
 
 
-def _stragglers(summary: Summary) -> dict[tuple[str, str], int]:
-    counts: dict[tuple[str, str], int] = {}
-    for row in summary.rounds:
-        if row.straggler is not None:
-            key = row.straggler, row.straggler_why or "none"
-            counts[key] = counts.get(key, 0) + 1
-    return counts
+def _of_run(of: Callable[[Summary], float | None], run: Summary) -> Iterator[Row]:
+    yield (), of(run)
+
+
+def _of_the_last(of: Callable[[RoundFigures], float | None], run: Summary) -> Iterator[Row]:
+    known = [value for row in run.rounds if (value := of(row)) is not None]
+    yield (), known[-1] if known else None
+
+
+def _of_devices(of: Callable[[DeviceFigures], float | None], run: Summary) -> Iterator[Row]:
+    for name, device in run.devices.items():
+        yield (name, run.profiles.get(name, "")), of(device)
+
+
+def _bytes(run: Summary) -> Iterator[Row]:
+    for name, device in run.devices.items():
+        yield (name, "up"), device.bytes_up
+        yield (name, "down"), device.bytes_down
+
+
+def _phases(run: Summary) -> Iterator[Row]:
+    for name, device in run.devices.items():
+        for phase, seconds in device.phase_s.items():
+            yield (name, phase), seconds
+
+
+def _stragglers(run: Summary) -> Iterator[Row]:
+    counts = Counter((row.straggler, row.straggler_why or "none") for row in run.rounds if row.straggler is not None)
+    yield from counts.items()
+
+
+def _cuts(run: Summary) -> Iterator[Row]:
+    for name, device in run.devices.items():
+        yield (name,), device.cut[-1] if device.cut else None
+
+
+COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Summary], Iterable[Row]]], ...] = (
+    ("rounds", "Rounds that have ended.", (), lambda run: [((), len(run.rounds))]),
+    ("events", "Faults, devices gone, back, left out.", (), lambda run: [((), run.events)]),
+    ("bytes", "Payload.", ("device", "direction"), _bytes),
+    ("phase_seconds", "A device's time by name.", ("device", "phase"), _phases),
+    ("straggler_rounds", "Rounds with this straggler.", ("device", "why"), _stragglers),
+)

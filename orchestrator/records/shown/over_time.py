@@ -19,7 +19,8 @@ from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.timeline.utilisation import DeviceLoad, loads_of
-from orchestrator.records.words import vocabulary
+from orchestrator.records.words.drawing import six_digits, stride
+from orchestrator.records.words.vocabulary import disturbances
 
 FINEST, MOST_BARS = 600, 24_000
 """A stretch shorter than this part of the run is drawn with its neighbours; of all devices together at most so many."""
@@ -157,12 +158,12 @@ def _drawn(
     finest = _finest(total_ns, len(rows))
     processes = dict.fromkeys(name for one in rounds for name in one.cores)
     return {
-        "to": _short(total_ns / 1e9),
+        "to": six_digits(total_ns / 1e9),
         "lanes": [
             {
                 "label": name,
                 "bars": [_bar(segment) for segment in joined(segments, finest)],
-                "marks": [(mark, _short(begin), _short(end)) for mark, begin, end in slowed.get(name, ())],
+                "marks": [(mark, six_digits(begin), six_digits(end)) for mark, begin, end in slowed.get(name, ())],
             }
             for name, segments in rows.items()
         ],
@@ -172,44 +173,33 @@ def _drawn(
         },
         "host": {name: _processes(rounds, name) for name in processes},
         "disturbed": [
-            {"x": _short(one.end_s), "text": f"round {one.number} was disturbed by {_causes(one.disturbed)}"}
+            {"x": six_digits(one.end_s), "text": f"round {one.number} was disturbed by {disturbances(one.disturbed)}"}
             for one in rounds
             if one.disturbed
         ],
     }
 
 
-def _causes(names: Sequence[str]) -> str:
-    return vocabulary.disturbances(names)
-
-
 def _bar(segment: Segment) -> tuple[str, float, float, str]:
-    return segment.name, _short(segment.start_ns / 1e9), _short(segment.end_ns / 1e9), segment.detail
+    return segment.name, six_digits(segment.start_ns / 1e9), six_digits(segment.end_ns / 1e9), segment.detail
 
 
 def _cells(rounds: Sequence[RoundOnAxis], name: str, field: str) -> list[tuple[float, float, float, str]]:
     """From, to, share, and which rounds."""
     own = [(one, getattr(load, field)) for one in rounds if (load := one.loads.get(name)) is not None]
     known = [(one, share) for one, share in own if share is not None]
-    step = max(1, -(-len(known) // MOST_CELLS))
+    step = stride(len(known), MOST_CELLS)
     parts = [known[at : at + step] for at in range(0, len(known), step)]
-    return [
-        (_short(part[0][0].start_s), _short(part[-1][0].end_s), _short(fmean(s for _, s in part)), _which(part))
-        for part in parts
-    ]
+    return [_cell(part) for part in parts]
 
 
-def _which(part: Sequence[tuple[RoundOnAxis, float]]) -> str:
-    first, last = part[0][0].number, part[-1][0].number
-    return f"round {first}" if first == last else f"rounds {first} to {last}"
+def _cell(part: Sequence[tuple[RoundOnAxis, float]]) -> tuple[float, float, float, str]:
+    first, last = part[0][0], part[-1][0]
+    which = f"round {first.number}" if first is last else f"rounds {first.number} to {last.number}"
+    return six_digits(first.start_s), six_digits(last.end_s), six_digits(fmean(share for _, share in part)), which
 
 
 def _processes(rounds: Sequence[RoundOnAxis], name: str) -> list[tuple[float, float]]:
     """Ends of rounds and cores in use; of many rounds every n-th."""
-    points = [(_short(one.end_s), _short(one.cores[name])) for one in rounds if name in one.cores]
-    return points[:: max(1, -(-len(points) // MOST_CELLS))]
-
-
-def _short(value: float) -> float:
-    """Six digits are enough to draw with."""
-    return float(f"{value:.6g}")
+    points = [(six_digits(one.end_s), six_digits(one.cores[name])) for one in rounds if name in one.cores]
+    return points[:: stride(len(points), MOST_CELLS)]

@@ -9,7 +9,7 @@ Halves are rounded away from zero, as JavaScript's `toPrecision` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TypeVar
 
@@ -22,6 +22,12 @@ T = TypeVar("T")
 def known(value: T | None, show: Callable[[T], str]) -> str:
     """The text of a value, or a dash where there is none."""
     return NONE if value is None else show(value)
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """Some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def number(value: float, digits: int = 3) -> str:
