@@ -42,6 +42,9 @@ def command(
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
     set_: Overrides = None,
+    speed: Annotated[
+        str | None, typer.Option(help="What a CPU second of a device is: host, or 'reference NAME'.")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
     resume: Annotated[
         str | None,
@@ -75,6 +78,7 @@ def command(
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     own = own_broker(broker, broker_ca, broker_users)
+    set_ = [*(set_ or []), f"speed={speed}"] if speed is not None else set_
     request = _request(experiment, set_, method, resume, plan)
     if request.backend == SIMULATED:
         if backend or own or dashboard:
