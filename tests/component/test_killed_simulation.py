@@ -13,7 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edgebed.errors import UsageError
+from orchestrator.experiment import Experiment
 from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.request import Watch, quiet
+from orchestrator.runs.resume import resume_request
+from orchestrator.simulation.kept import read_kept
+from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 from tests.component import _killed
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedat": {"methods": [{"name": "fedat", "tiers": 2}]},
     "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
     "late devices": {"methods": [{"name": "drop-slowest"}]},
-    "measured costs": {"methods": [{"name": "dtfl", "tiers": 3}], "simulation": {"cost": "reference"}},
+    "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "reference"}},
 }
 
 
@@ -86,3 +92,33 @@ def test_a_simulation_that_was_killed_three_times_is_equal_to_a_whole_one(case: 
     kills = [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS  # laws of no checkpoint are lost
     killed = play(tmp_path / "killed", wanted, kills, checkpoint_s=0)
     assert_equal(whole, killed)
+
+
+def test_checkpoints_are_as_far_apart_as_asked_and_the_last_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(RunFolder, "save", lambda self, weights, progress, *rest: saved.append(progress.round))
+    experiment = msgspec.convert({**WANTED, **CASES["fedavg"]}, Experiment)
+    request = SimulationRequest(experiment, ROOT / "profiles" / "experiments" / "cell.yaml", tmp_path)
+    simulate(msgspec.structs.replace(request, checkpoint_s=0), Watch(quiet))
+    simulate(msgspec.structs.replace(request, checkpoint_s=1e6), Watch(quiet))
+    assert saved == [*range(1, 10), 1, 9]
+
+
+def test_what_a_simulation_does_not_go_on_with_is_refused(tmp_path: Path) -> None:
+    run = play(tmp_path, {**WANTED, **CASES["fedavg"]}, [])
+    with pytest.raises(UsageError, match="cannot be changed"):
+        resume_request(run, ["training.quorum=2"])
+    request = resume_request(run, ["training.rounds=11"])
+    assert request.backend == "simulated"
+    before = read_kept(run)
+    (run / "simulation.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(before, simd="AVX1")))
+    with pytest.raises(UsageError, match="on a CPU with AVX1; here are"):
+        simulate(resumed(request), Watch(quiet))
+    (run / "simulation.json").write_bytes(msgspec.json.encode(before))
+    (extended,) = simulate(resumed(request), Watch(quiet))
+    assert (extended, RunFolder(run).progress().round) == (run, 11)
+    (run / "simulation.json").unlink()
+    with pytest.raises(UsageError, match="simulation of an earlier version"):
+        resume_request(run)

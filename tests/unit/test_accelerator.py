@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,16 @@ from edge_agent.__main__ import settings_from
 from edge_agent.accelerator import check_torch, torch_note
 from edge_agent.sensors.watch import board_facts
 from edge_agent.settings import AgentSettings, presence
+from edgebed import accelerator
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.errors import UsageError
 from edgebed.wire.messages import decode_control
+from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.records.types import DeviceJoined, Record
+from orchestrator.runs.request import Watch, quiet
+from orchestrator.simulation.run import SimulationRequest, simulate
+from orchestrator.training.child import trainer_accelerator
 
 CUDA = torch.device("cuda")
 GIVEN = ["--broker", "mqtt://h", "--fleet", "f1", "--device", "d1", "--shard", "x"]
@@ -39,7 +45,25 @@ def broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Orin")
     monkeypatch.setattr(torch.version, "cuda", "12.1")
-    monkeypatch.setattr(ac, "try_convolution", fails)
+    monkeypatch.setattr(accelerator, "try_convolution", fails)
+
+
+def test_a_simulation_on_cuda_that_fails_is_refused_before_it_begins(broken_cuda: None, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    experiment = Experiment(name="x", fleet="dtfl-5", methods=[{"name": "fedavg"}])
+    request = SimulationRequest(experiment, tmp_path / "x.yaml", runs, accelerator="cuda")
+    with pytest.raises(UsageError, match=r"simulation cannot train on cuda: torch .* fails on Orin: CUDA error"):
+        simulate(request, Watch(quiet))
+    assert not list(runs.glob("*"))
+
+
+def test_the_trainer_says_that_it_takes_the_cpu_where_cuda_fails(
+    broken_cuda: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trainer_accelerator() == ac.CPU
+    assert "server halves train on the CPU, because torch" in capsys.readouterr().err
+    monkeypatch.setattr(accelerator, "try_convolution", lambda accelerator: None)
+    assert trainer_accelerator() == CUDA
 
 
 def test_a_board_looks_for_itself_and_other_devices_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +105,7 @@ def test_cuda_that_fails_is_an_error_or_left_alone(broken_cuda: None, capsys: py
 
 
 def test_cuda_that_works_is_taken(broken_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ac, "try_convolution", lambda accelerator: None)
+    monkeypatch.setattr(accelerator, "try_convolution", lambda accelerator: None)
     assert ac.find_accelerator("auto") == ac.find_accelerator("cuda") == CUDA
     assert ac.accelerator_facts(CUDA) == {"accelerator": "Orin"}
     assert ac.accelerator_facts(ac.CPU) == {"accelerator": "cpu"}
@@ -122,7 +146,8 @@ def test_the_name_of_a_cuda_device_that_works_is_recorded(
     wanted: tuple[str, ...], started: list[AgentSettings], broken_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this stand-in, any convolution works there."""
-    monkeypatch.setattr(ac, "try_convolution", lambda accelerator: None)
+    for module in (accelerator, ac):
+        monkeypatch.setattr(module, "try_convolution", lambda accelerator: None)
     start(monkeypatch, *wanted)
     assert [settings.accelerator for settings in started] == ["cuda"]
     assert recorded(started[0]) == "Orin"
@@ -142,7 +167,7 @@ def test_a_board_without_a_cuda_device_that_works_trains_and_is_recorded_on_the_
 
 
 def test_the_cpu_can_do_a_convolution() -> None:
-    ac.try_convolution(ac.CPU)
+    accelerator.try_convolution(ac.CPU)
 
 
 def test_batches_go_to_the_accelerator_and_the_samples_stay() -> None:

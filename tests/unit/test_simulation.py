@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from edgebed.datasets.shard import Shard
+from edgebed.datasets.shard import Shard, read_shard
 from edgebed.device.batches import Batches, ShardBatches
-from edgebed.device.core import begin_half
+from edgebed.device.core import Body, begin_half
 from edgebed.errors import DivergedError, RunError, UsageError
 from edgebed.methods.base import Batch, Outgoing, Trained
 from edgebed.methods.parts.local_training import Half
@@ -30,7 +30,18 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import work_key
 from orchestrator.rounds.event_loop import in_thread
-from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
+from orchestrator.simulation.batched import (
+    BUDGET_BYTES,
+    FREE_SHARE,
+    MOST,
+    BatchedTrainer,
+    StackedPart,
+    fits,
+    kind_of,
+    memory_bytes,
+    row_bytes,
+    saved_bytes,
+)
 from orchestrator.simulation.choose_costs import calibration_of, cost_model
 from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
@@ -467,6 +478,41 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
         batches = ShardBatches(owned[device], own)
         assert isinstance(all_of(pool.begin(own, body, batches), batches)[-1][1], Trained)
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
+
+
+def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's device `meta` stands in for a GPU: it has no values, so nothing could be computed on the CPU unseen."""
+    meta, seen = torch.device("meta"), []
+
+    def begin(model: StagedModel, own: Assignment, body: Body, batches: Batches, *, keep: bool) -> Half:
+        seen.append({tensor.device for tensor in (*model.parameters(), *next(iter(batches)))})
+        return Trained({}, loss=0.0, batches=0)
+        yield
+
+    monkeypatch.setattr("orchestrator.simulation.pool.begin_half", begin)
+    whole, own = model(), assignment(device="a")
+    shards(tmp_path, 1)
+    shard = read_shard(tmp_path / "0.safetensors", meta)
+    pool = HalfPool(whole, {"a": shard}, meta, batched=False, notify=lambda text: None)
+    with pytest.raises(StopIteration):
+        next(pool.begin(own, b"", ShardBatches(shard, own)))
+    assert seen == [{meta}]
+    assert {value.device for value in whole.parameters()} == {torch.device("cpu")}
+
+
+def test_as_many_devices_train_together_as_fit_with_what_a_step_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, (shard,) = model(), shards(tmp_path, 1)
+    few, many = (saved_bytes(whole, assignment(), samples) for samples in (4, 8))
+    assert 1.8 < many / few <= 2.0
+    first = whole.stages(0, 1)(torch.zeros(4, *whole.input_shape))
+    assert few > 2 * first.numel() * 4  # the input and the output of what follows
+    each = row_bytes(whole, assignment(), shard)
+    assert [fits(room, each) for room in (each // 2, 3 * each, 10**15)] == [1, 3, MOST]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda accelerator: (10**9, 2 * 10**9))
+    assert memory_bytes(torch.device("cuda")) == int(FREE_SHARE * 10**9)
+    assert memory_bytes(torch.device("cpu")) == BUDGET_BYTES
 
 
 def test_an_accelerator_that_is_not_there_is_refused() -> None:
