@@ -26,6 +26,7 @@ from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import UNNAMED, Experiment, from_dict, load, only_methods
 from orchestrator.files.output import try_folder
 from orchestrator.records.account import load_summary
+from orchestrator.records.types import SIMULATED
 from orchestrator.runs.events import (
     DeviceLeftOut,
     Event,
@@ -40,7 +41,7 @@ from orchestrator.runs.find import baseline_last, find_run, find_runs, runs_fold
 from orchestrator.runs.resume import refuse_beside_resume
 from orchestrator.runs.session import Request, resume_request, run_experiment
 from orchestrator.runs.signals import without_interrupts
-from orchestrator.simulation.run import SimulationRequest
+from orchestrator.simulation.run import SimulationRequest, resumed
 from orchestrator.simulation.run import simulate as simulate_request
 
 __all__ = [
@@ -98,7 +99,7 @@ def run(
         backend: docker, local, software or swarm; that of the fleet file if not given.
         broker, broker_ca, broker_users: a broker of your own, as the options of `edgebed run` have them; here the
             address may contain user and password.
-        resume: a run whose experiment is continued: its folder, its id, or a `Run`.
+        resume: a run whose experiment is continued, real or simulated: its folder, its id, or a `Run`.
         plan: a run whose recorded assignments the devices are given.
         allow_uncalibrated: run although the measured limits do not hold; every output is marked.
         on_event: is given an event (`Line`, `RunBegan`, `RoundBegan`, `RoundEnded`, `DeviceLeftOut`, `RunEnded`) for
@@ -115,6 +116,8 @@ def run(
     if resume is not None:
         refuse_beside_resume(experiment, methods, fleet, runs, plan)
         request = resume_request(_folder(resume), overrides)
+        if request.backend == SIMULATED:
+            return _carry_out(partial(_simulate, resumed(request)), on_event)
     else:
         typed, path = _experiment(experiment, overrides, methods, fleet)
         request = Request(typed, path, _runs_folder(runs), plan=None if plan is None else _folder(plan))
@@ -140,6 +143,7 @@ def simulate(
     calibrate_from: AnyRun | Iterable[AnyRun] = (),
     save_calibration: AnyPath | None = None,
     accelerator: Literal["cpu", "cuda"] = "cpu",
+    checkpoint_s: float | None = None,
     on_event: OnEvent | None = None,
 ) -> list[Run]:
     """Simulate every method of an experiment on a virtual clock, as `edgebed simulate` does. No device runs.
@@ -151,6 +155,8 @@ def simulate(
         calibrate_from: real runs that the costs are taken from.
         save_calibration: the file in which that calibration is kept.
         accelerator: where the halves are computed.
+        checkpoint_s: least seconds between two checkpoints, from which `run(resume=…)` goes on; if not given, they
+            take a twentieth of the time at most.
 
     Returns:
         One `Run` per method, in the order of the experiment's list.
@@ -180,6 +186,7 @@ def simulate(
         accelerator=accelerator,
         calibrate_from=tuple(_folders(calibrate_from)),
         save_calibration=None if save_calibration is None else Path(save_calibration),
+        checkpoint_s=checkpoint_s,
     )
     return _carry_out(partial(_simulate, request), on_event)
 

@@ -12,6 +12,13 @@ def now_ns() -> int:
     return time.monotonic_ns() if virtual is None else int(virtual())
 
 
+def unique_ns() -> int:
+    """Nanoseconds that no other session of a run has had: of the wall clock. Virtual ones in a simulation, which tells
+    the same again when it goes on; as many digits."""
+    virtual = getattr(asyncio.get_running_loop(), "virtual_ns", None)
+    return time.time_ns() if virtual is None else (1 << 60) + int(virtual())
+
+
 def now_s() -> float:
     """The same in seconds."""
     return now_ns() / 1e9

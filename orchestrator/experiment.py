@@ -50,6 +50,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cosine: bool = False  # anneal lr along a cosine over the rounds; turns the plateau rule off
     codec: Codec = Codec()
     sample: Share = 1.0  # share of the devices that is drawn each round
+    evaluate_every: Rounds = 1  # weights are tested every so many rounds, and at the end
     round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # longest round, before dilation
     max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # largest |update - start| / |start| to merge
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0

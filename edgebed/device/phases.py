@@ -41,6 +41,15 @@ class PhaseLog:
         self._first = 0
 
     @property
+    def open(self) -> tuple[str, str, int]:
+        """The open phase: name, task, and its start in nanoseconds."""
+        return self._name, self._task, self._start
+
+    def reopen(self, name: str, task: str, start_ns: int) -> None:
+        """Take an open phase back from `open`; nothing is closed."""
+        self._name, self._task, self._start = name, task, start_ns
+
+    @property
     def name(self) -> str:
         """Name of the open phase."""
         return self._name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, TextIO, TypeVar
 
 import msgspec
 import typer
@@ -24,12 +24,16 @@ from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.experiment import load, only_methods
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.records.shown.loglines import LogLines
-from orchestrator.records.types import Record
+from orchestrator.records.types import SIMULATED, Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.request import Listener
 from orchestrator.runs.resume import refuse_beside_resume
+from orchestrator.runs.session import run_experiment
 from orchestrator.runs.signals import run_to_end
+from orchestrator.simulation.run import SimulationRequest, resumed, simulate
+
+R = TypeVar("R", session.Request, SimulationRequest)
 
 
 def register(app: typer.Typer) -> None:
@@ -77,6 +81,11 @@ def run(
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     own = own_broker(broker, broker_ca, broker_users)
     request = _request(experiment, set_, method, resume, plan)
+    if request.backend == SIMULATED:
+        if backend or own or dashboard:
+            raise UsageError(f"{resume} is a simulation: it has no fleet, no broker and no live page")
+        print_results(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
+        return
     request = msgspec.structs.replace(
         request, backend=backend or request.backend, own_broker=own, allow_uncalibrated=allow_uncalibrated
     )
@@ -86,10 +95,15 @@ def run(
     place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
     page = page_beside(runs_folder(), request.experiment.name, place, _notify)
     with page if dashboard else contextlib.nullcontext():
-        folders = _carry_out(request, quiet, log_file)
+        folders = carry_out(request, quiet, log_file, lambda wanted, watch: run_to_end(run_experiment(wanted, watch)))
     if dashboard:
         again = " ".join(folder.name for folder in folders)
         _notify(f"The page ended with the run. To see it again: edgebed dashboard {again}")
+    print_results(folders, as_json=as_json)
+
+
+def print_results(folders: list[Path], *, as_json: bool) -> None:
+    """The comparison of the runs, and where their reports are."""
     print_comparison(folders, as_json=as_json)
     if not as_json:
         for folder in folders:
@@ -110,12 +124,15 @@ def _request(
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)
 
 
-def _carry_out(request: session.Request, quiet: bool, log_file: Path | None) -> list[Path]:
+def carry_out(
+    request: R, quiet: bool, log_file: Path | None, work: Callable[[R, session.Watch], list[Path]]
+) -> list[Path]:
     """Do the runs. If they end early, print what exists and how to continue."""
     watch = None
+    live = isinstance(request, session.Request)  # the live view runs on the machine's clock
     try:
-        with watching(quiet, log_file) as watch:
-            return run_to_end(session.run_experiment(request, watch))
+        with watching(quiet, log_file, live=live) as watch:
+            return work(request, watch)
     except (KeyboardInterrupt, EdgebedError, OSError) as error:
         if watch is not None and (watch.folders or isinstance(error, KeyboardInterrupt)):
             tell_unfinished(request, watch.folders)

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.arguments import Overrides
-from orchestrator.cli.compare import print_comparison
-from orchestrator.cli.console import console
-from orchestrator.cli.run import watching
+from orchestrator.cli.run import carry_out, print_results
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.spec.file_words import MOST_DEVICES
 from orchestrator.runs.find import find_run, runs_folder
@@ -37,6 +35,14 @@ def command(
     ] = None,
     save_calibration: Annotated[Path | None, typer.Option(help="Save the fitted calibration to this file.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    checkpoint_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Least seconds between two checkpoints, from which `edgebed run --resume` goes on. Without it they "
+            "take a twentieth of the time at most.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
@@ -51,10 +57,6 @@ def command(
         accelerator=accelerator,
         calibrate_from=tuple(find_run(run) for run in calibrate_from or ()),
         save_calibration=save_calibration,
+        checkpoint_s=checkpoint_s,
     )
-    with watching(quiet, live=False) as watch:  # the live view runs on the machine's clock
-        folders = simulate(request, watch)
-    print_comparison(folders, as_json=as_json)
-    if not as_json:
-        for folder in folders:
-            console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+    print_results(carry_out(request, quiet, None, simulate), as_json=as_json)

@@ -12,10 +12,11 @@ from orchestrator.records.words.formatting import accuracy
 from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Request
+from orchestrator.simulation.context import SimulationRequest
 from orchestrator.runs.resume import is_finished
 
 
-def tell_unfinished(request: Request, begun: Sequence[Path]) -> None:
+def tell_unfinished(request: Request | SimulationRequest, begun: Sequence[Path]) -> None:
     """Print the state of each method and how to continue. `begun`: folders of this command's runs, in order."""
     folders = {**request.begun, **request.finished, **{_place(folder): folder for folder in begun}}
     if not folders:
@@ -35,7 +36,7 @@ def _place(folder: Path) -> int:
     return 0 if series is None else series.place
 
 
-def _lines(request: Request, folders: Mapping[int, Path]) -> list[str]:
+def _lines(request: Request | SimulationRequest, folders: Mapping[int, Path]) -> list[str]:
     """One line per method, as plain text. The run comes last, so that no id is broken in a narrow terminal."""
     heads = ("method", "", "rounds", "accuracy", "run")
     rows = [heads]
@@ -46,7 +47,7 @@ def _lines(request: Request, folders: Mapping[int, Path]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _cells(request: Request, folder: Path) -> tuple[str, str, str, str]:
+def _cells(request: Request | SimulationRequest, folder: Path) -> tuple[str, str, str, str]:
     training, files = request.experiment.training, RunFolder(folder)
     progress, state = files.progress(), "finished" if is_finished(files, training) else "unfinished"
     reached = accuracy(progress.accuracy) if progress.round else "–"

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,12 +27,16 @@ class Recorder:
 
     A line that an earlier crash cut off is removed when the file is opened again. One process at a time may write.
 
+    Args:
+        keep: bytes of the file that stand, of a run that goes on to the same records; None: all.
+        again: place in them from which records that are written again are not appended.
+
     Attributes:
         failure: why a record could not be written (disk full). After it only the last record is tried. Records are
             written in many callbacks, so the error is not raised there: `guard` ends the run.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int | None = None, again: int = 0) -> None:
         self._path = path
         self.failure: FileError | None = None
         self._on_failure: Callable[[], object] = lambda: None
@@ -39,7 +44,8 @@ class Recorder:
         try:
             self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _mend(path)
+            _mend(path) if keep is None else self._file.truncate(keep)
+            self._written = Counter(path.read_bytes()[again:].splitlines(True) if again else ())
             self._file.seek(0, os.SEEK_END)
         except BlockingIOError:
             self._file.close()
@@ -51,13 +57,22 @@ class Recorder:
         """Append one record; does nothing after `close`, or after one could not be written."""
         if self._file.closed or self.failure is not None:
             return  # the fleet may still report when the run is over
+        line = _encode(record) + b"\n"
         try:
-            self._append(_encode(record) + b"\n")
+            if self._written[line]:
+                self._written[line] -= 1
+            else:
+                self._append(line)
         except OSError as error:
             self._fail(error)
             return
         for subscriber in tuple(self._subscribers):
             self._tell(subscriber, record)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.tell()
 
     def last(self, record: Record) -> None:
         """Append the last record, also after one could not be written: a short line may fit."""

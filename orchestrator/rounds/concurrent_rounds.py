@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,50 @@ NOBODY_S = 120.0
 """The run ends when for so many seconds no device was present but those that are left out."""
 
 
+class InHand(msgspec.Struct, frozen=True):
+    """A round that has begun: with which weights, and what the world was then (`World.settle`)."""
+
+    begun: Begun
+    weights: Weights
+    world: dict[str, Any]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An `InHand` in a checkpoint. `weights`: their name there; "": those of the checkpoint."""
+
+    begun: Begun
+    weights: str
+    world: dict[str, Any]
+
+
+class Testing(msgspec.Struct, frozen=True):
+    """A test in hand: of the weights after a round, since a time of the clock in seconds."""
+
+    number: int
+    weights: str
+    start_s: float
+
+
+class LanesState(msgspec.Struct, frozen=True):
+    """Concurrent rounds of a simulation after the merge of round `number`, of the lane `merged`, for one that goes on:
+    rounds in hand are done again from where they began."""
+
+    lanes: list[str]
+    merged: str
+    number: int
+    in_hand: dict[str, Kept]
+    resting: dict[str, float]  # lanes without a device: when they look again
+    start_ns: int
+    before_s: float
+    void: dict[str, int]
+    left_out: dict[str, Leave | None]
+    seen: list[str]
+    somebody_s: float
+    untested: int | None  # the round whose weights wait for a test
+    testing: Testing | None
+    news: bool  # a test is wanted
+
+
 class ConcurrentRounds:
     """The rounds of a run whose method has several lanes.
 
@@ -45,11 +90,18 @@ class ConcurrentRounds:
         self._ended = False
         self.missing: Mapping[str, Leave] = {}
         self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
+        self._lanes: list[str] = []
+        self._in_hand: dict[str, InHand] = {}
+        self._resting: dict[str, float] = {}
+        self._testing: tuple[int, Weights, float] | None = None
 
-    async def run(self, lanes: list[str]) -> Weights:
+    async def run(self, lanes: list[str], state: LanesState | None = None) -> Weights:
         """Run until the last round or the target; returns the last weights. Cancelling it cancels the rounds of all
         lanes."""
-        rounds = [asyncio.create_task(self._lane(name), name=f"lane {name}") for name in lanes]
+        self._lanes = lanes
+        first = [] if state is None else [state.merged]  # its timer goes before those of others at the same time
+        names = [*first, *(name for name in lanes if name not in first)]
+        rounds = [asyncio.create_task(self._lane(name, state), name=f"lane {name}") for name in names]
         tests = asyncio.create_task(self._tests(), name="tests")
         try:
             await self._until_over(rounds, tests)
@@ -72,31 +124,37 @@ class ConcurrentRounds:
         self._news.set()
         await tests
 
-    async def _lane(self, name: str) -> None:
+    async def _lane(self, name: str, state: LanesState | None) -> None:
         """One lane's rounds, one after the other."""
-        while (begun := await self._begin(name)) is not None:
-            result = await self._steps.carry_out(
-                begun, self._weights, min(self._steps.training.quorum, len(begun.views))
-            )
+        if state is not None:
+            await self._take_up(name, state)
+        while name in self._in_hand or await self._begin(name):
+            begun, weights = self._in_hand[name].begun, self._in_hand[name].weights
+            result = await self._steps.carry_out(begun, weights, min(self._steps.training.quorum, len(begun.views)))
             async with self._lock:
-                await uninterrupted(self._conclude(begun, result))
-            self._count_void(begun, result)
+                await uninterrupted(self._conclude(name, begun, result))
 
-    async def _begin(self, name: str) -> Begun | None:
-        """Begin the lane's next round as soon as one of its devices can work; None when all rounds have begun."""
+    async def _begin(self, name: str) -> bool:
+        """Begin the lane's next round as soon as one of its devices can work; False when all rounds have begun."""
         steps, progress = self._steps, self._progress
         while True:
+            if name in self._resting:
+                await steps.world.until(self._resting[name])
+                del self._resting[name]
             async with self._lock:
                 if progress.round >= steps.training.rounds:
-                    return None
+                    return False
                 lanes = steps.method.lanes(await steps.prepare(progress))
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
                     begun = steps.begin(name, able[name], progress)
                     self._start_ns = self._start_ns or begun.start_ns
-                    return begun
+                    devices = begun.plan.assignments
+                    await steps.world.settle(devices)
+                    self._in_hand[name] = InHand(begun, self._weights, steps.world.state(devices))
+                    return True
                 self._check_somebody(lanes, any(able.values()))
-            await asyncio.sleep(ABSENT_S)
+                self._resting[name] = now_s() + ABSENT_S
 
     def _able(self, devices: Sequence[DeviceView]) -> list[DeviceView]:
         return [device for device in devices if device.name not in self._void.left_out]
@@ -117,26 +175,39 @@ class ConcurrentRounds:
             why = told(self._void.left_out[device])
             self._steps.fault(device, f"left out from now on: its last {VOID_ROUNDS} rounds were void ({why})")
 
-    async def _conclude(self, begun: Begun, result: RoundResult) -> None:
+    async def _conclude(self, name: str, begun: Begun, result: RoundResult) -> None:
         steps, progress = self._steps, self._progress
+        del self._in_hand[name]
         self._weights = await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
-        await steps.keep(begun.number, self._weights, progress)
         self._unsaid.append((msgspec.structs.replace(progress), result, seconds))
         if result.contributions:
-            self._untested = begun.number, self._weights
+            self._untested, progress.untested = (begun.number, self._weights), True
+        self._count_void(begun, result)
+        await self._keep(name, begun.number)
+
+    async def _keep(self, name: str, number: int) -> None:
+        """Save a checkpoint after a merge of this lane, and have the weights tested if it is time."""
+        await self._steps.keep(number, self._weights, self._progress, lambda: self._state(name, number), self._kept)
+        if self._untested is not None and self._steps.tests_after(number):
             self._news.set()
 
     async def _tests(self) -> None:
         """Test the newest weights, until the target is reached or the lanes have ended and all is tested."""
+        if self._testing is not None:  # of a simulation that goes on
+            await self._steps.world.until(self._testing[2])
+            await self._steps.test(*self._testing[:2], self._progress)
+            self._testing = None
         while not self._ended or self._untested is not None:
             await self._news.wait()
             self._news.clear()
             if self._untested is not None:
                 (number, weights), self._untested = self._untested, None
                 covered, self._unsaid = self._unsaid, []
+                self._testing = number, weights, now_s()
                 await self._steps.test(number, weights, self._progress)
+                self._testing = None
                 self._say(covered)
                 if self._steps.reached(self._progress):
                     return
@@ -146,3 +217,80 @@ class ConcurrentRounds:
         these rounds."""
         for progress, result, seconds in rounds:
             self._steps.watch(msgspec.structs.replace(progress, accuracy=self._progress.accuracy), result, seconds)
+
+    # ---- a simulation that goes on ----
+
+    def _names(self) -> dict[int, str]:
+        """Names of the weights that rounds and tests in hand have, by their identity."""
+        tested = [self._testing[1]] if self._testing is not None else []
+        others = [*(each.weights for each in self._in_hand.values()), *tested]
+        numbers = {id(weights): str(number) for number, weights in enumerate(others)}
+        return {**numbers, id(self._weights): ""}
+
+    def _kept(self) -> Weights:
+        """These weights, for the checkpoint."""
+        tested = [self._testing[1]] if self._testing is not None else []
+        found = {id(weights): weights for weights in (*(each.weights for each in self._in_hand.values()), *tested)}
+        names = self._names()
+        return {
+            f"{names[key]}/{name}": value.clone()  # stages that did not change are shared
+            for key, weights in found.items()
+            if names[key]
+            for name, value in weights.items()
+        }
+
+    def _state(self, merged: str, number: int) -> dict[str, Any]:
+        names, testing = self._names(), self._testing
+        state = LanesState(
+            lanes=self._lanes,
+            merged=merged,
+            number=number,
+            in_hand={
+                lane: Kept(each.begun, names[id(each.weights)], each.world) for lane, each in self._in_hand.items()
+            },
+            resting=dict(self._resting),
+            start_ns=self._start_ns,
+            before_s=self._before_s,
+            void=dict(self._void.counts),
+            left_out=dict(self._void.left_out),
+            seen=sorted(self._seen),
+            somebody_s=self._somebody_s,
+            untested=None if self._untested is None else self._untested[0],
+            testing=None if testing is None else Testing(testing[0], names[id(testing[1])], testing[2]),
+            news=self._news.is_set(),
+        )
+        return {"lanes": msgspec.to_builtins(state)}
+
+    async def go_on(self, saved: Mapping[str, Any], in_hand: Weights) -> Weights:
+        """As `run`, from what a checkpoint holds of these rounds."""
+        state = msgspec.convert(saved, LanesState)
+        self._start_ns, self._before_s, self._somebody_s = state.start_ns, state.before_s, state.somebody_s
+        self._void.counts, self._void.left_out = dict(state.void), dict(state.left_out)
+        self._seen, self._resting = set(state.seen), dict(state.resting)
+        known = {"": self._weights}
+        for key, value in in_hand.items():
+            number, name = key.split("/", 1)
+            known.setdefault(number, {})[name] = value
+        self._in_hand = {
+            lane: InHand(each.begun, known[each.weights], each.world) for lane, each in state.in_hand.items()
+        }
+        if state.untested is not None:
+            self._untested = state.untested, self._weights
+        if state.testing is not None:
+            self._testing = state.testing.number, known[state.testing.weights], state.testing.start_s
+        if state.news:
+            self._news.set()
+        return await self.run(state.lanes, state)
+
+    async def _take_up(self, name: str, state: LanesState) -> None:
+        """Wait until the clock is where this lane was: at the start of its round, or at the merge that was saved."""
+        world = self._steps.world
+        if name in self._in_hand:
+            begun = self._in_hand[name].begun
+            await world.until(self._in_hand[name].world["now_s"])
+            await world.settle(begun.plan.assignments)
+            return
+        async with self._lock if name == state.merged else asyncio.Lock():
+            await world.until(world.saved_s)
+            if name == state.merged:
+                await uninterrupted(self._keep(name, state.number))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -25,7 +24,7 @@ from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
-from orchestrator.clock import now_ns, now_s
+from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.seams import Sender
 from orchestrator.records.types import (
     DeviceOut,
@@ -132,7 +131,7 @@ class RoundDriver:
     def _new_work(self, device: str) -> DeviceWork:
         assignment = self._job.plan.assignments[device]
         # With the time, ids are unique over resumed runs: a late update from before the resume does not fit this task.
-        unique = f"{self._settings.run}/{self._round}/{device}/{time.time_ns():x}"
+        unique = f"{self._settings.run}/{self._round}/{device}/{unique_ns():x}"
         bounds = bounds_of(self._method, assignment, self._settings.samples[device])
         return DeviceWork(
             Task(unique, self._settings.run, self._round, assignment), bounds, self._settings.queued_uploads

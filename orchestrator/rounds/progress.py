@@ -19,7 +19,9 @@ class Progress(msgspec.Struct):
     best_accuracy: float = 0.0
     since_best: int = 0
     accuracy: float = 0.0
+    untested: bool = False  # weights were merged since the last test
     method: dict[str, Any] = {}
+    simulation: dict[str, Any] = {}  # what a simulated run needs to go on to the same bits
 
 
 def plateau(progress: Progress, training: Training) -> None:

@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
+
 from edgebed.errors import EdgebedError, in_words
 from orchestrator.clock import now_ns
 from orchestrator.fleet.control.run_fleet import Applied
@@ -47,6 +49,12 @@ class Clock:
     def stop(self) -> None:
         self._elapsed_s, self._since_ns = self.now_s(), None
 
+    def state(self) -> tuple[float, int | None]:
+        return self._elapsed_s, self._since_ns
+
+    def restore(self, state: tuple[float, int | None]) -> None:
+        self._elapsed_s, self._since_ns = state
+
     def now_s(self) -> float:
         since = 0 if self._since_ns is None else now_ns() - self._since_ns
         return self._elapsed_s + since / 1e9 / self._dilation
@@ -58,6 +66,16 @@ class Clock:
     def until_s(self, at_s: float) -> float:
         """Seconds of the wall clock until then."""
         return max(0.0, at_s - self.now_s()) * self._dilation
+
+
+class PlayerState(msgspec.Struct, frozen=True):
+    """Where a scenario is, in a simulation that is saved and goes on: its clock, what rounds have begun of it, the
+    rounds in hand, and the devices that it has touched."""
+
+    clock: tuple[float, int | None]
+    begun: list[tuple[bool, int, float]]
+    lanes: int
+    touched: list[str]
 
 
 class ScenarioPlayer:
@@ -82,7 +100,8 @@ class ScenarioPlayer:
     ) -> None:
         elapsed_s /= devices.dilation
         self._scenario, self._devices, self._record = scenario, devices, record
-        self._agenda = Agenda(scenario, planned_events(scenario, seed, profiles), now_s=elapsed_s, rounds=rounds)
+        self._planned = planned_events(scenario, seed, profiles)
+        self._agenda = Agenda(scenario, self._planned, now_s=elapsed_s, rounds=rounds)
         self._clock = Clock(devices.dilation, elapsed_s)
         self._caught_up = list(self._agenda.caught_up)
         self._lanes = 0
@@ -92,6 +111,18 @@ class ScenarioPlayer:
         self._touched: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._paused = False
+
+    def state(self) -> PlayerState:
+        return PlayerState(self._clock.state(), list(self._agenda.begun), self._lanes, sorted(self._touched))
+
+    def restore(self, state: PlayerState) -> None:
+        """Take back what `state` gave: on a simulated fleet whose devices are in their conditions already."""
+        self._clock.restore(state.clock)
+        self._agenda = Agenda(self._scenario, self._planned)
+        self._agenda.go_on(state.begun, self._clock.now_s())
+        self._caught_up, self._lanes, self._touched = [], state.lanes, set(state.touched)
+        if self._clock.runs:
+            self._task = asyncio.ensure_future(self._play())
 
     async def before_round(self, number: int) -> None:
         """Do what happens before a round (from 0) is planned. Returns when it is in force."""

@@ -4,7 +4,8 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -29,6 +30,7 @@ from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
+from orchestrator.rounds.world import World
 
 
 class Devices(Protocol):
@@ -71,10 +73,12 @@ class RoundSteps:
         test: x (N, C, H, W) and y (N,) of the test set.
         validation: x and y of samples held out of the training part. Where given, rounds are evaluated with them, and
             only the last weights with the test set.
-        save: called after every round with weights, progress and the method's tensors.
+        save: writes a checkpoint of weights, progress, the method's tensors, and the weights of rounds in hand.
         watch: called after every evaluation, for the terminal.
+        merged: called after every round with its weights, before they are saved.
         replay: a recorded plan, followed instead of the method's own.
         script: what happens to the devices by the experiment's scenario.
+        world: says when checkpoints are due, and what they hold of the devices.
     """
 
     def __init__(
@@ -87,18 +91,21 @@ class RoundSteps:
         environment: Environment | None,
         evaluator: Evaluator,
         test: tuple[Tensor, Tensor],
-        save: Callable[[Weights, Progress, Weights], None],
+        save: Callable[[Weights, Progress, Weights, Weights], None],
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
+        merged: Callable[[Weights, Progress], None] = lambda weights, progress: None,
         validation: tuple[Tensor, Tensor] | None = None,
         replay: Replay | None = None,
         script: Script | None = None,
+        world: World | None = None,
     ) -> None:
         self.method, self._driver, self._devices = method, driver, devices
         self.training, self._environment, self._evaluator = training, environment, evaluator
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
-        self._replay, self._script = replay, script
+        self._replay, self._script, self.world = replay, script, world or World()
+        self._merged = merged
         self._tested: Weights | None = None
 
     def reached(self, progress: Progress) -> bool:
@@ -178,11 +185,37 @@ class RoundSteps:
         optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
         return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed, t.augment)
 
-    async def keep(self, number: int, weights: Weights, progress: Progress) -> None:
-        """Save a checkpoint."""
+    def last(self, progress: Progress) -> bool:
+        """Whether all rounds have begun, or the target is reached."""
+        return progress.round >= self.training.rounds or self.reached(progress)
+
+    async def keep(
+        self,
+        number: int,
+        weights: Weights,
+        progress: Progress,
+        rounds: Callable[[], dict[str, Any]] = dict,
+        in_hand: Callable[[], Weights] = dict,
+    ) -> None:
+        """Save a checkpoint, if one is due.
+
+        Args:
+            rounds, in_hand: give what a simulated run needs of its rounds, as plain data and as weights.
+        """
+        self._merged(weights, progress)
+        await self.world.settle()
         with _phase(self._record, number, "checkpoint"):
-            progress.method = self.method.state()
-            await in_thread("checkpoint", self._save, weights, progress, self.method.tensors())
+            save = _nothing
+            if self.world.due() or self.last(progress):
+                world = self.world.state()
+                progress.method = self.method.state()
+                progress.simulation = {**world, **rounds()} if world else {}
+                save = partial(self._save, weights, progress, self.method.tensors(), in_hand() if world else {})
+            await in_thread("checkpoint", save)
+
+    def tests_after(self, number: int) -> bool:
+        """Whether the weights are tested after this round, if nothing else has them tested."""
+        return (number + 1) % self.training.evaluate_every == 0
 
     async def test(self, number: int, weights: Weights, progress: Progress) -> None:
         start = now_s()
@@ -190,7 +223,7 @@ class RoundSteps:
             samples = self._validation or self._test_set
             score = await self._evaluator.evaluate(self.method, weights, samples)
         self._record(Evaluated(now_ns(), number, score.accuracy, score.loss, now_s() - start, score.extra))
-        progress.accuracy = score.accuracy
+        progress.accuracy, progress.untested = score.accuracy, False
         if self._tested is None or not same(weights, self._tested):
             plateau(progress, self.training)
         self._tested = weights
@@ -202,6 +235,10 @@ class RoundSteps:
         start = now_s()
         score = await self._evaluator.final(self.method, weights, self._validation, self._test_set)
         self._record(FinalTest(now_ns(), progress.round - 1, score.accuracy, score.loss, now_s() - start, score.extra))
+
+
+def _nothing() -> None:
+    pass
 
 
 class _phase:

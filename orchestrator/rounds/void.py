@@ -21,19 +21,22 @@ class VoidRounds:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._count = 0
+        self.in_a_row = 0
 
-    def count(self, void: bool, missing: Mapping[str, Leave]) -> None:
-        """Count a round that has ended. Raises RunError when too many in a row were void.
+    def count(self, void: bool) -> None:
+        """Count a round that has ended."""
+        self.in_a_row = self.in_a_row + 1 if void else 0
+
+    def check(self, missing: Mapping[str, Leave]) -> None:
+        """Raises RunError when too many in a row were void.
 
         Args:
-            missing: devices that did not contribute, and how each left.
+            missing: devices that did not contribute to the last one, and how each left.
         """
-        self._count = self._count + 1 if void else 0
-        if self._count >= VOID_ROUNDS:
+        if self.in_a_row >= VOID_ROUNDS:
             quorum = self._training.quorum
             raise RunError(
-                f"{self._count} rounds in a row ended without a quorum of {quorum}; missing in the last one: "
+                f"{self.in_a_row} rounds in a row ended without a quorum of {quorum}; missing in the last one: "
                 f"{named(missing)}",
                 hint=hint(self._training, missing),
             )
@@ -61,7 +64,7 @@ class VoidByDevice:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self.left_out: dict[str, Leave | None] = {}
 
     def count(
@@ -69,11 +72,11 @@ class VoidByDevice:
     ) -> list[str]:
         """Count a round of `devices` that has ended; returns those that are left out from now on."""
         for device in merged:
-            self._counts[device] = 0
+            self.counts[device] = 0
         blamed: Mapping[str, Leave | None] = (missing or dict.fromkeys(devices)) if void else {}
         for device in blamed:
-            self._counts[device] = self._counts.get(device, 0) + 1
-        out = {device: left for device, left in blamed.items() if self._counts[device] >= VOID_ROUNDS}
+            self.counts[device] = self.counts.get(device, 0) + 1
+        out = {device: left for device, left in blamed.items() if self.counts[device] >= VOID_ROUNDS}
         self.left_out |= out
         return sorted(out)
 

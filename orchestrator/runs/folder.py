@@ -21,18 +21,20 @@ from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import fleet_path
 from orchestrator.records.older_words import ending_of
 from orchestrator.records.reader import beginning, decode, read
-from orchestrator.records.types import Ending, RunFinished, RunStarted
+from orchestrator.records.types import SIMULATED, Ending, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
 from orchestrator.scenario.files import listed
 
 
 class Saved(msgspec.Struct):
-    """A checkpoint: global weights, what the run has reached, and what its method remembers as tensors."""
+    """A checkpoint: global weights, what the run has reached, what its method remembers as tensors, and the weights of
+    rounds in hand (of simulations only)."""
 
     weights: Weights
     progress: Progress
     tensors: Weights
+    in_hand: Weights = {}
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -50,12 +52,13 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.series = path / "series.json"
+        self.simulation = path / "simulation.json"  # only of a simulation: what it goes on with (`simulation.kept`)
         self.plan = path / "plan.jsonl"  # only of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.previous = path / "checkpoint.previous.safetensors"
 
-    def make(self, experiment: bytes, series: Series | None = None) -> None:
+    def make(self, experiment: bytes, series: Series | None = None, simulation: bytes = b"") -> None:
         """Make the folder and write the experiment into it; both are on the disk afterwards. Raises FileError."""
         try:
             self.path.mkdir(parents=True)
@@ -63,6 +66,8 @@ class RunFolder:
         except OSError as error:
             raise FileError.of(error, self.path) from None
         keep(self.experiment, experiment)
+        if simulation:
+            keep(self.simulation, simulation)
         if series is not None:
             keep(self.series, msgspec.json.encode(series))
 
@@ -73,11 +78,11 @@ class RunFolder:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
+    def save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights | None = None) -> None:
         """Write the checkpoint, and keep the one before it. The file is written under another name and renamed once it
         is on the disk: after a kill or a loss of power one of the two is whole. Raises FileError.
         """
-        parts = ((WEIGHTS, weights), (METHOD, tensors))
+        parts = ((WEIGHTS, weights), (METHOD, tensors), (IN_HAND, in_hand or {}))
         named = {f"{kind}{name}": value.contiguous() for kind, part in parts for name, value in part.items()}
         aside = write_aside(self.checkpoint, save(named, {PROGRESS: msgspec.json.encode(progress).decode()}))
         try:
@@ -129,7 +134,7 @@ class RunFolder:
         return Progress()
 
 
-WEIGHTS, METHOD, PROGRESS = "weights/", "method/", "edgebed-progress"
+WEIGHTS, METHOD, IN_HAND, PROGRESS = "weights/", "method/", "in hand/", "edgebed-progress"
 
 
 class Damaged(Exception):
@@ -145,7 +150,7 @@ def _read(path: Path, *, weights: bool = True) -> Saved:
             named = {name: file.get_tensor(name) for name in file.keys()} if weights else {}  # noqa: SIM118 - no mapping
     except (SafetensorError, msgspec.DecodeError, KeyError, OSError) as error:
         raise Damaged(f"is damaged ({error})") from None
-    return Saved(_named(named, WEIGHTS), progress, _named(named, METHOD))
+    return Saved(_named(named, WEIGHTS), progress, _named(named, METHOD), _named(named, IN_HAND))
 
 
 def _named(tensors: Weights, kind: str) -> Weights:
@@ -167,6 +172,8 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
 
 def backend_of(files: RunFolder) -> str | None:
     """The backend of a run, as the option `--backend` names it; None where it never began."""
+    if files.simulation.exists():
+        return SIMULATED
     started = [record for record in read(files.records) if isinstance(record, RunStarted)]
     if not started:
         return None

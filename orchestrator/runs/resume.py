@@ -1,8 +1,8 @@
-"""What `--resume` continues: the runs of the whole experiment, and the settings that may be changed."""
+"""What `--resume` continues, real or simulated: the runs of the whole experiment, and the settings that may be changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ CHANGEABLE = (
     "training.heartbeat_s",
 )
 """Keys that may be changed: how long the run is, and how long it waits for devices. The trained weights depend on all
-others."""
+others. Of a simulation only the first: it goes on to the same records."""
 
 
 def refuse_beside_resume(*given: object) -> None:
@@ -52,13 +52,15 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
         raise UsageError(
             f"{folder} holds no run", hint="give the folder of a run: it holds experiment.yaml and records.jsonl"
         )
-    if (had := backend_of(files)) == SIMULATED:
+    had = backend_of(files)
+    if had == SIMULATED and not files.simulation.exists():
         raise UsageError(
-            f"{folder.name} is a simulation", hint="a simulation cannot be resumed: run `edgebed simulate` again"
+            f"{folder.name} is a simulation of an earlier version, which cannot go on",
+            hint="run `edgebed simulate` again",
         )
     before = convert(load_yaml(files.experiment), Experiment, files.experiment)
     after = load(files.experiment, overrides)
-    _check_changes(before, after)
+    _check_changes(before, after, CHANGEABLE if had != SIMULATED else CHANGEABLE[:1])
     series = files.read_series() or Series("", 0, after.methods)
     members = dict(_members(files, series))
     reached = {place: each.progress() for place, each in members.items()}
@@ -98,13 +100,13 @@ def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]
     yield series.place, files
 
 
-def _check_changes(before: Experiment, after: Experiment) -> None:
+def _check_changes(before: Experiment, after: Experiment, allowed: Sequence[str]) -> None:
     changed = list(_differences(msgspec.to_builtins(before), msgspec.to_builtins(after)))
-    refused = [key for key in changed if key not in CHANGEABLE]
+    refused = [key for key in changed if key not in allowed]
     if refused:
         raise UsageError(
             f"--set {refused[0]}: it cannot be changed in a resumed run, because the trained weights depend on it",
-            hint=f"change {', '.join(CHANGEABLE)}; for anything else start a new run",
+            hint=f"change {', '.join(allowed)}; for anything else start a new run",
         )
     if "training.rounds" in changed and after.training.cosine:
         n = before.training.rounds

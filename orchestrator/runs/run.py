@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,8 +21,9 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.fleet.control.run_fleet import RunFleet
+from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.types import CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
+from orchestrator.records.types import SIMULATED, CutProfiled, Ending, Record, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
@@ -32,6 +34,7 @@ from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
+from orchestrator.rounds.world import World
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, Series, resolved
 from orchestrator.runs.request import Watch
@@ -56,6 +59,7 @@ class RunRequest(msgspec.Struct, frozen=True):
         interleaved: its rounds alternate with those of other methods.
         begun: the folder of a run to go on with; None: a new run begins.
         plan: the folder of a run whose recorded assignments the devices get, instead of what the method would plan.
+        simulation: the file of that name, for the folder of a simulation.
     """
 
     experiment: Experiment
@@ -69,6 +73,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     interleaved: bool = False
     begun: Path | None = None
     plan: Path | None = None
+    simulation: bytes = b""
 
 
 def no_costs(model: StagedModel) -> dict[int, CutCost]:
@@ -128,6 +133,7 @@ class Platform(msgspec.Struct, frozen=True):
         known_costs: gives the costs of the model's cuts; {}: they are to be measured.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
+        world: what checkpoints hold of it.
     """
 
     fleet: RunFleet
@@ -142,6 +148,7 @@ class Platform(msgspec.Struct, frozen=True):
     known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
     recording: Callable[[Write], Write] = plain
     mark: str = ""
+    world: World = msgspec.field(default_factory=World)
 
 
 class MethodRun:
@@ -155,7 +162,9 @@ class MethodRun:
         self._request, self._platform, self._watch = request, platform, watch
         self._experiment, self._method, self._fleet = request.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
-        self._recorder = Recorder(self.folder.records)
+        self._saved = None if request.begun is None else self.folder.restore(watch.notify)
+        self._profiled: dict[int, CutCost] = {}  # of a simulation that goes on
+        self._recorder = self._open_records()
         for listener in (watch.record, *watch.listeners):
             self._recorder.subscribe(partial(listener, self.folder.path))
         self._record = platform.recording(self._recorder.record)
@@ -163,12 +172,29 @@ class MethodRun:
         self._settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
+        self._turn: Turn | None = None  # the last one
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether this is a simulation that goes on to the same records."""
+        return self._saved is not None and bool(self._saved.progress.simulation)
+
+    def _open_records(self) -> Recorder:
+        """Those of a simulation that goes on are cut off where it was saved."""
+        path, simulated = self.folder.records, self._fleet.backend_name == SIMULATED
+        if not simulated or self._request.begun is None:
+            return Recorder(path)
+        self._profiled = profiled(path)
+        if self._saved is None or not self._saved.progress.simulation:
+            return Recorder(path, keep=0)
+        self._platform.world.restore(self._saved.progress.simulation)
+        return Recorder(path, self._saved.progress.simulation["records"], self._platform.world.first_record)
 
     def _new_folder(self) -> RunFolder:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         begin = f"{self._experiment.name}-{self._method.name}{self._platform.mark}"
         folder = RunFolder(self._request.runs / f"{begin}-{stamp}-{uuid.uuid4().hex[:4]}")
-        folder.make(self._resolved(), self._request.series)
+        folder.make(self._resolved(), self._request.series, self._request.simulation)
         if self._request.plan is not None:
             copy_plan(self._request.plan / "records.jsonl", folder.plan)
         return folder
@@ -200,11 +226,13 @@ class MethodRun:
     async def begin(self) -> None:
         """Write the first records, and prepare the method. Afterwards the fleet is free. Raises as `execute`."""
         self._watch.run(self._method.name, self.folder.path, self._experiment.training.rounds)
-        saved = self.folder.restore(self._watch.notify) if self._request.begun is not None else None
+        saved = self._saved
         saved = saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
-        await self._fleet.reset()
         self._open = True
-        self._write_start(saved.progress)
+        if not self._goes_on:
+            await self._fleet.reset()
+            self._write_start(saved.progress)
+        self._seen_ns = now_ns()
         await self._or_end(self._prepare(saved))
 
     @property
@@ -251,7 +279,11 @@ class MethodRun:
         for record in self._fleet.facts(self._seen_ns):
             self._record(record)
         self._fleet.attach(self._record)
+        self._turn = turn
         await self._loop.step()
+        await self._end_turn(turn)
+
+    async def _end_turn(self, turn: Turn) -> None:
         if self._player is not None:
             await self._player.pause()
         await self._fleet.rest(self._loop.left_out)
@@ -292,7 +324,6 @@ class MethodRun:
         )
         for record in fleet.facts():
             self._record(record)
-        self._seen_ns = now_ns()
         fleet.attach(self._record)
 
     async def _conclude(self, why: str, ending: Ending) -> None:
@@ -315,7 +346,12 @@ class MethodRun:
             self._method.restore(saved.progress.method, saved.tensors)
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
-        self._loop.start(saved.weights, saved.progress)
+        self._loop.start(saved.weights, saved.progress, saved.in_hand)
+        self._platform.world.open(lambda: self._recorder.size, self._player)
+        if "turn" in saved.progress.simulation:
+            self._fleet.attach(self._record)
+            await self._loop.go_on()
+            await self._end_turn(msgspec.convert(saved.progress.simulation["turn"], Turn))
         self._fleet.attach(None)
 
     def _make_player(self, progress: Progress) -> ScenarioPlayer | None:
@@ -349,15 +385,20 @@ class MethodRun:
             save=self._save,
             record=self._record,
             watch=lambda progress, result, seconds: self._watch.round(method, progress, result, seconds, dilation),
+            merged=partial(self._watch.merged, self.folder.path),
             replay=read_replay(self.folder.plan) if self.folder.plan.exists() else None,
             script=self._player,
+            world=self._platform.world,
         )
 
-    def _save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
+    def _save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights) -> None:
         """Records first: after a loss of power no checkpoint may hold a round that the records lack."""
-        self._watch.merged(self.folder.path, weights, progress)
+        start_s = time.monotonic()
+        if progress.simulation and self._turn is not None:
+            progress.simulation["turn"] = msgspec.to_builtins(self._turn)
         self._recorder.sync()
-        self.folder.save(weights, progress, tensors)
+        self.folder.save(weights, progress, tensors, in_hand)
+        self._platform.world.wrote(time.monotonic() - start_s)
 
     def _make_trainer(self) -> HalfTrainer:
         """A server trainer for one round at a time, which is closed at the end of the run."""
@@ -373,8 +414,8 @@ class MethodRun:
         model, costs = self._request.model, dict[int, CutCost]()
         if self._method.needs_costs:
             self._watch.notify("profiling the cuts")
-            costs = self._platform.known_costs(model) or await self._profile(model)
-            for cost in costs.values():
+            costs = self._profiled or self._platform.known_costs(model) or await self._profile(model)
+            for cost in costs.values() if not self._goes_on else ():
                 self._record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
         spec = self._method.model_spec(self._experiment.model)
@@ -385,6 +426,13 @@ class MethodRun:
         batch = self._request.prepared.sample(training.batch_size)
         settings = (training.batch_size, training.codec, training.optimizer, batch)
         return await self._platform.profile(model, model.cuts_with_head, *settings)
+
+
+def profiled(records: Path) -> dict[int, CutCost]:
+    """The costs of the cuts, as the first session of a run has recorded them."""
+    found = [record for record in read(records) if isinstance(record, CutProfiled)]
+    names = CutCost.__struct_fields__
+    return {record.cut: CutCost(**{name: getattr(record, name) for name in names}) for record in found}
 
 
 def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:

@@ -102,6 +102,10 @@ class Agenda:
         planned: what `planned_events` gave.
         now_s: where the clock begins. What is over by then is left out.
         rounds: that are over: what they began and nothing ends is in force.
+
+    Attributes:
+        begun: rounds that have begun something: whether it was before they were planned, number, and when. With the
+            same agenda and `go_on` it is as it was.
     """
 
     def __init__(self, scenario: Scenario, planned: Sequence[Planned], *, now_s: float = 0.0, rounds: int = 0) -> None:
@@ -110,6 +114,7 @@ class Agenda:
         self._effects: dict[str, list[_Effect]] = {}
         self._heap: list[tuple[float, int, _Action]] = []
         self._count = 0
+        self.begun: list[tuple[bool, int, float]] = []
         for one in planned:
             if one.round is None:
                 self._push(one.after_s or 0.0, _Begin(one, one.after_s or 0.0))
@@ -132,17 +137,28 @@ class Agenda:
     def before_round(self, number: int, now_s: float) -> list[DueStep]:
         """What happens before a round (from 1) is planned, including what is due by now. Concurrent rounds prepare
         a round several times before it begins; each event happens once."""
-        waiting = self._rounds.pop(number, [])
-        self._rounds[number] = [one for one in waiting if one.after_s is not None]
-        for one in waiting:
-            if one.after_s is None:
-                self._push(now_s, _Begin(one, now_s))
+        self._take_round(True, number, now_s)
         return self.due(now_s)
 
     def round_began(self, number: int, now_s: float) -> None:
-        for one in self._rounds.pop(number, ()):
-            if one.after_s is not None:
-                self._push(now_s + one.after_s, _Begin(one, now_s + one.after_s))
+        self._take_round(False, number, now_s)
+
+    def go_on(self, begun: Sequence[tuple[bool, int, float]], now_s: float) -> None:
+        """Bring a new agenda to where another one was at `now_s`, whose `begun` is given."""
+        for each in begun:
+            self._take_round(*each)
+        self.due(now_s)
+
+    def _take_round(self, before: bool, number: int, now_s: float) -> None:
+        """Plan what happens before a round is planned, or what follows its start."""
+        waiting = self._rounds.pop(number, [])
+        self._rounds[number] = [one for one in waiting if before and one.after_s is not None]
+        if waiting:
+            self.begun.append((before, number, now_s))
+        for one in waiting:
+            if before == (one.after_s is None):
+                at_s = now_s + (one.after_s or 0.0)
+                self._push(at_s, _Begin(one, at_s))
 
     def due(self, now_s: float) -> list[DueStep]:
         """The steps until now, in the order of time; of equal times in the order of the events."""

@@ -31,7 +31,10 @@ ALIKE = ("head", "output")
 """Objectives that can be stacked. Their arithmetic is repeated here; they wait for no reply and read no options."""
 
 BUDGET_BYTES = 1 << 30
-"""About how many bytes the features, weights and activations of devices that train together may take."""
+"""On the CPU: about how many bytes the features, weights and activations of devices that train together may take."""
+
+FREE_SHARE = 0.8
+"""The same on an accelerator, as a share of its free memory."""
 
 MOST = 64
 """The most devices that train together; more do not make it faster."""
@@ -47,6 +50,15 @@ def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
     sizes = [stop - start for start, stop in bounds]
     bare = msgspec.structs.replace(assignment, device="", seed=0, cpus=0.0, privacy=Privacy(), options={})
     return msgspec.msgpack.encode((bare, sizes))
+
+
+def memory_bytes(accelerator: torch.device) -> int:
+    """About how many bytes devices that train together may take: on an accelerator most of what is free now. On the CPU
+    a fixed number, since the bits depend on how many train together."""
+    if accelerator.type != "cuda":
+        return BUDGET_BYTES
+    free, _ = torch.cuda.mem_get_info(accelerator)
+    return int(FREE_SHARE * free)
 
 
 def fits(model: StagedModel, assignment: Assignment, shard: Shard) -> int:

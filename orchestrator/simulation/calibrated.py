@@ -38,7 +38,7 @@ class CalibratedCosts:
     def __init__(
         self, calibration: Calibration, reference: Reference, now_s: Callable[[], float], grain: Grain = "quota"
     ) -> None:
-        self._calibration, self._reference, self._now_s, self._grain = calibration, reference, now_s, grain
+        self._calibration, self.reference, self._now_s, self._grain = calibration, reference, now_s, grain
         source = f"the costs of host {calibration.host}" if calibration.host else ", ".join(calibration.runs)
         self.kind = f"calibrated from {source}"
         self.dilation = 1.0 if calibration.host else calibration.dilation
@@ -59,7 +59,7 @@ class CalibratedCosts:
         return QuotaCpu(lambda: who().limits.cpus, lambda: who().limits.threads, self._now_s, phase, period_s)
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        law = self._reference.device_law(assignment)
+        law = self.reference.device_law(assignment)
         uploads = "features" in assignment.uploads
         seconds = self._calibration.batch_s(device.profile, work_key(assignment), law.seconds(samples), uploads=uploads)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
@@ -75,13 +75,13 @@ class CalibratedCosts:
             return 0.0
         if costs.narrow_cpu_s is not None:
             return self._size * costs.narrow_cpu_s
-        return costs.other * self._reference.narrow_s(assignment.keep)
+        return costs.other * self.reference.narrow_s(assignment.keep)
 
     def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
         return self._calibration.of(device.profile).reply_cpu_s
 
     def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        return self._reference.encode_law(codec).seconds(raw)
+        return self.reference.encode_law(codec).seconds(raw)
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
         return wire_bytes(header, size)
@@ -98,7 +98,7 @@ class CalibratedCosts:
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         total = sum(
-            self._calibration.server_s(server_key(work), self._reference.server_law(work).seconds(count))
+            self._calibration.server_s(server_key(work), self.reference.server_law(work).seconds(count))
             for work, count in zip(assignments, samples, strict=True)
         )
         return total * (self._calibration.server_group if len(assignments) > 1 else 1.0)

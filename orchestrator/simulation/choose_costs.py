@@ -19,32 +19,40 @@ from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, Refer
 from orchestrator.simulation.reference import Reference
 
 
+def calibration_of(wanted: Simulation, near: Path) -> Calibration | None:
+    """The calibration that an experiment names; where it names nothing, the costs of this host if they were measured.
+    None: the costs are no calibration's.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if wanted.as_if is not None:
+        return None
+    if wanted.cost == "calibrated":
+        if wanted.calibration is None:
+            raise UsageError("cost: calibrated without a calibration", hint="give --calibrate-from RUN, or name a file")
+        return load_calibration((near.parent / wanted.calibration).resolve())
+    if wanted.cost not in ("host", None):
+        return None
+    calibration = host_costs.known()
+    if calibration is None and wanted.cost == "host":
+        raise UsageError(
+            f"cost: host, but the costs of this host are not in {host_costs.host_costs_file()}",
+            hint="measure them with `edgebed profile host` (a minute), or choose another cost",
+        )
+    return calibration
+
+
 def cost_model(
     wanted: Simulation,
-    near: Path,
     model: StagedModel,
     batch: Batch,
     calibration: Calibration | None,
     grain: Grain = "quota",
     codec: Codec | None = None,
 ) -> CostModel:
-    """The cost model of a simulation. A given `calibration` takes precedence over what the experiment names; where it
-    names nothing, the costs of this host do, if they were measured.
-
-    Raises:
-        UsageError: there is no calibration file, or the model cannot count this network.
-    """
-    if calibration is None and wanted.cost == "calibrated":
-        if wanted.calibration is None:
-            raise UsageError("cost: calibrated without a calibration", hint="give --calibrate-from RUN, or name a file")
-        calibration = load_calibration((near.parent / wanted.calibration).resolve())
-    if calibration is None and wanted.cost in ("host", None):
-        calibration = host_costs.known()
-        if calibration is None and wanted.cost == "host":
-            raise UsageError(
-                f"cost: host, but the costs of this host are not in {host_costs.host_costs_file()}",
-                hint="measure them with `edgebed profile host` (a minute), or choose another cost",
-            )
+    """The cost model of a simulation: of the calibration where there is one. Raises UsageError where the model cannot
+    count this network."""
     if calibration is not None:
         laws = {"device": calibration.device, "server": calibration.server}
         reference = Reference(model, batch, **laws, encode=calibration.encode, layers=calibration.layers)

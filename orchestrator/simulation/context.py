@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,16 +18,19 @@ from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.runs.data import Prepared
+from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
-from orchestrator.simulation.choose_costs import cost_model
+from orchestrator.simulation.choose_costs import calibration_of, cost_model
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
+from orchestrator.simulation.kept import Kept, kept_now
 from orchestrator.simulation.layer_profile import measure
 from orchestrator.simulation.reference import Reference
 from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import surrogate_costs
+from orchestrator.simulation.world import WorldState
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
@@ -40,6 +44,9 @@ class SimulationRequest(msgspec.Struct, frozen=True):
         calibrate_from: folders of real runs that the costs are taken from.
         save_calibration: the file that keeps that calibration.
         built: the agents have built the model already, as on a fleet that has carried out another run.
+        checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
+        kept: of the runs that go on; None: all runs are new.
+        series, begun, finished: as in `runs.request.Request`.
     """
 
     experiment: Experiment
@@ -50,6 +57,11 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     calibrate_from: tuple[Path, ...] = ()
     save_calibration: Path | None = None
     built: bool = False
+    checkpoint_s: float | None = None
+    kept: Kept | None = None
+    series: str = ""
+    begun: Mapping[int, Path] = {}
+    finished: Mapping[int, Path] = {}
 
 
 class SimulationContext:
@@ -61,6 +73,7 @@ class SimulationContext:
         server_cpus: CPUs of a server of its own, after dilation; None: it is as fast as its costs say.
         server_slots: server halves that train at once.
         dilation: of the experiment, else that of the fleet whose costs are used.
+        kept: goes into the folder of every run.
     """
 
     def __init__(
@@ -74,13 +87,16 @@ class SimulationContext:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
         self.built: set[str] = set(prepared.shards) if request.built else set()
+        for state in self._saved():
+            self.built |= {name for name, device in state.fleet.devices.items() if device.built}
         self.accelerator = accelerator_named(request.accelerator)
+        self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
         self._batch = prepared.sample(self.experiment.training.batch_size)
-        model = self.build()
-        self._made = (
-            self._calibrate(Reference(model, self._batch, layers=measure())) if request.calibrate_from else None
-        )
-        self.costs: CostModel = self._costs(model, self.experiment.simulation.as_if)
+        model, wanted = self.build(), self.experiment.simulation
+        made = self._calibrate(Reference(model, self._batch, layers=measure())) if request.calibrate_from else None
+        made = made or calibration_of(wanted, request.path) if request.kept is None else request.kept.calibration
+        self.kept = msgspec.structs.replace(self.kept, calibration=made)
+        self.costs: CostModel = self._costs(model, wanted.as_if)
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
         server = self.experiment.server
@@ -98,6 +114,14 @@ class SimulationContext:
         return self._costs(self.build(method), wanted)
 
     def _costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
+        """As `_new_costs`, with the laws that the runs of the experiment that have begun have measured."""
+        costs = self._new_costs(model, wanted)
+        if costs.reference is not None:
+            for state in self._saved():
+                costs.reference.learn(state.laws)
+        return costs
+
+    def _new_costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
         """`wanted`: the larger experiment that this one is a surrogate for (`simulation.as_if`)."""
         experiment = self.experiment
         if wanted is not None:
@@ -105,13 +129,18 @@ class SimulationContext:
             return surrogate_costs(experiment, wanted, model, samples)
         return cost_model(
             experiment.simulation,
-            self.request.path,
             model,
             self._batch,
-            self._made,
+            self.kept.calibration,
             experiment.grain,
             experiment.training.codec,
         )
+
+    def _saved(self) -> Iterator[WorldState]:
+        """What the runs of the experiment that have begun left behind."""
+        for folder in (*self.request.finished.values(), *self.request.begun.values()):
+            if saved := RunFolder(folder).progress().simulation:
+                yield msgspec.convert(saved, WorldState)
 
     def _calibrate(self, reference: Reference) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""

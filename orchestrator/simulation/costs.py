@@ -15,6 +15,7 @@ from orchestrator.fleet.spec.profile import Limits
 from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
+from orchestrator.simulation.reference import Reference
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -58,6 +59,10 @@ class CostModel(Protocol):
     """Whether the costs were measured in real runs, or on the host for which they are made."""
     dilation: float
     """The dilation of the fleet on which the costs were measured; 1 if they were not measured on a fleet."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """What measures laws during the simulation, if anything does."""
 
     def check(self, assignment: Assignment) -> None:
         """Raises UsageError for work whose costs the model does not know."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgebed.limits.cpu_quota import PERIOD_US, TICK_US
@@ -36,6 +36,16 @@ class Cpu(Protocol):
     def changed(self) -> None:
         """The device has other CPUs now: work in hand goes on at the new speed."""
 
+    def take_left(self) -> float | None:
+        """CPU seconds that the work in hand that is not urgent has not had yet; None where there is none. The caller
+        cancels it."""
+
+    def state(self) -> list[float]:
+        """What the time of later work depends on, with no work in hand."""
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Take back what `state` gave."""
+
 
 class PlainCpu:
     """CPU seconds divided by CPUs, as in the papers' formulas. Callers share the CPUs: urgent work first, and equals
@@ -44,6 +54,7 @@ class PlainCpu:
     def __init__(self, cpus: Callable[[], float]) -> None:
         self._cpus, self._pace = cpus, Pace()
         self._callers = {True: 0, False: 0}  # by `urgent`
+        self._in_hand: tuple[float, float, float] | None = None  # CPU seconds left at a time of the loop, and CPUs
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
         if seconds <= 0:
@@ -53,11 +64,13 @@ class PlainCpu:
             await self._use(seconds, urgent)
         finally:
             self._enter(urgent, -1)
+            self._in_hand = self._in_hand if urgent else None
 
     async def _use(self, seconds: float, urgent: bool) -> None:
         left, loop = seconds, asyncio.get_running_loop()
         while True:
             start_s, speed = loop.time(), self._speed(urgent)
+            self._in_hand = self._in_hand if urgent else (left, start_s, speed)
             if not await self._pace.sleep(left / speed if speed else None):
                 return
             left = max(0.0, left - (loop.time() - start_s) * speed)
@@ -72,6 +85,18 @@ class PlainCpu:
 
     def changed(self) -> None:
         self._pace.changed()
+
+    def take_left(self) -> float | None:
+        if self._in_hand is None:
+            return None
+        left, start_s, speed = self._in_hand
+        return max(0.0, left - (asyncio.get_running_loop().time() - start_s) * speed)
+
+    def state(self) -> list[float]:
+        return []
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Nothing is remembered."""
 
 
 class QuotaCpu:
@@ -98,6 +123,7 @@ class QuotaCpu:
         self._cpus, self._threads, self._now_s, self._phase = cpus, threads, now_s, phase * period_s
         self._period_s = period_s
         self._balance_s, self._period, self._urgent = 0.0, -1, 0
+        self._in_hand: tuple[float, float] | None = None  # CPU seconds left after a burst, and when it ends
 
     async def use(self, seconds: float, *, urgent: bool = False) -> None:
         self._urgent += urgent
@@ -105,14 +131,31 @@ class QuotaCpu:
             await self._use(seconds, urgent)
         finally:
             self._urgent -= urgent
+            self._in_hand = self._in_hand if urgent else None
 
     def changed(self) -> None:
         """Nothing: every period begins with the quota that is in force."""
+
+    def take_left(self) -> float | None:
+        """What is left of a burst goes back to the quota."""
+        if self._in_hand is None:
+            return None
+        left, end_s = self._in_hand
+        unused = max(0.0, end_s - self._now_s()) * self._threads()
+        self._balance_s += unused
+        return left + unused
+
+    def state(self) -> list[float]:
+        return [self._balance_s, self._period]
+
+    def restore(self, state: Sequence[float]) -> None:
+        self._balance_s, self._period = state[0], int(state[1])
 
     async def _use(self, seconds: float, urgent: bool) -> None:
         left = seconds
         while left > 1e-12:
             self._refill()
+            self._in_hand = self._in_hand if urgent else (left, 0.0)
             if self._balance_s <= 0:
                 await asyncio.sleep(self._until_next())
                 continue
@@ -122,6 +165,7 @@ class QuotaCpu:
             burst = min(left, self._slice())
             self._balance_s -= burst
             left -= burst
+            self._in_hand = self._in_hand if urgent else (left, self._now_s() + burst / self._threads())
             await asyncio.sleep(burst / self._threads())
 
     def _slice(self) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import Batches, ShardBatches
@@ -21,6 +23,8 @@ from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.link import Arrival, Pipe, wire_bytes
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 
+T = TypeVar("T")
+
 
 class Receiver(Protocol):
     """Takes a device's transfers: the fleet, which hands them to the round driver."""
@@ -28,6 +32,22 @@ class Receiver(Protocol):
     def admit(self, peer: str, header: Header, size: int) -> None: ...
     async def deliver(self, inbound: ReceivedTransfer) -> None: ...
     def progress(self, device: str) -> None: ...
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """What a device still does of a task that is no longer wanted: the step in hand, and what is on its link.
+
+    Attributes:
+        working: it begins no other task before the step is done.
+        cpu_s: CPU seconds of that step; None: it waits for what is on the link.
+        transfers: bytes that the link has still to carry, by transfer.
+        phase: in which it does so, and the id of the task.
+    """
+
+    working: bool
+    cpu_s: float | None
+    transfers: list[int]
+    phase: tuple[str, str]
 
 
 class SimulatedDevice:
@@ -61,6 +81,7 @@ class SimulatedDevice:
         self.who, self.costs, self._shard, self._begin_half = who, costs, shard, begin
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
         self.name = who().name
+        self._leftover: Leftover | None = None  # of a run that goes on, until `go_on`
         self.restart_phases()
         self._reset()
 
@@ -90,10 +111,11 @@ class SimulatedDevice:
         self._up = Pipe(lambda: self.costs.uplink(self.who()), self._now_ns, self._moved, self._tell_s)
         self._delivering = asyncio.Lock()
         self._task: Task | None = None
+        self._ending = False  # does a Leftover
         self._doing: Assignment | None = None  # as `real_work` gives it
         self._cancelled: set[str] = set()
         self._next: tuple[Task, memoryview, Arrival] | None = None
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._jobs: dict[asyncio.Task[Any], None] = {}
         self._replies: dict[int, asyncio.Future[memoryview]] = {}
 
     # ---- what comes down ----
@@ -114,7 +136,7 @@ class SimulatedDevice:
         if task.id in self._cancelled:
             return
         self._next = (task, body, arrival)
-        if self._task is None:
+        if self._task is None and not self._ending:
             self._begin()
 
     def _begin(self) -> None:
@@ -157,6 +179,49 @@ class SimulatedDevice:
             job.cancel()
         self._reset()
 
+    # ---- what is left of a task that is not wanted any more ----
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs) or self._leftover is not None
+
+    def interrupt(self) -> Leftover:
+        """End all work; returns what is left of it, for `go_on`. No task is wanted at this time."""
+        left, self._leftover = self._leftover, None
+        if left is None:
+            working, phase = self._task is not None or self._ending, self.phases.open[:2]
+            left = Leftover(working, self._cpu.take_left() if working else None, self._up.left(), phase)
+        self.stop()
+        return left
+
+    def go_on(self, left: Leftover) -> None:
+        """Do what is left of a task, as the agent does: it stops at its next step."""
+        self.phases.enter(*left.phase)
+        self._down.open = self._up.open = self._connected
+        sending = [self.spawn(self._up.carry(size, within=True)) for size in left.transfers]
+        if left.working:
+            self._ending = True
+            self.spawn(self._end_work(left.cpu_s, sending))
+
+    async def _end_work(self, cpu_s: float | None, sending: Sequence[asyncio.Task[Any]]) -> None:
+        if cpu_s is None:
+            await asyncio.gather(*sending)
+        else:
+            await self._cpu.use(cpu_s)
+        self._ending = False
+        self._wait()
+
+    def state(self) -> tuple[tuple[str, str, int], list[float]]:
+        """What the later work of a device depends on, with nothing in hand but a Leftover: the open phase, and what
+        its CPU remembers."""
+        return self.phases.open, self._cpu.state()
+
+    def restore(self, phase: tuple[str, str, int], cpu: Sequence[float], left: Leftover | None) -> None:
+        """Take back what `state` gave, and a Leftover that the next `interrupt` returns."""
+        self.phases.reopen(*phase)
+        self._cpu.restore(cpu)
+        self._leftover = left
+
     # ---- one task ----
 
     async def _work(self, task: Task, body: memoryview, metrics: TaskMetrics) -> None:
@@ -170,6 +235,10 @@ class SimulatedDevice:
             await self._fail(task, in_words(error), isinstance(error, DivergedError), trace_of(error))
         self._task = self._doing = None
         self._replies.clear()
+        self._wait()
+
+    def _wait(self) -> None:
+        """No task is in hand: begin the next one, if it has come."""
         self.phases.enter("waiting", "")
         self._report(self.phases.take())
         self._begin()
@@ -243,21 +312,21 @@ class SimulatedDevice:
 
     def beat(self) -> None:
         """A heartbeat. It counts as progress while the device computes."""
-        if self._connected and self._task is not None and self.phases.name in OWN_WORK:
+        if self._connected and (self._task is not None or self._ending) and self.phases.name in OWN_WORK:
             self._moved()
 
     def _moved(self) -> None:
         self._receiver.progress(self.name)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a job that ends with the device's work."""
         job = asyncio.ensure_future(work)
-        self._jobs.add(job)
+        self._jobs[job] = None
         job.add_done_callback(self._ended)
         return job
 
-    def _ended(self, job: asyncio.Task[None]) -> None:
-        self._jobs.discard(job)
+    def _ended(self, job: asyncio.Task[Any]) -> None:
+        self._jobs.pop(job, None)
         if not job.cancelled() and (error := job.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"a job of the simulated device {self.name} failed", "exception": error}

@@ -23,8 +23,31 @@ from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only
 from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases
 from orchestrator.scenario.agenda import Condition
 from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.device import SimulatedDevice
+from orchestrator.simulation.device import Leftover, SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
+from orchestrator.simulation.virtual import VirtualLoop
+
+
+class DeviceState(msgspec.Struct, frozen=True):
+    """A device between two tasks: as the fleet knows it, as it works, and what is left of a task."""
+
+    profile: ProfileSpec  # its own
+    condition: Condition
+    incarnation: int
+    away: bool
+    silent: bool
+    built: bool
+    phase: tuple[str, str, int]
+    cpu: list[float]
+    left: Leftover | None = None
+
+
+class FleetState(msgspec.Struct, frozen=True):
+    """Devices between two tasks, by name. `beat_s`: when the next heartbeat is due; None: there was none yet."""
+
+    devices: dict[str, DeviceState]
+    beat_s: float | None = None
+
 
 HEARTBEAT_SHARE = 1 / 3
 """Heartbeat period ÷ the silence after which a device counts as lost."""
@@ -63,8 +86,10 @@ class SimulatedFleet(RunFleet):
         self._sends: dict[str, set[asyncio.Task[Any]]] = {name: set() for name in self.names}
         self._heartbeat_s = liveness_s * HEARTBEAT_SHARE
         self._heartbeats: asyncio.Task[None] | None = None
-        built = set() if built is None else built
-        self.devices = {name: self._device(name, shards[name], costs, built) for name in self.names}
+        self._beat_s: float | None = None  # when the next one is due
+        self._left: dict[str, Leftover] = {}  # at the last `settle`
+        self._built = set() if built is None else built
+        self.devices = {name: self._device(name, shards[name], costs, self._built) for name in self.names}
         for name in self.names:
             self._join(name, again=False)
             self.record(self._limits_set(now_ns(), name, "start", None))
@@ -103,13 +128,15 @@ class SimulatedFleet(RunFleet):
     @contextlib.contextmanager
     def driven(self, devices: Collection[str], driver: Driver) -> Iterator[None]:
         """As `RunFleet.driven`. Heartbeats begin with the first driver."""
-        self._heartbeats = self._heartbeats or asyncio.ensure_future(self._beat())
+        self._heartbeats = self._heartbeats or asyncio.ensure_future(self._beat(_loop()))
         with super().driven(devices, driver):
             yield
 
-    async def _beat(self) -> None:
+    async def _beat(self, loop: VirtualLoop) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            self._beat_s = self._beat_s or loop.time() + self._heartbeat_s
+            await loop.until(self._beat_s)
+            self._beat_s = None
             for name, device in self.devices.items():
                 if name not in self._away:
                     device.beat()
@@ -131,6 +158,51 @@ class SimulatedFleet(RunFleet):
         for name, device in self.devices.items():
             if name not in self._away:
                 self._phases(name, device.phases.take())
+
+    # ---- a run that is saved, and goes on ----
+
+    async def settle(self, devices: Collection[str] | None = None) -> None:
+        """Let happen what is due now. What devices without a task still do of earlier ones is interrupted and begun
+        again, whether the run is saved here or not: so a run that goes on from here does the same."""
+        await _loop().settled()
+        busy = [name for name in self._without_task(devices) if self.devices[name].busy]
+        for name in busy:
+            if name not in self._away or name in self._silent:
+                self._phases(name, self.devices[name].phases.take())
+        self._left = {name: self.devices[name].interrupt() for name in busy}
+        if busy:
+            await _loop().settled()
+        for name, left in self._left.items():
+            self.devices[name].go_on(left)
+
+    def _without_task(self, devices: Collection[str] | None) -> list[str]:
+        return [name for name in devices or self.names if name not in self.drivers]
+
+    def state(self, devices: Collection[str] | None = None) -> FleetState:
+        """These devices directly after `settle`, as a run that goes on needs them."""
+        return FleetState({name: self._state(name) for name in self._without_task(devices)}, self._beat_s)
+
+    def _state(self, name: str) -> DeviceState:
+        away, silent, built = name in self._away, name in self._silent, name in self._built
+        who = self.own[name], self.conditions[name], self._incarnations[name]
+        return DeviceState(*who, away, silent, built, *self.devices[name].state(), self._left.get(name))
+
+    def restore(self, state: FleetState) -> None:
+        """Take back what `state` gave. Work in hand goes on at the next `settle`."""
+        for name, each in state.devices.items():
+            self.own[name], self.conditions[name] = each.profile, each.condition
+            self._incarnations[name] = each.incarnation
+            self._assign(name)
+            self.devices[name].change(_connected(each.condition))
+            for names, inside in ((self._away, each.away), (self._silent, each.silent), (self._built, each.built)):
+                (names.add if inside else names.discard)(name)
+            self.devices[name].restore(each.phase, each.cpu, each.left)
+
+    def beat_at(self, at_s: float | None) -> None:
+        """Heartbeats go on at this time of the clock."""
+        if at_s is not None:
+            self._beat_s = at_s
+            self._heartbeats = asyncio.ensure_future(self._beat(_loop()))
 
     # ---- the driver's endpoint ----
 
@@ -248,6 +320,12 @@ class SimulatedFleet(RunFleet):
     def _phases(self, name: str, phases: tuple[Phase, ...]) -> None:
         if phases:
             self.record(DevicePhases(now_ns(), name, self._incarnation(name), phases))
+
+
+def _loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
 
 def _connected(condition: Condition) -> bool:

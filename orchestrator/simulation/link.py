@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -59,7 +61,17 @@ class Pipe:
     ) -> None:
         self._cost, self._now_ns, self._moved, self._tell_s = cost, now_ns, moved, tell_s
         self._turn, self._pace = asyncio.Lock(), Pace()
+        self._numbers = itertools.count()
+        self._left: dict[int, float] = {}  # bytes of every transfer, in order, at the start of the step
+        self._step = 0, 1.0  # of the first of them: its start in ns, and seconds per byte
         self.open = True
+
+    def left(self) -> list[int]:
+        """Bytes that the transfers in hand have still to carry, in their order."""
+        sizes, (start_ns, byte_s) = list(self._left.values()), self._step
+        if sizes and start_ns and self.open:
+            sizes[0] -= (self._now_ns() - start_ns) / 1e9 / byte_s
+        return [max(1, math.ceil(size)) for size in sizes]
 
     def changed(self) -> None:
         """The rate or `open` has changed: the transfer in hand goes on at the new rate."""
@@ -67,22 +79,29 @@ class Pipe:
 
     async def carry(self, size: int, *, within: bool = False) -> Arrival:
         """Return when the last byte has arrived. Cancelling it frees the link. `within`: a task, not at its ends."""
-        async with self._turn:
-            cost = self._cost()
-            latency_s = cost.least_s if within and cost.least_s is not None else cost.latency_s
-            first = min(size, CHUNK_BYTES)
-            # A transfer that directly follows another one has no latency of its own: it is counted once per gap.
-            await self._pass(first * cost.byte_s, cost.byte_s)
-            begun_ns = self._now_ns() + round(latency_s * 1e9)
-            await self._pass((size - first) * cost.byte_s, cost.byte_s)
+        number = next(self._numbers)
+        self._left[number] = size
+        try:
+            async with self._turn:
+                cost = self._cost()
+                latency_s = cost.least_s if within and cost.least_s is not None else cost.latency_s
+                first = min(size, CHUNK_BYTES)
+                # A transfer that directly follows another one has no latency of its own: it is counted once per gap.
+                await self._pass(number, first * cost.byte_s, cost.byte_s)
+                begun_ns = self._now_ns() + round(latency_s * 1e9)
+                await self._pass(number, (size - first) * cost.byte_s, cost.byte_s)
+        finally:
+            del self._left[number]
         await asyncio.sleep(latency_s)
         self._moved()
         now_ns = self._now_ns()
         return Arrival(min(begun_ns, now_ns), now_ns, size)  # `begun_ns` may have been rounded up
 
-    async def _pass(self, seconds: float, byte_s: float) -> None:
+    async def _pass(self, number: int, seconds: float, byte_s: float) -> None:
         """Let the time of some bytes pass: `seconds`, if the rate stays at `byte_s` seconds per byte."""
+        rest = self._left[number] - seconds / byte_s
         while seconds > 0:
+            self._left[number], self._step = rest + seconds / byte_s, (self._now_ns(), byte_s)
             if not self.open:
                 await self._pace.sleep(None)
                 continue
@@ -94,3 +113,4 @@ class Pipe:
             else:
                 seconds -= step
                 self._moved()
+        self._left[number], self._step = rest, (0, byte_s)

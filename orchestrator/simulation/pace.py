@@ -9,7 +9,7 @@ class Pace:
     """Lets virtual time pass for work whose speed may change meanwhile."""
 
     def __init__(self) -> None:
-        self._sleepers: set[asyncio.Future[bool]] = set()
+        self._sleepers: dict[asyncio.Future[bool], None] = {}  # in the order in which they began
 
     async def sleep(self, seconds: float | None) -> bool:
         """Sleep so long, or without an end. True: `changed` has ended it."""
@@ -19,11 +19,11 @@ class Pace:
         loop = asyncio.get_running_loop()
         sleeper: asyncio.Future[bool] = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _end, sleeper, False)
-        self._sleepers.add(sleeper)
+        self._sleepers[sleeper] = None
         try:
             return await sleeper
         finally:
-            self._sleepers.discard(sleeper)
+            del self._sleepers[sleeper]
             if timer is not None:
                 timer.cancel()
 

@@ -28,6 +28,7 @@ class PaperCosts:
     kind = ""
     calibrated = False
     dilation = 1.0
+    reference: Reference | None = None
 
     def check(self, assignment: Assignment) -> None:
         pass
@@ -89,18 +90,19 @@ class ReferenceCosts(PaperCosts):
     kind = "reference"
 
     def __init__(self, reference: Reference, server_speed: float = 1.0) -> None:
-        self._reference, self._server_speed = reference, server_speed
+        self.reference: Reference = reference
+        self._server_speed = server_speed
 
     def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
         return self.work(assignment, samples)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
-        law = self._reference.device_law(assignment)
+        law = self.reference.device_law(assignment)
         seconds = law.seconds(samples)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        laws = [self._reference.server_law(assignment) for assignment in assignments]
+        laws = [self.reference.server_law(assignment) for assignment in assignments]
         return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
 
 

@@ -51,6 +51,15 @@ class SizeLaw(msgspec.Struct, frozen=True):
         return self.fixed_s + size * self.byte_s
 
 
+class Laws(msgspec.Struct, frozen=True):
+    """Laws that a simulation has measured or read, by kind of work."""
+
+    device: dict[str, BatchLaw] = {}
+    server: dict[str, BatchLaw] = {}
+    encode: dict[str, SizeLaw] = {}
+    narrow: list[tuple[tuple[tuple[str, int], ...], float]] = []
+
+
 def work_key(assignment: Assignment) -> str:
     """The kind of work. Assignments with the same key have the same cost per batch on the same device."""
     parts = [assignment.objective, f"cut {assignment.stages}"]
@@ -108,6 +117,17 @@ class Reference:
         self.encode_laws: dict[str, SizeLaw] = dict(encode or {})
         self._narrow_s: dict[tuple[tuple[str, int], ...], float] = {}
         self._anchors = _plain_keys(self.device_laws)
+
+    def laws(self) -> Laws:
+        """The laws so far."""
+        return Laws(self.device_laws, self.server_laws, self.encode_laws, list(self._narrow_s.items()))
+
+    def learn(self, laws: Laws) -> None:
+        """Take laws over: what they tell is not measured again."""
+        self.device_laws |= laws.device
+        self.server_laws |= laws.server
+        self.encode_laws |= laws.encode
+        self._narrow_s |= dict(laws.narrow)
 
     @property
     def model_bytes(self) -> int:

@@ -24,16 +24,36 @@ from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import actions, groups
-from orchestrator.runs.request import Watch
+from orchestrator.runs.request import Request, Watch
 from orchestrator.runs.run import MethodRun, Platform, RunRequest, profile_here
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
+from orchestrator.simulation.kept import read_kept
 from orchestrator.simulation.old_faults import with_events
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, server_cpu
 from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
+from orchestrator.simulation.world import SimulatedWorld
+
+
+def resumed(request: Request) -> SimulationRequest:
+    """The simulation that goes on, from what `resume_request` gave. Raises UsageError."""
+    runs = {**request.finished, **request.begun}
+    kept = read_kept(next(iter(runs.values())))
+    return SimulationRequest(
+        request.experiment,
+        request.path,
+        request.runs,
+        devices=kept.devices,
+        accelerator=kept.accelerator,
+        built=kept.built,
+        kept=kept,
+        series=request.series,
+        begun=request.begun,
+        finished=request.finished,
+    )
 
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
@@ -56,48 +76,56 @@ def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
         shards = {name: read_shard(path) for name, path in prepared.shards.items()}
     check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
     context = SimulationContext(request, spec, prepared, shards, watch)
-    folders: dict[int, Path] = {}
+    series, folders = request.series or uuid.uuid4().hex[:12], dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
-        folders |= _simulate_group(context, {place: methods[place] for place in group})
+        left = {place: methods[place] for place in group if place not in request.finished}
+        folders |= _simulate_group(context, left, group, series)
     return [folders[place] for place in range(len(methods))]
 
 
-def _simulate_group(context: SimulationContext, methods: Mapping[int, Method]) -> dict[int, Path]:
+def _simulate_group(
+    context: SimulationContext, methods: Mapping[int, Method], group: Sequence[int], series: str
+) -> dict[int, Path]:
     """Simulate one method, or several whose rounds alternate; returns the runs' folders. Keys are places in the
     experiment.
 
     Each method has a fleet and a clock of its own, which stand still while another one plays. So the order changes no
     result.
+
+    Args:
+        methods: that have not finished in an earlier session.
+        group: places of all methods of the group.
     """
-    series = Series(uuid.uuid4().hex[:12], 0, context.experiment.methods) if len(methods) > 1 else None
     with contextlib.ExitStack() as stack:
-        runners = [stack.enter_context(virtual_runner()) for _ in methods]
-        made = [
-            runner.run(_make_run(context, place, method, series))
-            for runner, (place, method) in zip(runners, methods.items(), strict=True)
-        ]
-        _play(runners, [run for run, _ in made], context.experiment.training.seed)
-    for _, halves in made:
+        runners = {place: stack.enter_context(virtual_runner()) for place in methods}
+        made = {
+            place: runner.run(_make_run(context, place, methods[place], series, len(group) > 1))
+            for place, runner in runners.items()
+        }
+        runs = {group.index(place): (runners[place], run) for place, (run, _) in made.items()}
+        _play(runs, len(group), context.experiment.training.seed, f"s{series[:8]}")
+    for _, halves in made.values():
         context.watch.notify(f"halves: {halves.together} trained together, {halves.alone} alone")
-    return {place: run.folder.path for place, (run, _) in zip(methods, made, strict=True)}
+    return {place: run.folder.path for place, (run, _) in made.items()}
 
 
-def _play(runners: Sequence[asyncio.Runner], runs: Sequence[MethodRun], seed: int) -> None:
+def _play(runs: Mapping[int, tuple[asyncio.Runner, MethodRun]], count: int, seed: int, fleet: str) -> None:
     """As `interleave.play`, with a clock for each run."""
-    if len(runs) == 1:
-        runners[0].run(runs[0].execute())
+    if count == 1:
+        for runner, run in runs.values():
+            runner.run(run.execute())
         return
     try:
-        for number, action in actions(dict(enumerate(runs)), len(runs), seed, f"s{uuid.uuid4().hex[:8]}"):
-            runners[number].run(action)
+        for number, action in actions({number: run for number, (_, run) in runs.items()}, count, seed, fleet):
+            runs[number][0].run(action)
     except BaseException:
-        for runner, run in zip(runners, runs, strict=True):
+        for runner, run in runs.values():
             runner.run(run.interrupt())
         raise
 
 
 async def _make_run(
-    context: SimulationContext, place: int, method: Method, series: Series | None
+    context: SimulationContext, place: int, method: Method, series: str, interleaved: bool
 ) -> tuple[MethodRun, HalfPool]:
     """One method on a simulated fleet of its own, on the running loop's clock."""
     loop = asyncio.get_running_loop()
@@ -107,7 +135,7 @@ async def _make_run(
     batched, notify = experiment.simulation.batched, context.watch.notify
     halves = HalfPool(model, context.shards, context.accelerator, batched=batched, notify=notify)
     fleet = _fleet(context, costs, halves)
-    if series is not None:  # as one after the other: the first method's tasks build the models, whatever the order
+    if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
     wanted = RunRequest(
         experiment=experiment,
@@ -117,10 +145,13 @@ async def _make_run(
         options=experiment.methods[place],
         prepared=context.prepared,
         model=model,
-        series=series and msgspec.structs.replace(series, place=place),
-        interleaved=series is not None,
+        series=Series(series, place, experiment.methods),
+        interleaved=interleaved,
+        begun=request.begun.get(place),
+        simulation=msgspec.json.encode(context.kept),
     )
-    return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs)), context.watch), halves
+    world = SimulatedWorld(loop, fleet, costs.reference, request.checkpoint_s)
+    return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs), world), context.watch), halves
 
 
 def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
@@ -137,7 +168,9 @@ def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> Si
     )
 
 
-def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging) -> Platform:
+def _platform(
+    context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging, world: SimulatedWorld
+) -> Platform:
     accelerator = context.accelerator
     return Platform(
         fleet=fleet,
@@ -146,7 +179,7 @@ def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFlee
             context.server_slots,
             costs,
             charging.assignments,
-            server_cpu(costs, context.server_cpus),
+            world.server_cpu(server_cpu(costs, context.server_cpus)),
             context.experiment.simulation.server_time,
         ),
         evaluator=LocalEvaluator(accelerator),
@@ -161,6 +194,7 @@ def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFlee
         known_costs=costs.cut_costs,
         recording=charging.recording,
         mark="-sim",
+        world=world,
     )
 
 
@@ -180,4 +214,4 @@ def _sized(spec: FleetSpec, devices: int | None) -> FleetSpec:
     return msgspec.structs.replace(spec, devices=tuple(made))
 
 
-__all__ = ["SimulationRequest", "Watch", "simulate"]
+__all__ = ["SimulationRequest", "Watch", "resumed", "simulate"]

@@ -142,7 +142,7 @@ class SurrogateCosts(PaperCosts):
     ) -> None:
         self._counted, self._pair, self._each = counted, pair, samples_each
         self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
-        self.kind = f"{counted.kind}: {what}"
+        self.kind, self.reference = f"{counted.kind}: {what}", counted.reference
         self._factors: dict[tuple[object, ...], float] = {}
 
     def check(self, assignment: Assignment) -> None:

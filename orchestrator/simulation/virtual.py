@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import selectors
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
@@ -26,9 +29,9 @@ def free(work: OwnWork, size: int) -> float:
 
 
 class _Jumping(selectors.BaseSelector):
-    """A selector that never waits: it advances the loop's clock instead."""
+    """A selector that never waits: it moves the loop's clock to the next timer instead."""
 
-    def __init__(self, inner: selectors.BaseSelector, skip: Callable[[float], None]) -> None:
+    def __init__(self, inner: selectors.BaseSelector, skip: Callable[[], None]) -> None:
         self._inner, self._skip = inner, skip
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -40,7 +43,7 @@ class _Jumping(selectors.BaseSelector):
                 "the simulation cannot continue: nothing is ready and no timer is set",
                 hint="please report this with the experiment file: a task waits for something that never happens",
             )
-        self._skip(timeout)
+        self._skip()
         return ready
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -56,8 +59,19 @@ class _Jumping(selectors.BaseSelector):
         self._inner.close()
 
 
+class _Timer(asyncio.TimerHandle):
+    """Timers that are due at the same time run in the order in which they were made."""
+
+    number = 0
+
+    def __lt__(self, other: _Timer) -> bool:  # type: ignore[override]
+        return (self.when(), self.number) < (other.when(), other.number)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only through timers and `advance`. Calls for worker threads run inline, in one fixed order.
+    """Time passes only through timers and `advance`. Calls for worker threads run inline, in one fixed order. What
+    happens depends on nothing but the timers that are set, so a simulation that goes on from a checkpoint with the same
+    timers and the same clock does the same.
 
     Attributes:
         charge: virtual seconds that calls through `run_charged` cost; their result arrives that much later.
@@ -66,7 +80,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now_s = START_S
         self.charge: Charge = free
-        super().__init__(_Jumping(selectors.DefaultSelector(), self.advance))
+        self._scheduled: list[_Timer]
+        self._numbers = itertools.count(1)
+        self._settling = 0
+        super().__init__(_Jumping(selectors.DefaultSelector(), self._to_next_timer))
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
@@ -74,6 +91,43 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def virtual_ns(self) -> int:
         return round(self._now_s * 1e9)
+
+    def start_at(self, now_s: float) -> None:
+        """Set the clock, before any timer is set: a simulation goes on."""
+        self._now_s = now_s
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = next(self._numbers)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def _to_next_timer(self) -> None:
+        self._now_s = max(self._now_s, self._scheduled[0].when())
+
+    async def settled(self) -> None:
+        """Return when everything that is due at this time has happened. Several may wait for it at once."""
+        self._settling += 1
+        try:
+            while self._due():
+                await asyncio.sleep(0)
+        finally:
+            self._settling -= 1
+
+    def _due(self) -> bool:
+        """Whether anything is ready now, but others that wait in `settled`; or a timer is due."""
+        ready: int = len(self._ready)  # type: ignore[attr-defined]
+        timers = self._scheduled
+        return ready >= self._settling or (bool(timers) and timers[0].when() <= self._now_s + self._clock_resolution)
+
+    async def until(self, at_s: float) -> None:
+        """Return when the clock shows `at_s`."""
+        reached: asyncio.Future[None] = self.create_future()
+        self.call_at(at_s, lambda: None if reached.done() else reached.set_result(None))
+        await reached
 
     def advance(self, seconds: float) -> None:
         """Let time pass in which the loop does nothing else, for a computation in the loop's own thread."""

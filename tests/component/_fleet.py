@@ -210,7 +210,7 @@ class Fleet:
                 self.changed.clear()
                 await self.changed.wait()
 
-    def _save(self, weights: Weights, progress: Progress, tensors: Weights) -> None:
+    def _save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights) -> None:
         self.saved.append({name: value.clone() for name, value in weights.items()})
         self.checkpoint = copy.deepcopy(Saved(weights, progress, tensors))
 

@@ -185,7 +185,7 @@ async def _play(
         environment=environment,
         evaluator=LocalEvaluator(CPU),
         test=(torch.zeros(2, *SHAPE), torch.tensor([0, 1])),
-        save=lambda weights, progress, tensors: played.saved.append({k: v.clone() for k, v in weights.items()}),
+        save=lambda weights, *_: played.saved.append({k: v.clone() for k, v in weights.items()}),
         record=noted,
         watch=lambda progress, result, seconds: None,
         script=player,

@@ -85,7 +85,7 @@ class Harness:
             environment=None,
             evaluator=LocalEvaluator(torch.device("cpu")),
             test=(torch.zeros(1), torch.zeros(1)),
-            save=lambda weights, progress, tensors: self.saved.append((float(weights["w"]), progress.round)),
+            save=lambda weights, progress, *_: self.saved.append((float(weights["w"]), progress.round)),
             record=self.records.append,
             watch=self.watch,
         )

@@ -30,7 +30,7 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.batched import BatchedTrainer, StackedPart, kind_of
-from orchestrator.simulation.choose_costs import cost_model
+from orchestrator.simulation.choose_costs import calibration_of, cost_model
 from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
@@ -482,6 +482,7 @@ def test_costs_of_a_host_that_was_not_measured_are_refused_with_what_to_do(
     monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path))
     batch = (torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(UsageError, match="not in") as caught:
-        cost_model(Simulation(cost="host"), tmp_path, model(), batch, None)
+        calibration_of(Simulation(cost="host"), tmp_path)
     assert "edgebed profile host" in caught.value.hint
-    assert cost_model(Simulation(), tmp_path, model(), batch, None).kind == "reference"
+    assert calibration_of(Simulation(), tmp_path) is None
+    assert cost_model(Simulation(), model(), batch, None).kind == "reference"

@@ -1,0 +1,50 @@
+"""What a run stands on, as far as its checkpoints depend on it: when one is due, and what it holds of devices and clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from orchestrator.clock import now_s
+from orchestrator.rounds.scenario_player import ScenarioPlayer
+
+
+class World:
+    """That of a real run: a checkpoint after every round. Devices and clock go on when the orchestrator does not, so
+    nothing of them is saved.
+
+    Attributes:
+        saved_s: what the clock showed when the run that goes on was saved.
+        first_record: bytes of its records that were written before the oldest round in hand.
+    """
+
+    saved_s, first_record = 0.0, 0
+
+    def due(self) -> bool:
+        """Whether a checkpoint is to be written now; the last one always is."""
+        return True
+
+    def wrote(self, seconds: float) -> None:
+        """A checkpoint was written in so many seconds of wall time."""
+
+    async def settle(self, devices: Collection[str] | None = None) -> None:
+        """Let happen what is due now, and bring devices without a task into a state that a run can go on from.
+
+        Args:
+            devices: those of them that are meant. None: all.
+        """
+
+    def state(self, devices: Collection[str] | None = None) -> dict[str, Any]:
+        """That state, with the clock and all that goes on. {}: none is kept."""
+        return {}
+
+    def open(self, records: Callable[[], int], player: ScenarioPlayer | None) -> None:
+        """The run begins or goes on. `records`: gives the bytes of its records so far."""
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back `Progress.simulation`. The clock begins where the oldest round in hand does."""
+
+    async def until(self, at_s: float) -> None:
+        """Return when the clock shows `at_s`."""
+        await asyncio.sleep(max(0.0, at_s - now_s()))

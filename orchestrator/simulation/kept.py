@@ -1,0 +1,59 @@
+"""`simulation.json`: what a simulation goes on with that its experiment file does not tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from edgebed.errors import UsageError
+from orchestrator.runs.folder import RunFolder
+from orchestrator.simulation.batched import memory_bytes
+from orchestrator.simulation.calibration import Calibration
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the bits and costs of a simulation depend on.
+
+    Attributes:
+        devices, built: as in `SimulationRequest`.
+        torch, simd: torch's version, and the instructions of the CPU that it uses.
+        memory_bytes: that devices which train together may take (`batched.memory_bytes`).
+        calibration: of the costs; None: they are no calibration's.
+    """
+
+    torch: str
+    simd: str
+    accelerator: str
+    devices: int | None = None
+    built: bool = False
+    memory_bytes: int = 0
+    calibration: Calibration | None = None
+
+
+def kept_now(before: Kept | None, devices: int | None, accelerator: torch.device, built: bool) -> Kept:
+    """That of a new simulation; `before`, where one goes on.
+
+    Raises:
+        UsageError: it was begun with another torch, or on another kind of CPU, which gives other bits.
+    """
+    version, simd = str(torch.__version__), torch.backends.cpu.get_cpu_capability()
+    if before is None:
+        return Kept(version, simd, str(accelerator), devices, built, memory_bytes(accelerator))
+    if (before.torch, before.simd) != (version, simd):
+        raise UsageError(
+            f"the simulation was begun with torch {before.torch} on a CPU with {before.simd}; here are torch {version} "
+            f"and {simd}",
+            hint="other bits would come of it: go on where it was begun, or simulate anew",
+        )
+    return before
+
+
+def read_kept(folder: Path) -> Kept:
+    """That of a run. Raises UsageError where the file is damaged."""
+    path = RunFolder(folder).simulation
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint="simulate anew") from None

@@ -1,0 +1,106 @@
+"""What a checkpoint of a simulated run holds besides weights and progress, so that the run goes on to the same bits: the
+virtual clock, the devices, the scenario, what the server's CPU remembers, and the laws that were measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.rounds.scenario_player import PlayerState, ScenarioPlayer
+from orchestrator.rounds.world import World
+from orchestrator.simulation.cpu import Cpu
+from orchestrator.simulation.fleet import FleetState, SimulatedFleet
+from orchestrator.simulation.reference import Laws, Reference
+from orchestrator.simulation.virtual import VirtualLoop
+
+CHEAP = 0.05
+"""Share of the wall time that checkpoints may take where no interval is given."""
+
+
+class WorldState(msgspec.Struct, frozen=True):
+    """At a time of the virtual clock. `records`: bytes of the records until then."""
+
+    now_s: float
+    records: int
+    fleet: FleetState
+    player: PlayerState | None
+    server: list[list[float]]  # of the CPU of each trainer
+    laws: Laws
+
+
+class SimulatedWorld(World):
+    """The world of one simulated run.
+
+    Args:
+        reference: whose laws are measured during the run; None: nothing is.
+        every_s: least seconds of wall time between two checkpoints. None: as many as keep them cheap.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        fleet: SimulatedFleet,
+        reference: Reference | None,
+        every_s: float | None = None,
+    ) -> None:
+        self._loop, self._fleet, self._reference, self._every_s = loop, fleet, reference, every_s
+        self._server_cpus: list[Cpu] = []  # in the order in which they were made
+        self._saved: WorldState | None = None
+        self._records: Callable[[], int] = int
+        self._player: ScenarioPlayer | None = None
+        self._next_s = 0.0  # of the machine's clock
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next_s
+
+    def wrote(self, seconds: float) -> None:
+        """A checkpoint was written in so many seconds of wall time."""
+        self._next_s = time.monotonic() + (seconds / CHEAP if self._every_s is None else self._every_s)
+
+    def open(self, records: Callable[[], int], player: ScenarioPlayer | None) -> None:
+        self._records, self._player = records, player
+        if player is not None and self._saved is not None and self._saved.player is not None:
+            player.restore(self._saved.player)
+
+    def server_cpu(self, cpu: Cpu | None) -> Cpu | None:
+        """The CPU of another trainer, as it was where the run goes on."""
+        if cpu is not None:
+            if self._saved is not None and len(self._server_cpus) < len(self._saved.server):
+                cpu.restore(self._saved.server[len(self._server_cpus)])
+            self._server_cpus.append(cpu)
+        return cpu
+
+    async def settle(self, devices: Collection[str] | None = None) -> None:
+        await self._fleet.settle(devices)
+
+    def state(self, devices: Collection[str] | None = None) -> dict[str, Any]:
+        state = WorldState(
+            self._loop.time(),
+            self._records(),
+            self._fleet.state(devices),
+            None if self._player is None else self._player.state(),
+            [cpu.state() for cpu in self._server_cpus],
+            Laws() if self._reference is None else self._reference.laws(),
+        )
+        found: dict[str, Any] = msgspec.to_builtins(state)
+        return found
+
+    async def until(self, at_s: float) -> None:
+        await self._loop.until(at_s)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        lanes = saved.get("lanes", {})
+        self._saved = last = msgspec.convert(saved, WorldState)
+        in_hand = [msgspec.convert(each["world"], WorldState) for each in lanes.get("in_hand", {}).values()]
+        first = min([last, *in_hand], key=lambda state: state.now_s)
+        testing = lanes.get("testing")
+        self.saved_s, self.first_record = last.now_s, first.records
+        self._loop.start_at(min(first.now_s, testing["start_s"]) if testing else first.now_s)
+        for state in (last, *in_hand):
+            self._fleet.restore(state.fleet)
+        self._fleet.beat_at(first.fleet.beat_s)
+        if self._reference is not None:
+            self._reference.learn(last.laws)

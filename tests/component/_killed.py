@@ -1,0 +1,68 @@
+"""A simulation that kills its own process, with settings from a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.experiment import Experiment
+from orchestrator.records.recorder import Recorder
+from edgebed.methods.base import CutCost
+from edgebed.models.staged import StagedModel
+from edgebed.wire.messages import Assignment
+from orchestrator.runs import run, session
+from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.resume import resume_request
+from orchestrator.simulation.reference import BatchLaw, Reference
+from orchestrator.simulation.run import SimulationRequest, resumed, simulate
+
+
+def after(calls: int, real: Callable[..., Any], *, do: bool) -> Callable[..., Any]:
+    """`real`, whose call number `calls` (from 1) kills this process: after it is done, or before."""
+    left = [calls]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        found = real(*args, **kwargs) if left[0] or do else None
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    return call
+
+
+def measure_as(speed: float) -> None:
+    """What is measured is so many times slower: a later session that measured again would show it."""
+
+    def profile(model: StagedModel, cuts: Sequence[int], *_: object, **__: object) -> dict[int, CutCost]:
+        return {cut: CutCost(cut, 1000, 1000 * cut, 0.01 * cut * speed, 0.01 * speed) for cut in cuts}
+
+    def law(self: Reference, assignment: Assignment) -> BatchLaw:
+        return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
+
+    run.profile_cuts = profile  # type: ignore[assignment]
+    Reference._measure_device = Reference._measure_server = law  # type: ignore[method-assign]
+
+
+def main(file: Path) -> None:
+    job: dict[str, Any] = json.loads(file.read_text())
+    if job.get("records"):
+        Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]
+    if job.get("checkpoints"):
+        RunFolder.save = after(job["checkpoints"], RunFolder.save, do=False)  # type: ignore[method-assign]
+    measure_as(1.0 if job["first"] else 3.0)
+    watch = session.Watch(session.quiet)
+    runs, path = Path(job["runs"]), Path(job["path"])
+    begun = sorted(runs.glob("*/records.jsonl"))
+    if begun:
+        simulate(resumed(resume_request(begun[0].parent)), watch)
+        return
+    experiment = msgspec.convert(job["experiment"], Experiment)
+    simulate(SimulationRequest(experiment, path, runs, checkpoint_s=job.get("checkpoint_s")), watch)
+

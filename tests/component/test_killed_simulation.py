@@ -1,0 +1,88 @@
+"""A simulation that is killed at any moment goes on to the same bits: weights, progress and every record."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orchestrator.runs.folder import RunFolder
+from tests.component import _killed
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.component._killed"])
+WANTED: dict[str, Any] = {
+    "name": "cell",
+    "fleet": "../fleets/desk-5.yaml",
+    "data": {"name": "digits", "train_samples": 100, "test_samples": 20},
+    "training": {"rounds": 9, "batch_size": 10, "seed": 3},
+    "environment": {"every": 3, "share": 0.5},
+    "simulation": {"cost": "flops", "device_flops": 1e8},
+}
+KILLS: list[dict[str, int]] = [{"records": 70}, {"checkpoints": 3}, {"records": 30}]
+"""In each session: after so many records were written, or in place of a checkpoint, when its records are written."""
+
+
+def play(folder: Path, experiment: dict[str, Any], kills: list[dict[str, int]], **job: Any) -> Path:
+    """The run of the experiment's method, killed and resumed."""
+    file = folder / "job.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = str(ROOT / "profiles" / "experiments" / "cell.yaml")
+    for number, kill in enumerate([*kills, {}]):
+        asked = {"experiment": experiment, "path": path, "runs": str(folder), "first": number == 0, **job, **kill}
+        file.write_text(json.dumps(asked))
+        process = PROCESSES.Process(target=_killed.main, args=(file,))
+        process.start()
+        process.join()
+        assert process.exitcode == (-9 if kill else 0)
+    (run,) = folder.glob("*/records.jsonl")
+    return run.parent
+
+
+def records(run: Path) -> list[str]:
+    """The lines of the records, without the run's name, its date and its series."""
+    text = (run / "records.jsonl").read_text().replace(run.name, "RUN")
+    assert text.count('"type":"run_started"') == 1
+    return re.sub(r'"(wall|series)":"[^"]*"', r'"\1":""', text).splitlines()
+
+
+def assert_equal(whole: Path, killed: Path) -> None:
+    expected, found = (load_file(run / "checkpoint.safetensors") for run in (whole, killed))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert records(killed) == records(whole)
+    before, after = (msgspec.json.encode(RunFolder(run).progress()) for run in (whole, killed))
+    assert before.replace(whole.name.encode(), b"RUN") == after.replace(killed.name.encode(), b"RUN")
+
+
+LOST = [
+    {"round": 3, "after_s": 0.2, "device": "cpu0.2-1", "do": "cut", "for_s": 40.0},
+    {"round": 5, "after_s": 0.1, "device": "desk-cpu0.3-1", "do": "leave", "for_s": 30.0},
+    {"at_s": 60.0, "share": 0.6, "limits": {"cpus": 0.2}, "for_s": 200.0},
+]
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {"methods": [{"name": "fedavg"}]},
+    "dtfl": {"methods": [{"name": "dtfl", "tiers": 3}]},
+    "s2fl": {"methods": [{"name": "s2fl"}]},
+    "fedat": {"methods": [{"name": "fedat", "tiers": 2}]},
+    "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
+    "late devices": {"methods": [{"name": "drop-slowest"}]},
+    "measured costs": {"methods": [{"name": "dtfl", "tiers": 3}], "simulation": {"cost": "reference"}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulation_that_was_killed_three_times_is_equal_to_a_whole_one(case: str, tmp_path: Path) -> None:
+    wanted = {**WANTED, **CASES[case]}
+    whole = play(tmp_path / "whole", wanted, [], checkpoint_s=0)
+    kills = [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS  # laws that no checkpoint holds are lost
+    killed = play(tmp_path / "killed", wanted, kills, checkpoint_s=0)
+    assert_equal(whole, killed)
