@@ -40,7 +40,8 @@ from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch, quiet
-from orchestrator.simulation.run import SimulationRequest, simulate
+from orchestrator.runs.resume import resume_request
+from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 
 PR_SET_PDEATHSIG = 1
 """Has the kernel send a signal to this process when the one that started it ends."""
@@ -205,13 +206,14 @@ def job_of(request: WorkerRequest) -> Job:
 
 
 def run_or_go_on(experiment: Experiment, path: Path, folder: Path, watch: Watch) -> Path:
-    """The run of the experiment in `folder`: one that has ended, or one that is made.
-
-    A simulation cannot go on yet: what an interrupted one left is removed. This function is the only place that knows.
-    """
+    """The run of the experiment in `folder`: one that has ended, one that goes on, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in sorted(folder.iterdir()):
-        if RunFolder(run).ending() == "finished":
+        files = RunFolder(run)
+        if files.ending() == "finished":
+            return run
+        if files.simulation.is_file() and files.records.is_file():
+            (run,) = simulate(resumed(resume_request(run)), watch)
             return run
         shutil.rmtree(run)
     (run,) = simulate(SimulationRequest(experiment, path.resolve(), folder), watch)

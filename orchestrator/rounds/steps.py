@@ -76,6 +76,7 @@ class RoundSteps:
             only the last weights with the test set.
         save: writes a checkpoint of weights, progress, the method's tensors, and the weights of rounds in hand.
         watch: called after every evaluation, for the terminal.
+        merged: called after every round with its weights, before they are saved.
         replay: a recorded plan, followed instead of the method's own.
         script: what happens to the devices by the experiment's scenario.
         world: says when checkpoints are due, and what they hold of the devices.
@@ -94,6 +95,7 @@ class RoundSteps:
         save: Callable[[Weights, Progress, Weights, Weights], None],
         record: Callable[[Record], None],
         watch: Callable[[Progress, RoundResult, float], None],
+        merged: Callable[[Weights, Progress], None] = lambda weights, progress: None,
         validation: tuple[Tensor, Tensor] | None = None,
         replay: Replay | None = None,
         script: Script | None = None,
@@ -104,6 +106,7 @@ class RoundSteps:
         self._test_set, self._save, self._record, self.watch = test, save, record, watch
         self._validation = validation
         self._replay, self._script, self.world = replay, script, world or World()
+        self._merged = merged
         self._tested: Weights | None = None
 
     def reached(self, progress: Progress) -> bool:
@@ -200,6 +203,7 @@ class RoundSteps:
         Args:
             rounds, in_hand: give what a simulated run needs of its rounds, as plain data and as weights.
         """
+        self._merged(weights, progress)
         await self.world.settle()
         with _phase(self._record, number, "checkpoint"):
             save = _nothing

@@ -86,7 +86,7 @@ class Watch:
             self.notify(line)
 
     def merged(self, folder: Path, weights: Weights, progress: Progress) -> None:
-        """Called after every round, before its checkpoint is written, with the weights that it gave."""
+        """Called after every round with the weights that it gave, before a checkpoint is written."""
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         self.notify(

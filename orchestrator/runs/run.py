@@ -282,6 +282,7 @@ class MethodRun:
             save=self._save,
             record=self._record,
             watch=lambda progress, result, seconds: self._watch.round(method, progress, result, seconds, dilation),
+            merged=partial(self._watch.merged, self.folder.path),
             replay=read_replay(self.folder.plan) if self.folder.plan.exists() else None,
             script=self._player,
             world=self._platform.world,
@@ -289,7 +290,6 @@ class MethodRun:
 
     def _save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights) -> None:
         """Records first: after a loss of power no checkpoint may hold a round that the records lack."""
-        self._watch.merged(self.folder.path, weights, progress)
         start_s = time.monotonic()
         if progress.simulation and self._turn is not None:
             progress.simulation["turn"] = msgspec.to_builtins(self._turn)

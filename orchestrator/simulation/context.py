@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -88,32 +88,21 @@ class SimulationContext:
         self.request, self.spec, self.prepared, self.shards, self.watch = request, spec, prepared, shards, watch
         self.experiment = request.experiment
         self.built: set[str] = set(prepared.shards) if request.built else set()
+        for state in self._saved():
+            self.built |= {name for name, device in state.fleet.devices.items() if device.built}
         self.accelerator = accelerator_named(request.accelerator)
         self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
         self._batch = prepared.sample(self.experiment.training.batch_size)
-        model = self.build()
+        model, wanted = self.build(), self.experiment.simulation
         made = self._calibrate(WorkLaws(model, self._batch, layers=measure())) if request.calibrate_from else None
-        wanted = self.experiment.simulation
         made = made or calibration_of(wanted, request.path) if request.kept is None else request.kept.calibration
         self.kept = msgspec.structs.replace(self.kept, calibration=made)
-        self.costs: CostModel = self._costs(model, self.experiment.simulation.as_if)
-        self._learn(self.costs)
+        self.costs: CostModel = self._costs(model, wanted.as_if)
         asked = self.experiment.simulation.dilation
         self.dilation = asked if asked is not None else self.costs.dilation
         server = self.experiment.server
         self.server_cpus = None if server is None else server.cpus / self.dilation
         self.server_slots = slots(self.experiment.simulation, len(spec.devices), self.server_cpus)
-
-    def _learn(self, costs: CostModel) -> None:
-        """Take what the runs of the experiment that have begun left behind: laws that were measured, agents that were
-        built."""
-        for folder in (*self.request.finished.values(), *self.request.begun.values()):
-            saved = RunFolder(folder).progress().simulation
-            if saved:
-                state = msgspec.convert(saved, WorldState)
-                self.built |= {name for name, device in state.fleet.devices.items() if device.built}
-                if costs.reference is not None:
-                    costs.reference.learn(state.laws)
 
     def costs_of(self, method: Method) -> CostModel:
         """The costs of a method's run: those of the experiment's model, or of the method's own form of it."""
@@ -123,11 +112,17 @@ class SimulationContext:
         wanted = simulation.as_if and msgspec.structs.replace(
             simulation.as_if, model=method.model_spec(simulation.as_if.model)
         )
-        costs = self._costs(self.build(method), wanted)
-        self._learn(costs)
-        return costs
+        return self._costs(self.build(method), wanted)
 
     def _costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
+        """As `_new_costs`, with the laws that the runs of the experiment that have begun have measured."""
+        costs = self._new_costs(model, wanted)
+        if costs.reference is not None:
+            for state in self._saved():
+                costs.reference.learn(state.laws)
+        return costs
+
+    def _new_costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
         """`wanted`: the larger experiment that this one is a surrogate for (`simulation.as_if`)."""
         experiment = self.experiment
         if wanted is not None:
@@ -135,6 +130,12 @@ class SimulationContext:
             return surrogate_costs(experiment, wanted, model, samples)
         made, codec = self.kept.calibration, experiment.training.codec
         return cost_model(experiment.simulation, model, self._batch, made, experiment.grain, codec)
+
+    def _saved(self) -> Iterator[WorldState]:
+        """What the runs of the experiment that have begun left behind."""
+        for folder in (*self.request.finished.values(), *self.request.begun.values()):
+            if saved := RunFolder(folder).progress().simulation:
+                yield msgspec.convert(saved, WorldState)
 
     def _calibrate(self, reference: WorkLaws) -> Calibration:
         """A calibration from the runs that the request names; written to a file where it names one."""

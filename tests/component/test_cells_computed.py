@@ -190,3 +190,18 @@ async def test_what_is_timed_starts_once_cells_pause(table: Path, tmp_path: Path
     assert time.monotonic() - began_s < 20
     await work
     assert not is_timed()
+
+
+async def test_a_cell_that_is_killed_goes_on_to_the_same_bits(table: Path, tmp_path: Path) -> None:
+    table.write_text(TABLE.replace("rounds: 4", "rounds: 60"))
+    await asyncio.to_thread(make, table, at(tmp_path / "whole"), 1, (1,), ("FedPMT",))
+    work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path / "killed"), 1, (1,), ("FedPMT",)))
+    await until(lambda: bool(list((tmp_path / "killed").rglob("checkpoint.safetensors"))))
+    for each in workers():
+        each.kill()
+    with pytest.raises(RunError, match="the same command goes on|were not computed"):
+        await work
+    (begun,) = (tmp_path / "killed").rglob("run/*/")
+    await asyncio.to_thread(make, table, at(tmp_path / "killed"), 1, (1,), ("FedPMT",))
+    assert list((tmp_path / "killed").rglob("run/*/")) == [begun], "no other run was made"
+    assert without_times(tmp_path / "killed" / "results") == without_times(tmp_path / "whole" / "results")
