@@ -47,9 +47,10 @@ from orchestrator.runs.feasibility import check_fleet, check_methods, experiment
 from orchestrator.runs.folder import RunFolder, Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
+from orchestrator.runs.platform import Platform
 from orchestrator.runs.request import Notify, Request, Watch, quiet
 from orchestrator.runs.resume import resume_request
-from orchestrator.runs.run import MethodRun, Platform, RunRequest, start_model
+from orchestrator.runs.run import MethodRun, RunRequest, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 

@@ -6,7 +6,7 @@ import msgspec
 
 from edgebed.wire.messages import Assignment
 from orchestrator.records.types import OrchestratorPhase, Record, RoundStarted
-from orchestrator.runs.run import Write
+from orchestrator.runs.platform import Write
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.virtual import VirtualLoop
 
@@ -27,7 +27,7 @@ class Charging:
         loop.charge = costs.orchestrator_s
 
     def recording(self, write: Write) -> Write:
-        """Writes records with `write`, and charges planning and sending (`runs.run.Platform.recording`)."""
+        """Writes records with `write`, and charges planning and sending (`runs.platform.Platform.recording`)."""
 
         def record(record: Record) -> None:
             if isinstance(record, RoundStarted):

@@ -24,8 +24,9 @@ from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import actions, groups
+from orchestrator.runs.platform import Platform, profile_here
 from orchestrator.runs.request import Request, Watch
-from orchestrator.runs.run import MethodRun, Platform, RunRequest, profile_here
+from orchestrator.runs.run import MethodRun, RunRequest
 from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named

@@ -16,7 +16,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Experiment
 from orchestrator.records.recorder import Recorder
-from orchestrator.runs import run, session
+from orchestrator.runs import platform, session
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.resume import resume_request
 from orchestrator.simulation.reference import BatchLaw, Reference
@@ -46,7 +46,7 @@ def measure_as(speed: float) -> None:
     def law(self: Reference, assignment: Assignment) -> BatchLaw:
         return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
 
-    run.profile_cuts = profile  # type: ignore[assignment]
+    platform.profile_cuts = profile  # type: ignore[assignment]
     Reference._measure_device = Reference._measure_server = law  # type: ignore[method-assign]  # noqa: SLF001
 
 
