@@ -18,6 +18,7 @@ from typing import ClassVar
 import msgspec
 from torch import nn
 
+from edgebed.models.fcnn import layer
 from edgebed.models.layers import Positive
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
 
@@ -67,14 +68,5 @@ class Vgg16(ModelPlugin):
     def top(self, channels: int, classes: int) -> nn.Sequential:
         """Pool, and the fully connected layers."""
         first, second = (self.options.width * times for times in HIDDEN)
-        return nn.Sequential(
-            OrderedDict(
-                pool=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(channels, first),
-                relu1=nn.ReLU(),
-                fc2=nn.Linear(first, second),
-                relu2=nn.ReLU(),
-                fc3=nn.Linear(second, classes),
-            )
-        )
+        hidden = layer(channels, first), layer(first, second)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), *hidden, nn.Linear(second, classes))

@@ -48,6 +48,11 @@ class Condition(msgspec.Struct, frozen=True):
     present: bool = True
     rival_cpus: float = 0.0
 
+    def share(self, cpus: float) -> float:
+        """Of a device's CPUs that its agent has: none while it is frozen, else what a rival leaves, at least a half, as
+        the kernel would share a quota among the two. `cpus`: of the device, before dilation."""
+        return max(1 - self.rival_cpus / cpus, 0.5) if self.running else 0.0
+
 
 class DueStep(msgspec.Struct, frozen=True):
     """An event begins on a device, goes on to the next sample of its trace, or is undone. `condition` holds from now

@@ -1,8 +1,7 @@
 """The experiments that are recorded. Each is a set of methods with the rest of an experiment file.
 
 All of them train a small network on the digits of scikit-learn with a cost model that counts operations, so no measured
-second of the host decides anything. DTFL measured the cuts on the host before its first round once, unless
-`simulation.as_if` gives it counted ones; so it is simulated with `as_if` where its scheduler chooses.
+second of the host decides anything; the costs of the cuts that DTFL plans with are counted, too.
 """
 
 from __future__ import annotations

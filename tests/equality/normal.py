@@ -31,7 +31,7 @@ LEFT_OUT_MEASURED_CUTS = {
     "progress.method.server_factor": "follows from the measured seconds of the cuts",
     "summary.predicted_s": "follow from the measured seconds of the cuts",
 }
-"""Of DTFL without `simulation.as_if`, which measures the cuts on the host before the first round."""
+"""Of DTFL without `simulation.as_if`, where an older version measured the cuts on the host before the first round."""
 
 NO_ORDER = {
     "summary.what_if.slowest_links": "names from a set: their order changes with the hash seed of the process",

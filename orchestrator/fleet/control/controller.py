@@ -156,15 +156,8 @@ class FleetController(RunFleet):
             period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
             paced=self.grain == "pacing" and not limits.unlimited,
             by_reference=by_reference,
-            share=self._share(name) if by_reference else 1.0,
+            share=self.conditions[name].share(self.cpus[name] * self.dilation) if by_reference else 1.0,
         )
-
-    def _share(self, name: str) -> float:
-        """Of a device's CPUs that its agent has: none while it is frozen, and what a rival leaves, at least a half, as
-        the kernel would share a quota among the two."""
-        condition, cpus = self.conditions[name], self.cpus[name]
-        left = 1 - condition.rival_cpus / self.dilation / cpus
-        return max(left, 0.5) if condition.running else 0.0
 
     def _held_by_agent(self, name: str) -> bool:
         return backend_of(self.backend, name).enforcement is Enforcement.SOFTWARE

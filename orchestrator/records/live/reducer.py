@@ -21,7 +21,6 @@ from orchestrator.records.live.run_state import (
     EVER,
     DeviceRound,
     DeviceState,
-    HeldTask,
     IndexedRound,
     RoundRow,
     RunEvent,
@@ -30,6 +29,7 @@ from orchestrator.records.live.run_state import (
 from orchestrator.records.live.settling import add_up, settle
 from orchestrator.records.run_index import RoundFacts, Session, close
 from orchestrator.records.timeline.events import Event, events
+from orchestrator.records.timeline.held import HeldTask
 from orchestrator.records.timeline.in_quota import counted
 from orchestrator.records.timeline.limits_in_force import rows_of
 

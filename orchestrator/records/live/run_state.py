@@ -21,6 +21,7 @@ from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.timeline.board import BoardRound
 from orchestrator.records.timeline.disturbance import HostOfRound
+from orchestrator.records.timeline.held import HeldTask
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.utilisation import DeviceLoad
 
@@ -223,14 +224,6 @@ class DeviceState(msgspec.Struct):
     def columns(self) -> tuple[list[Any], ...]:
         """Those with one entry per row of the state."""
         return self.cuts, self.predicted_s, self.actual_s, self.loads, self.not_got_s, self.boards, self.kept
-
-
-class HeldTask(msgspec.Struct, array_like=True):
-    """A task of a device that keeps a reference's time: seconds by which its update was late, divided by the dilation,
-    and CPU seconds on the reference by the origin of its costs."""
-
-    late_s: float
-    reference_s: dict[str, float]
 
 
 class RunEvent(msgspec.Struct, array_like=True):

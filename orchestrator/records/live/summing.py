@@ -19,13 +19,11 @@ from orchestrator.records.live.settling import explain_late
 from orchestrator.records.summary import BoundBy, DeviceFigures, NodeOfRound, Progress, RoundFigures, Savings, Summary
 from orchestrator.records.timeline.board import BoardRound, board_facts
 from orchestrator.records.timeline.disturbance import HostOfRound, usual_loop_ms
+from orchestrator.records.timeline.held import by_origin, late_rounds
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
 from orchestrator.records.types import RunStarted
 from orchestrator.records.words.vocabulary import server_note, threads_note
-
-LATE_SHARE = 0.01
-"""Of a round's seconds. A round whose devices were later than that is not one of devices of the reference's speed."""
 
 NOT_COUNTED = ("offline", "unreported")
 """Time that is neither idle nor busy."""
@@ -51,8 +49,8 @@ def summary_of(state: RunState) -> Summary:
         idle_share_mean=_mean([device.idle_share for device in devices.values()]),
         tasks_in_quota_share=in_quota.task_share,
         batches_in_quota_share=in_quota.piece_share,
-        late_rounds=_late_rounds(state.rows),
-        reference_s=_reference_s(state.devices.values()),
+        late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
+        reference_s=by_origin(held for device in state.devices.values() for held in device.kept),
         devices_left_out=_left_out(state.rows),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
@@ -96,7 +94,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
         threads_note=threads_note(run.dilation, _limited_cpus(started)),
-        calibrated=run.calibrated and not _late_rounds(state.rows),
+        calibrated=run.calibrated and not late_rounds((row.late_s, row.seconds) for row in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
         ended=last.finished.why if last.finished is not None else "not yet, or killed",
@@ -195,21 +193,6 @@ def _disturbed(rounds: Iterable[RoundFigures]) -> int | None:
     """Rounds that the host disturbed; None where it was not measured in any."""
     known = [row.disturbed for row in rounds if row.disturbed is not None]
     return sum(bool(causes) for causes in known) if known else None
-
-
-def _late_rounds(rows: Iterable[RoundRow]) -> int | None:
-    """Rounds that came later than with devices of the reference's speed; None where no reference is kept."""
-    known = [(row.late_s, row.seconds) for row in rows if row.late_s is not None and row.seconds]
-    return sum(late_s > LATE_SHARE * seconds for late_s, seconds in known) if known else None
-
-
-def _reference_s(devices: Iterable[DeviceState]) -> dict[str, float]:
-    """CPU seconds of all tasks on the reference, by the origin of their costs."""
-    found: dict[str, float] = {}
-    for held in (held for device in devices for held in device.kept if held is not None):
-        for origin, cpu_s in held.reference_s.items():
-            found[origin] = found.get(origin, 0.0) + cpu_s
-    return found
 
 
 def _left_out(rows: Iterable[RoundRow]) -> dict[str, int]:
