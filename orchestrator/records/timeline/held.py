@@ -1,4 +1,4 @@
-"""Devices that keep a reference's time: how late they were, and how much of their work the reference has recorded. Pure."""
+"""Devices that keep a reference's time: how late they were, and what share of their work it has recorded. Pure."""
 
 from __future__ import annotations
 
