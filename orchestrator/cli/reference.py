@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from pathlib import Path
+from statistics import mean
 from typing import Annotated
 
 import torch
@@ -19,6 +20,7 @@ from orchestrator.cli.run import watching
 from orchestrator.experiment import load
 from orchestrator.files.output import try_file
 from orchestrator.files.shipped import shipped
+from orchestrator.fleet.host.reference_loop import loop_s
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.words.formatting import number, seconds
@@ -65,15 +67,17 @@ def record(
         made = make(name, runs, {}, said)
     else:
         with tempfile.TemporaryDirectory(prefix="edgebed-reference-") as folder, watching(quiet, live=False) as watch:
-            folders = []
+            folders, index = [], [loop_s()]
             for experiment in experiments or RECORDED:
                 wanted = load(experiment, [f"training.rounds={rounds}", "training.stop_at_target=false", "speed=host"])
                 request = Request(wanted, experiment, Path(folder), backend=backend, each_piece=True)
                 folders += run_to_end(session.run_experiment(request, watch))
+                index.append(loop_s())
             runs = [sort(read(folder / "records.jsonl")) for folder in folders]
         with log.status("measuring layers"):
             layers = measure()
-        made = make(name, runs, layers, said | {"torch_simd": torch.backends.cpu.get_cpu_capability()})
+        said["torch_simd"] = torch.backends.cpu.get_cpu_capability()
+        made = make(name, runs, layers, said, mean(index))
     save_reference(made, path)
     _print(made)
     show(f"Written: {path}")

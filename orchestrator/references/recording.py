@@ -43,11 +43,14 @@ class TaskSeen(msgspec.Struct, frozen=True):
     sent_bytes: int
 
 
-def record(name: str, runs: Sequence[RunFacts], layers: LayerCosts, origin: Mapping[str, str]) -> Reference:
+def record(
+    name: str, runs: Sequence[RunFacts], layers: LayerCosts, origin: Mapping[str, str], index_s: float | None = None
+) -> Reference:
     """The reference of a name from runs at the speed of their host.
 
     Args:
         layers: what layers cost on the same core; empty where that is not known.
+        index_s: as in `Reference`; None: from the loop that ran beside the runs, which is slower beside their devices.
         origin: what is said of where it was made, beside what the records say.
 
     Raises:
@@ -65,7 +68,7 @@ def record(name: str, runs: Sequence[RunFacts], layers: LayerCosts, origin: Mapp
     return Reference(
         name=name,
         origin={**_origin(runs), **origin},
-        index_s=_index_s(runs),
+        index_s=_index_s(runs) if index_s is None else index_s,
         work=work,
         layers={kind: list(laws) for kind, laws in layers.items()},
         unseen=unseen({task_key(task.assignment): task.assignment for task in seen}, work, layers, transfers(seen)),

@@ -54,7 +54,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         origin: where and how it was recorded: core, kernel, torch, date, clock rate and temperature where known.
-        index_s: CPU seconds of a small loop (`fleet.host.reference_loop`), mean over the recording.
+        index_s: CPU seconds of a small loop on the core while nothing else ran (`fleet.host.reference_loop.loop_s`).
         threads: with which torch computed.
         work: recorded pieces: by task (`task_key`) and kind, in the order of size.
         layers: what layers cost; empty where they were not measured.

@@ -80,7 +80,7 @@ class Speed(msgspec.Struct, frozen=True):
 
     Attributes:
         reference: name of the reference whose CPU seconds they are; "": they are those of the host.
-        demand: CPU seconds that this host needs, on average, for one of the reference.
+        demand: CPU seconds that this host is taken to need, on average, for one of the reference.
         head_room: by how much a quota is larger than what the host needs on average.
     """
 
