@@ -54,6 +54,7 @@ class LanesState(msgspec.Struct, frozen=True):
     merged: str
     number: int
     in_hand: dict[str, InHand]
+    prepared: list[tuple[float, int]]  # rounds, and when, since the oldest of them began
     resting: dict[str, float]  # lanes without a device: when they look again
     start_ns: int
     before_s: float
@@ -86,6 +87,7 @@ class ConcurrentRounds:
         self._lanes: list[str] = []
         self._in_hand: dict[str, InHand] = {}
         self._resting: dict[str, float] = {}
+        self._prepared: list[tuple[float, int]] = []
         self._testing: Testing | None = None
         self._began_with: dict[str, Weights] = {}  # by lane in hand; TESTING: of the test in hand
 
@@ -97,12 +99,13 @@ class ConcurrentRounds:
         names = [*first, *(name for name in lanes if name not in first)]
         rounds = [asyncio.create_task(self._lane(name, state), name=f"lane {name}") for name in names]
         tests = asyncio.create_task(self._tests(), name="tests")
+        again = asyncio.create_task(self._prepare_again(list(self._prepared)), name="profiles")
         try:
             await self._until_over(rounds, tests)
         finally:
-            for task in (*rounds, tests):
+            for task in (*rounds, tests, again):
                 task.cancel()
-            await asyncio.gather(*rounds, tests, return_exceptions=True)
+            await asyncio.gather(*rounds, tests, again, return_exceptions=True)
         self._say(self._unsaid)
         await self._steps.keep(self._progress.round - 1, self._weights, self._progress)
         return self._weights
@@ -138,6 +141,7 @@ class ConcurrentRounds:
             async with self._lock:
                 if progress.round >= steps.training.rounds:
                     return False
+                self._note(progress.round)
                 lanes = steps.method.lanes(await steps.prepare(progress))
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
@@ -232,6 +236,7 @@ class ConcurrentRounds:
             merged=merged,
             number=number,
             in_hand=self._in_hand,
+            prepared=self._prepared,
             resting=dict(self._resting),
             start_ns=self._start_ns,
             before_s=self._before_s,
@@ -245,12 +250,24 @@ class ConcurrentRounds:
         )
         return {"lanes": msgspec.to_builtins(state)}
 
+    def _note(self, number: int) -> None:
+        """A round is prepared: devices of rounds in hand may get other profiles."""
+        oldest_s = min((each.world.get("now_s", 0.0) for each in self._in_hand.values()), default=now_s())
+        self._prepared = [each for each in self._prepared if each[0] >= oldest_s] + [(now_s(), number)]
+
+    async def _prepare_again(self, prepared: list[tuple[float, int]]) -> None:
+        """Profiles change again as they did since the oldest round in hand began."""
+        for at_s, number in prepared:
+            await self._steps.world.until(at_s)
+            await self._steps.reprofile(number)
+
     async def go_on(self, saved: Mapping[str, Any], in_hand: Weights) -> Weights:
         """As `run`, from what a checkpoint holds of these rounds."""
         state = msgspec.convert(saved, LanesState)
         self._start_ns, self._before_s, self._somebody_s = state.start_ns, state.before_s, state.somebody_s
         self._void.counts, self._void.left_out = dict(state.void), dict(state.left_out)
         self._seen, self._resting = set(state.seen), dict(state.resting)
+        self._prepared = list(state.prepared)
         self._in_hand, self._testing = dict(state.in_hand), state.testing
         for key, value in in_hand.items():
             lane, name = key.rsplit("/", 1)

@@ -112,7 +112,7 @@ class SimulationContext:
             saved = RunFolder(folder).progress().simulation
             if saved:
                 state = msgspec.convert(saved, WorldState)
-                self.built |= {name for name, device in state.fleet.devices.items() if device.built}
+                self.built |= {name for name, device in state.fleet.known.items() if device.built}
                 if self.costs.reference is not None:
                     self.costs.reference.learn(state.laws)
 
