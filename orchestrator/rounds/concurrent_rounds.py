@@ -25,31 +25,24 @@ from orchestrator.rounds.void import VOID_ROUNDS, VoidByDevice, told
 ABSENT_S = 1.0
 """Seconds between two checks of a lane whether one of its devices has returned."""
 
+TESTING = "*"
+"""Stands for the test in hand, where the names of lanes do."""
+
 NOBODY_S = 120.0
 """The run ends when for so many seconds no device was present but those that are left out."""
 
 
 class InHand(msgspec.Struct, frozen=True):
-    """A round that has begun: with which weights, and what the world was then (`World.settle`)."""
+    """A round that has begun, and what the world was then (`World.settle`)."""
 
     begun: Begun
-    weights: Weights
-    world: dict[str, Any]
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """An `InHand` in a checkpoint. `weights`: their name there; "": those of the checkpoint."""
-
-    begun: Begun
-    weights: str
     world: dict[str, Any]
 
 
 class Testing(msgspec.Struct, frozen=True):
-    """A test in hand: of the weights after a round, since a time of the clock in seconds."""
+    """A test in hand, of the weights after a round, since a time of the clock in seconds."""
 
     number: int
-    weights: str
     start_s: float
 
 
@@ -60,7 +53,8 @@ class LanesState(msgspec.Struct, frozen=True):
     lanes: list[str]
     merged: str
     number: int
-    in_hand: dict[str, Kept]
+    in_hand: dict[str, InHand]
+    prepared: list[tuple[float, int]]  # rounds, and when, since the oldest of them began
     resting: dict[str, float]  # lanes without a device: when they look again
     start_ns: int
     before_s: float
@@ -93,7 +87,9 @@ class ConcurrentRounds:
         self._lanes: list[str] = []
         self._in_hand: dict[str, InHand] = {}
         self._resting: dict[str, float] = {}
-        self._testing: tuple[int, Weights, float] | None = None
+        self._prepared: list[tuple[float, int]] = []
+        self._testing: Testing | None = None
+        self._began_with: dict[str, Weights] = {}  # by lane in hand; TESTING: of the test in hand
 
     async def run(self, lanes: list[str], state: LanesState | None = None) -> Weights:
         """Run until the last round or the target; returns the last weights. Cancelling it cancels the rounds of all
@@ -103,12 +99,13 @@ class ConcurrentRounds:
         names = [*first, *(name for name in lanes if name not in first)]
         rounds = [asyncio.create_task(self._lane(name, state), name=f"lane {name}") for name in names]
         tests = asyncio.create_task(self._tests(), name="tests")
+        again = asyncio.create_task(self._prepare_again(list(self._prepared)), name="profiles")
         try:
             await self._until_over(rounds, tests)
         finally:
-            for task in (*rounds, tests):
+            for task in (*rounds, tests, again):
                 task.cancel()
-            await asyncio.gather(*rounds, tests, return_exceptions=True)
+            await asyncio.gather(*rounds, tests, again, return_exceptions=True)
         self._say(self._unsaid)
         await self._steps.keep(self._progress.round - 1, self._weights, self._progress)
         return self._weights
@@ -129,7 +126,7 @@ class ConcurrentRounds:
         if state is not None:
             await self._take_up(name, state)
         while name in self._in_hand or await self._begin(name):
-            begun, weights = self._in_hand[name].begun, self._in_hand[name].weights
+            begun, weights = self._in_hand[name].begun, self._began_with[name]
             result = await self._steps.carry_out(begun, weights, min(self._steps.training.quorum, len(begun.views)))
             async with self._lock:
                 await uninterrupted(self._conclude(name, begun, result))
@@ -144,6 +141,7 @@ class ConcurrentRounds:
             async with self._lock:
                 if progress.round >= steps.training.rounds:
                     return False
+                self._note(progress.round)
                 lanes = steps.method.lanes(await steps.prepare(progress))
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
@@ -151,7 +149,8 @@ class ConcurrentRounds:
                     self._start_ns = self._start_ns or begun.start_ns
                     devices = begun.plan.assignments
                     await steps.world.settle(devices)
-                    self._in_hand[name] = InHand(begun, self._weights, steps.world.state(devices))
+                    self._in_hand[name] = InHand(begun, steps.world.state(devices))
+                    self._began_with[name] = self._weights
                     return True
                 self._check_somebody(lanes, any(able.values()))
                 self._resting[name] = now_s() + ABSENT_S
@@ -177,7 +176,7 @@ class ConcurrentRounds:
 
     async def _conclude(self, name: str, begun: Begun, result: RoundResult) -> None:
         steps, progress = self._steps, self._progress
-        del self._in_hand[name]
+        del self._in_hand[name], self._began_with[name]
         self._weights = await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
@@ -196,21 +195,24 @@ class ConcurrentRounds:
     async def _tests(self) -> None:
         """Test the newest weights, until the target is reached or the lanes have ended and all is tested."""
         if self._testing is not None:  # of a simulation that goes on
-            await self._steps.world.until(self._testing[2])
-            await self._steps.test(*self._testing[:2], self._progress)
-            self._testing = None
+            await self._steps.world.until(self._testing.start_s)
+            await self._test(self._testing.number, self._began_with[TESTING])
         while not self._ended or self._untested is not None:
             await self._news.wait()
             self._news.clear()
             if self._untested is not None:
                 (number, weights), self._untested = self._untested, None
                 covered, self._unsaid = self._unsaid, []
-                self._testing = number, weights, now_s()
-                await self._steps.test(number, weights, self._progress)
-                self._testing = None
+                await self._test(number, weights)
                 self._say(covered)
                 if self._steps.reached(self._progress):
                     return
+
+    async def _test(self, number: int, weights: Weights) -> None:
+        self._testing, self._began_with[TESTING] = Testing(number, now_s()), weights
+        await self._steps.test(number, weights, self._progress)
+        self._testing = None
+        del self._began_with[TESTING]
 
     def _say(self, rounds: list[tuple[Progress, RoundResult, float]]) -> None:
         """Tell of rounds that have ended, with the accuracy of the weights that were tested last: those of the last of
@@ -220,34 +222,21 @@ class ConcurrentRounds:
 
     # ---- a simulation that goes on ----
 
-    def _names(self) -> dict[int, str]:
-        """Names of the weights that rounds and tests in hand have, by their identity."""
-        tested = [self._testing[1]] if self._testing is not None else []
-        others = [*(each.weights for each in self._in_hand.values()), *tested]
-        numbers = {id(weights): str(number) for number, weights in enumerate(others)}
-        return {**numbers, id(self._weights): ""}
-
     def _kept(self) -> Weights:
-        """These weights, for the checkpoint."""
-        tested = [self._testing[1]] if self._testing is not None else []
-        found = {id(weights): weights for weights in (*(each.weights for each in self._in_hand.values()), *tested)}
-        names = self._names()
+        """The weights of rounds and tests in hand, for the checkpoint."""
         return {
-            f"{names[key]}/{name}": value.clone()  # stages that did not change are shared
-            for key, weights in found.items()
-            if names[key]
+            f"{key}/{name}": value.clone()  # several may share them
+            for key, weights in self._began_with.items()
             for name, value in weights.items()
         }
 
     def _state(self, merged: str, number: int) -> dict[str, Any]:
-        names, testing = self._names(), self._testing
         state = LanesState(
             lanes=self._lanes,
             merged=merged,
             number=number,
-            in_hand={
-                lane: Kept(each.begun, names[id(each.weights)], each.world) for lane, each in self._in_hand.items()
-            },
+            in_hand=self._in_hand,
+            prepared=self._prepared,
             resting=dict(self._resting),
             start_ns=self._start_ns,
             before_s=self._before_s,
@@ -256,10 +245,21 @@ class ConcurrentRounds:
             seen=sorted(self._seen),
             somebody_s=self._somebody_s,
             untested=None if self._untested is None else self._untested[0],
-            testing=None if testing is None else Testing(testing[0], names[id(testing[1])], testing[2]),
+            testing=self._testing,
             news=self._news.is_set(),
         )
         return {"lanes": msgspec.to_builtins(state)}
+
+    def _note(self, number: int) -> None:
+        """A round is prepared: devices of rounds in hand may get other profiles."""
+        oldest_s = min((each.world.get("now_s", 0.0) for each in self._in_hand.values()), default=now_s())
+        self._prepared = [each for each in self._prepared if each[0] >= oldest_s] + [(now_s(), number)]
+
+    async def _prepare_again(self, prepared: list[tuple[float, int]]) -> None:
+        """Profiles change again as they did since the oldest round in hand began."""
+        for at_s, number in prepared:
+            await self._steps.world.until(at_s)
+            await self._steps.reprofile(number)
 
     async def go_on(self, saved: Mapping[str, Any], in_hand: Weights) -> Weights:
         """As `run`, from what a checkpoint holds of these rounds."""
@@ -267,17 +267,13 @@ class ConcurrentRounds:
         self._start_ns, self._before_s, self._somebody_s = state.start_ns, state.before_s, state.somebody_s
         self._void.counts, self._void.left_out = dict(state.void), dict(state.left_out)
         self._seen, self._resting = set(state.seen), dict(state.resting)
-        known = {"": self._weights}
+        self._prepared = list(state.prepared)
+        self._in_hand, self._testing = dict(state.in_hand), state.testing
         for key, value in in_hand.items():
-            number, name = key.split("/", 1)
-            known.setdefault(number, {})[name] = value
-        self._in_hand = {
-            lane: InHand(each.begun, known[each.weights], each.world) for lane, each in state.in_hand.items()
-        }
+            lane, name = key.rsplit("/", 1)
+            self._began_with.setdefault(lane, {})[name] = value
         if state.untested is not None:
             self._untested = state.untested, self._weights
-        if state.testing is not None:
-            self._testing = state.testing.number, known[state.testing.weights], state.testing.start_s
         if state.news:
             self._news.set()
         return await self.run(state.lanes, state)

@@ -120,11 +120,15 @@ class RoundSteps:
         """Set learning rate and profiles of the next round; returns the devices that are present."""
         if self.training.cosine:
             progress.lr = cosine(progress.round, self.training)
-        if self._environment is not None:
-            await self._devices.reprofile(self._environment, self.training.seed, progress.round)
+        await self.reprofile(progress.round)
         if self._script is not None:
             await self._script.before_round(progress.round)
         return await self._devices.ready()
+
+    async def reprofile(self, number: int) -> None:
+        """Give the devices their profiles of this round."""
+        if self._environment is not None:
+            await self._devices.reprofile(self._environment, self.training.seed, number)
 
     def begin(self, lane: str, present: Sequence[DeviceView], progress: Progress) -> Begun:
         """Draw the devices of the next round and plan it."""

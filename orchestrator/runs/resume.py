@@ -26,7 +26,10 @@ CHANGEABLE = (
     "training.heartbeat_s",
 )
 """Keys that may be changed: how long the run is, and how long it waits for devices. The trained weights depend on all
-others. Of a simulation only the first: it goes on to the same records."""
+others."""
+
+SIMULATION_CHANGEABLE = ("training.rounds", "training.stop_at_target")
+"""The same of a simulation, which goes on to the same records."""
 
 
 def refuse_beside_resume(*given: object) -> None:
@@ -60,7 +63,7 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
         )
     before = convert(load_yaml(files.experiment), Experiment, files.experiment)
     after = load(files.experiment, overrides)
-    _check_changes(before, after, CHANGEABLE if had != SIMULATED else CHANGEABLE[:1])
+    _check_changes(before, after, CHANGEABLE if had != SIMULATED else SIMULATION_CHANGEABLE)
     series = files.read_series() or Series("", 0, after.methods)
     members = dict(_members(files, series))
     reached = {place: each.progress() for place, each in members.items()}

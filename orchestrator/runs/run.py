@@ -247,8 +247,9 @@ class MethodRun:
         self._platform.world.open(lambda: self._recorder.size, self._player)
         if "turn" in saved.progress.simulation:
             self._fleet.attach(self._record)
+            self._turn = msgspec.convert(saved.progress.simulation["turn"], Turn)
             await self._loop.go_on()
-            await self._end_turn(msgspec.convert(saved.progress.simulation["turn"], Turn))
+            await self._end_turn(self._turn)
         self._fleet.attach(None)
 
     def _make_player(self, progress: Progress) -> ScenarioPlayer | None:

@@ -89,7 +89,7 @@ class SimulationContext:
         self.experiment = request.experiment
         self.built: set[str] = set(prepared.shards) if request.built else set()
         for state in self._saved():
-            self.built |= {name for name, device in state.fleet.devices.items() if device.built}
+            self.built |= {name for name, device in state.fleet.known.items() if device.built}
         self.accelerator = accelerator_named(request.accelerator)
         self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
         self._batch = prepared.sample(self.experiment.training.batch_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -28,24 +28,31 @@ from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.virtual import VirtualLoop
 
 
-class DeviceState(msgspec.Struct, frozen=True):
-    """A device between two tasks: as the fleet knows it, as it works, and what is left of a task."""
+class Known(msgspec.Struct, frozen=True):
+    """A device as the fleet knows it. `profile`: its own."""
 
-    profile: ProfileSpec  # its own
+    profile: ProfileSpec
     condition: Condition
     incarnation: int
     away: bool
     silent: bool
     built: bool
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """A device between two tasks, as it works, and what is left of a task."""
+
     phase: tuple[str, str, int]
     cpu: list[float]
     left: Leftover | None = None
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Devices between two tasks, by name. `beat_s`: when the next heartbeat is due; None: there was none yet."""
+    """All devices by name, and those between two tasks. `beat_s`: when the next heartbeat is due; None: there was none
+    yet."""
 
-    devices: dict[str, DeviceState]
+    known: dict[str, Known]
+    idle: dict[str, Idle]
     beat_s: float | None = None
 
 
@@ -180,28 +187,32 @@ class SimulatedFleet(RunFleet):
 
     def state(self, devices: Collection[str] | None = None) -> FleetState:
         """These devices directly after `settle`, as a run that goes on needs them."""
-        return FleetState({name: self._state(name) for name in self._without_task(devices)}, self._beat_s)
+        idle = {name: Idle(*self.devices[name].state(), self._left.get(name)) for name in self._without_task(devices)}
+        return FleetState({name: self._known(name) for name in self.names}, idle, self._beat_s)
 
-    def _state(self, name: str) -> DeviceState:
+    def _known(self, name: str) -> Known:
         away, silent, built = name in self._away, name in self._silent, name in self._built
-        who = self.own[name], self.conditions[name], self._incarnations[name]
-        return DeviceState(*who, away, silent, built, *self.devices[name].state(), self._left.get(name))
+        return Known(self.own[name], self.conditions[name], self._incarnations[name], away, silent, built)
 
-    def restore(self, state: FleetState) -> None:
-        """Take back what `state` gave. Work in hand goes on at the next `settle`."""
-        for name, each in state.devices.items():
+    def restore(self, first: FleetState, states: Iterable[FleetState]) -> None:
+        """Take back what `state` gave.
+
+        Args:
+            first: the earliest of them: the clock is there now.
+            states: of devices between two tasks, the last one counts. Work in hand goes on at the next `settle`.
+        """
+        for state in states:
+            for name, idle in state.idle.items():
+                self.devices[name].restore(idle.phase, idle.cpu, idle.left)
+        for name, each in first.known.items():
             self.own[name], self.conditions[name] = each.profile, each.condition
             self._incarnations[name] = each.incarnation
             self._assign(name)
             self.devices[name].change(_connected(each.condition))
             for names, inside in ((self._away, each.away), (self._silent, each.silent), (self._built, each.built)):
                 (names.add if inside else names.discard)(name)
-            self.devices[name].restore(each.phase, each.cpu, each.left)
-
-    def beat_at(self, at_s: float | None) -> None:
-        """Heartbeats go on at this time of the clock."""
-        if at_s is not None:
-            self._beat_s = at_s
+        if first.beat_s is not None:
+            self._beat_s = first.beat_s
             self._heartbeats = asyncio.ensure_future(self._beat(_loop()))
 
     # ---- the driver's endpoint ----

@@ -99,8 +99,6 @@ class SimulatedWorld(World):
         testing = lanes.get("testing")
         self.saved_s, self.first_record = last.now_s, first.records
         self._loop.start_at(min(first.now_s, testing["start_s"]) if testing else first.now_s)
-        for state in (last, *in_hand):
-            self._fleet.restore(state.fleet)
-        self._fleet.beat_at(first.fleet.beat_s)
+        self._fleet.restore(first.fleet, [state.fleet for state in (last, *in_hand)])
         if self._reference is not None:
             self._reference.learn(last.laws)

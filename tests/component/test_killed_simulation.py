@@ -33,7 +33,7 @@ WANTED: dict[str, Any] = {
     "environment": {"every": 3, "share": 0.5},
     "simulation": {"cost": "flops", "device_flops": 1e8},
 }
-KILLS: list[dict[str, int]] = [{"records": 70}, {"checkpoints": 3}, {"records": 30}]
+KILLS: list[dict[str, int]] = [{"records": 80}, {"checkpoints": 3}, {"records": 25}]
 """In each session: after so many records were written, or in place of a checkpoint, when its records are written."""
 
 
@@ -79,6 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dtfl": {"methods": [{"name": "dtfl", "tiers": 3}]},
     "s2fl": {"methods": [{"name": "s2fl"}]},
     "fedat": {"methods": [{"name": "fedat", "tiers": 2}]},
+    "fedat and lost devices": {"methods": [{"name": "fedat", "tiers": 2}], "scenario": LOST},
     "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
     "late devices": {"methods": [{"name": "drop-slowest"}]},
     "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "reference"}},

@@ -16,7 +16,10 @@ from safetensors import safe_open
 
 LEFT_OUT = {
     "records.run_started.wall": "wall-clock time of the start",
+    "records.run_started.series": "a random id",
     "summary.started": "wall-clock time of the start",
+    "summary.series": "a random id",
+    "progress.simulation": "the length of the records with the run's id, and laws measured on the host",
 }
 """Of every run. The run's id (date, time and a random part) and the random end of a task's id are replaced wherever
 they stand: `RUN`, `RUN/ROUND/DEVICE/TASK`."""
