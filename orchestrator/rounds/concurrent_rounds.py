@@ -7,6 +7,7 @@ concurrently on a snapshot of the weights; when rounds end faster than a test, o
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -236,7 +237,7 @@ class ConcurrentRounds:
             merged=merged,
             number=number,
             in_hand=self._in_hand,
-            prepared=self._prepared,
+            prepared=self._since_oldest(),
             resting=dict(self._resting),
             start_ns=self._start_ns,
             before_s=self._before_s,
@@ -252,8 +253,12 @@ class ConcurrentRounds:
 
     def _note(self, number: int) -> None:
         """A round is prepared: devices of rounds in hand may get other profiles."""
-        oldest_s = min((each.world.get("now_s", 0.0) for each in self._in_hand.values()), default=now_s())
-        self._prepared = [each for each in self._prepared if each[0] >= oldest_s] + [(now_s(), number)]
+        self._prepared = [*self._since_oldest(), (now_s(), number)]
+
+    def _since_oldest(self) -> list[tuple[float, int]]:
+        """Rounds that were prepared since the oldest one in hand began, and when."""
+        oldest_s = min((each.world.get("now_s", 0.0) for each in self._in_hand.values()), default=math.inf)
+        return [each for each in self._prepared if each[0] >= oldest_s]
 
     async def _prepare_again(self, prepared: list[tuple[float, int]]) -> None:
         """Profiles change again as they did since the oldest round in hand began."""

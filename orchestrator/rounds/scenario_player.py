@@ -4,7 +4,6 @@ on a real fleet and on a simulated one."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -63,9 +62,9 @@ class Clock:
         """When the clock shows `at_s`, if it goes on."""
         return now_ns() + round((at_s - self.now_s()) * self._dilation * 1e9)
 
-    def until_s(self, at_s: float) -> float:
-        """Seconds of the wall clock until then."""
-        return max(0.0, at_s - self.now_s()) * self._dilation
+    def loop_s(self, at_s: float) -> float:
+        """The event loop's clock when this one, which runs, shows `at_s`."""
+        return (self._since_ns or 0) / 1e9 + (at_s - self._elapsed_s) * self._dilation
 
 
 class PlayerState(msgspec.Struct, frozen=True):
@@ -151,14 +150,17 @@ class ScenarioPlayer:
         self._changed.set()
 
     async def _play(self) -> None:
+        reached_s = 0.0  # the clock may be a rounding behind it
         while True:
             self._changed.clear()
             if self._clock.runs:
-                self._take(self._agenda.due(self._clock.now_s()))
+                self._take(self._agenda.due(max(self._clock.now_s(), reached_s)))
             due_s = self._agenda.next_s if self._clock.runs else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due_s is None else self._clock.until_s(due_s)):
+            try:
+                async with asyncio.timeout_at(None if due_s is None else self._clock.loop_s(due_s)):
                     await self._changed.wait()
+            except TimeoutError:
+                reached_s = due_s or 0.0
 
     def _take(self, steps: list[DueStep]) -> None:
         """Hand steps to the workers of their devices: one device may take long without delaying the others."""

@@ -94,7 +94,7 @@ class SimulatedFleet(RunFleet):
         self._heartbeat_s = liveness_s * HEARTBEAT_SHARE
         self._heartbeats: asyncio.Task[None] | None = None
         self._beat_s: float | None = None  # when the next one is due
-        self._left: dict[str, Leftover] = {}  # at the last `settle`
+        self._interrupted: dict[str, Idle] = {}  # at the last `settle`
         self._built = set() if built is None else built
         self.devices = {name: self._device(name, shards[name], costs, self._built) for name in self.names}
         for name in self.names:
@@ -176,18 +176,24 @@ class SimulatedFleet(RunFleet):
         for name in busy:
             if name not in self._away or name in self._silent:
                 self._phases(name, self.devices[name].phases.take())
-        self._left = {name: self.devices[name].interrupt() for name in busy}
+        left = {name: self.devices[name].interrupt() for name in busy}
         if busy:
             await _loop().settled()
-        for name, left in self._left.items():
-            self.devices[name].go_on(left)
+        self._interrupted = {name: Idle(*self.devices[name].state(), each) for name, each in left.items()}
+        for name, each in left.items():
+            self.devices[name].go_on(each)
+        if busy:
+            await _loop().settled()
 
     def _without_task(self, devices: Collection[str] | None) -> list[str]:
         return [name for name in devices or self.names if name not in self.drivers]
 
     def state(self, devices: Collection[str] | None = None) -> FleetState:
         """These devices directly after `settle`, as a run that goes on needs them."""
-        idle = {name: Idle(*self.devices[name].state(), self._left.get(name)) for name in self._without_task(devices)}
+        idle = {
+            name: self._interrupted.get(name) or Idle(*self.devices[name].state())
+            for name in self._without_task(devices)
+        }
         return FleetState({name: self._known(name) for name in self.names}, idle, self._beat_s)
 
     def _known(self, name: str) -> Known:

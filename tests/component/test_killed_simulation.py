@@ -33,7 +33,7 @@ WANTED: dict[str, Any] = {
     "environment": {"every": 3, "share": 0.5},
     "simulation": {"cost": "flops", "device_flops": 1e8},
 }
-KILLS: list[dict[str, int]] = [{"records": 80}, {"checkpoints": 3}, {"records": 25}]
+KILLS: list[dict[str, int]] = [{"records": 80}, {"checkpoints": 3}, {"records": 10}]
 """In each session: after so many records were written, or in place of a checkpoint, when its records are written."""
 
 
