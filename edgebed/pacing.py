@@ -25,6 +25,9 @@ import threading
 import time
 from collections.abc import Callable
 
+HOST = "host"
+"""The speed of devices whose CPU seconds are those of the host on which they run."""
+
 LATE_S = 0.1
 """Seconds by which a hold may at least end late (the quota stopped the process, or the host was busy) and the next unit
 still counts from when it should have ended. Otherwise such delays would add up. A period of the quota, where that is

@@ -157,9 +157,6 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     faults: list[SimulatedFault] | msgspec.UnsetType = msgspec.UNSET
 
 
-HOST = "host"
-"""The speed of devices whose CPU seconds are those of the host on which they run."""
-
 SpeedWord = Annotated[str, msgspec.Meta(pattern=r"^(host|reference \S.*)$")]
 """`host`, or `reference NAME`: name or file of the reference whose CPU seconds those of the devices are."""
 

@@ -15,7 +15,7 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.cli.arguments import Json, numbers
-from orchestrator.cli.console import columns, console, log, print_json
+from orchestrator.cli.console import columns, log, print_json, print_whole
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.papers import tiers
@@ -112,4 +112,4 @@ def _print(reading: Reading, *, paper: bool) -> None:
     out.add_row("server", *(fixed(value, 2) for value in reading["server"]))
     if paper:
         out.add_row("server, DTFL table 2", *(fixed(value, 2) for value in tiers.PAPER_SERVER))
-    console.print(out)
+    print_whole(out)

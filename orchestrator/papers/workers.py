@@ -134,12 +134,19 @@ class Workers:
                 self._signal(signal.SIGCONT)
                 while not is_timed():  # noqa: ASYNC110 - another process decides
                     await asyncio.sleep(LOOK_S)
-                self._signal(signal.SIGSTOP)
+                self._stop()
             self._notify("  paused: something is timed on this host")
             while is_timed():
-                self._signal(signal.SIGSTOP)  # those that started meanwhile
+                self._stop()  # those that started meanwhile
                 await asyncio.sleep(LOOK_S)
             self._notify("  going on")
+
+    def _stop(self) -> None:
+        """Stop the processes; returns when none of them runs any more."""
+        self._signal(signal.SIGSTOP)
+        for process in self._running.values():
+            with contextlib.suppress(ChildProcessError):  # it has ended
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._running.values():

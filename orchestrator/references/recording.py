@@ -10,8 +10,8 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import real_work
+from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, PieceTimes
-from orchestrator.experiment import HOST
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.types import SIMULATED
 from orchestrator.references.layer_costs import LayerCosts

@@ -12,7 +12,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from orchestrator.experiment import HOST
+from edgebed.pacing import HOST
 from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
 from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts

@@ -11,9 +11,10 @@ import torch
 
 from edgebed.methods.base import Batch, CutCost, Method
 from edgebed.models.staged import StagedModel
+from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.experiment import HOST, Experiment
+from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.types import Record
 from orchestrator.rounds.event_loop import in_thread

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.experiment import HOST
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.host.reference_loop import loop_s
 from orchestrator.fleet.spec.profile import FleetSpec, Speed

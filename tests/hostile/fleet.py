@@ -62,6 +62,9 @@ class Processes(NoBackend, NamedBackend):
             )
 
     async def close(self) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         for process in self._processes:
             if process.returncode is None:
                 process.terminate()

@@ -13,10 +13,11 @@ from edgebed.errors import UsageError
 from edgebed.limits.spec import LEAST_MBIT_S, MOST_LATENCY_MS, MOST_MBIT_S, LatencyMs, Mbit
 from edgebed.limits.spec import Limits as Limits
 from edgebed.limits.spec import only_rates as only_rates
+from edgebed.pacing import HOST
 from edgebed.typed import nearest, shown
 from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import HOST, SpeedWord
+from orchestrator.experiment import SpeedWord
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, convert, load_yaml
 from orchestrator.fleet.backends import BACKENDS, DEFAULT, choices

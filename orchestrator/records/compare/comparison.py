@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.experiment import HOST
+from edgebed.pacing import HOST
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
