@@ -25,17 +25,14 @@ async def test_the_limits_of_an_artificial_board_are_found_again(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "test").build((1, 8, 8), 10), 0)
-    job = Job(
-        net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=5
-    )  # a shared host changes its speed within seconds
+    # Five pairs: a shared host changes its speed within seconds.
+    job = Job(net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=5)
     with artificial_board(tmp_path, "pi", LIMITS):
         spec = FleetSpec("measure-pi", "local", 0.0, (DeviceSpec("pi", BOARD, "pi"),), tmp_path / "fleet.yaml")
         outcome = await measure(spec, "pi", job, "local", lambda line: None)
     found = outcome.profile.limits
-    assert found.cpus == pytest.approx(LIMITS.cpus, rel=0.25)
+    assert found.cpus == pytest.approx(LIMITS.cpus, rel=0.2)
     assert found.uplink_bit_s == pytest.approx(LIMITS.uplink_bit_s, rel=0.05)
     assert found.downlink_bit_s == pytest.approx(LIMITS.downlink_bit_s, rel=0.05)
     assert outcome.profile.look_alike_of == "pi"
-    assert {row.name for row in outcome.rows if row.error is not None and abs(row.error) > 0.25} <= {
-        "half a round trip"
-    }
+    assert {row.name for row in outcome.rows if row.error is not None and abs(row.error) > 0.2} <= {"half a round trip"}
