@@ -7,13 +7,17 @@ call, with the error of that; and for code of which neither is known, by an inde
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, short
 from edgebed.models.staged import MODELS
+from edgebed.typed import shown
 from edgebed.wire.messages import Assignment
+from edgebed.wire.topics import NAME
 from orchestrator.files.output import keep
 from orchestrator.files.shipped import shipped
 from orchestrator.references.layer_costs import WidthLaw
@@ -114,7 +118,7 @@ def load_reference(name: str) -> Reference:
     Raises:
         UsageError: there is none, or it is damaged.
     """
-    path = Path(name) if name.endswith(SUFFIX) else references_folder() / f"{name}{SUFFIX}"
+    path = Path(name) if name.endswith(SUFFIX) else references_folder() / f"{Path(name).name}{SUFFIX}"
     try:
         read = msgspec.json.decode(path.read_bytes(), type=Reference)
     except FileNotFoundError:
@@ -123,11 +127,35 @@ def load_reference(name: str) -> Reference:
             hint=f"choose one of: {', '.join(known_references())}; or give the path of a file that ends in {SUFFIX}; "
             "`edgebed reference record` makes one",
         ) from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", hint="record the reference again") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"{short(str(path))}: {short(str(error))}", hint="record the reference again") from None
     if read.version != VERSION:
         raise UsageError(f"{path} is a reference of version {read.version}", hint="record the reference again")
+    if wrong := fault(read):
+        raise UsageError(f"{path}: {wrong}", hint="record the reference again")
     return read
+
+
+def fault(reference: Reference) -> str:
+    """Why no core can have such costs, or ""."""
+    unseen = reference.unseen
+    numbers = [unseen.batch_s, unseen.features_s, unseen.factor, unseen.first]
+    numbers += [part for law in unseen.sizes.values() for part in (law.fixed_s, law.byte_s)]
+    numbers += [part for laws in reference.layers.values() for law in laws for part in (law.call_s, law.unit_s)]
+    for key, kinds in reference.work.items():
+        for kind, sizes in kinds.items():
+            known = [each.size for each in sizes]
+            if not known or any(low >= high for low, high in pairwise([-1.0, *known])):
+                return f"the sizes of {kind} of {short(key)} are not in ascending order"
+            numbers += [number for each in sizes for number in (each.size, each.mean_s)]
+    for laws in reference.layers.values():
+        if not laws or any(low >= high for low, high in pairwise([0.0, *(law.width for law in laws)])):
+            return "the widths of its layers are not in ascending order"
+    if not NAME.fullmatch(reference.name):
+        return f"its name {shown(reference.name)} is not a valid name"
+    if not 0 < reference.index_s < math.inf:
+        return f"its index is {reference.index_s}"
+    return "" if all(0 <= number < math.inf for number in numbers) else "a cost in it is negative or not finite"
 
 
 def save_reference(reference: Reference, path: Path) -> None:

@@ -169,7 +169,7 @@ async def test_a_cell_waits_while_the_host_is_timed_and_goes_on_after(
 ) -> None:
     work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path), 1, (1,), ("FedPMT",)))
     await until(lambda: any(each.status() == psutil.STATUS_STOPPED for each in workers()))
-    await asyncio.sleep(1.5)
+    await until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in workers()))
     assert not list((tmp_path / "results").rglob("*.json"))
     holder.kill()  # the kernel releases what a killed process held
     await work

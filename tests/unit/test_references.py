@@ -174,3 +174,32 @@ def test_a_reference_of_another_version_is_refused(tmp_path: Path) -> None:
     save_reference(msgspec.structs.replace(reference({}), version=99), path)
     with pytest.raises(UsageError, match="version 99"):
         load_reference(str(path))
+
+
+def one(size: float, mean_s: float) -> PieceStats:
+    return PieceStats(size, 1, mean_s)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"work": {"task": {"batch": []}}},
+        {"work": {"task": {"batch": [one(32, 0.1), one(32, 0.2)]}}},
+        {"work": {"task": {"batch": [one(32, 0.1), one(8, 0.2)]}}},
+        {"work": {"task": {"batch": [one(32, -0.1)]}}},
+        {"work": {"task": {"batch": [one(-32, 0.1)]}}},
+        {"name": "[red]core\n"},
+        {"index_s": 0.0},
+        {"index_s": -1.0},
+        {"unseen": Unseen(factor=-1.0)},
+        {"unseen": Unseen(sizes={"update": SizeLaw(0.1, -1.0)})},
+        {"layers": {LINEAR: []}},
+        {"layers": {LINEAR: [WidthLaw(2.0, 0.1, 0.1), WidthLaw(2.0, 0.1, 0.1)]}},
+        {"layers": {LINEAR: [WidthLaw(2.0, 0.1, -0.1)]}},
+    ],
+)
+def test_costs_that_no_core_can_have_are_refused(tmp_path: Path, broken: dict[str, object]) -> None:
+    path = tmp_path / "core.json"
+    save_reference(msgspec.structs.replace(reference({}), **broken), path)
+    with pytest.raises(UsageError, match=r"core\.json"):
+        load_reference(str(path))
