@@ -116,7 +116,8 @@ def _spent(session: Session) -> dict[str, float]:
 
 def _task(session: Session, facts: RoundFacts, device: str, spent_s: float) -> TaskSeen:
     planned = facts.started.assignments[device]
-    cpus = next((each.cpus for each in reversed(session.limits) if each.device == device), planned.cpus)
+    limits = (each for each in reversed(session.limits) if each.device == device and each.at_ns <= facts.start_ns)
+    cpus = next((each.cpus for each in limits), planned.cpus)
     report, replies, uploads = (
         facts.updates[device].report,
         facts.replies.get(device, []),

@@ -30,7 +30,9 @@ class TaskCosts:
         work = real_work(assignment)
         key = task_key(work)
         if key not in self._known:
-            self._known[key] = self._by_layers(work) | self._by_bytes(work) | self._recorded(key)
+            recorded = self._recorded(key)
+            whole = "batch" in recorded or {"forward", "rest"} <= set(recorded)
+            self._known[key] = ({} if whole else self._by_layers(work)) | self._by_bytes(work) | recorded
         return self._known[key]
 
     def _recorded(self, key: str) -> dict[str, Cost]:

@@ -62,7 +62,7 @@ class MethodRun:
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         speed = self._fleet.spec.speed
         self._settings = msgspec.structs.replace(
-            settings, costs=platform.costs, index=1 / speed.demand, each_piece=request.each_piece
+            settings, costs=platform.costs, index=speed.index, each_piece=request.each_piece
         )
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0

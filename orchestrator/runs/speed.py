@@ -45,7 +45,8 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
             f"{', '.join(cuda)} train on a GPU, whose work is not CPU time and cannot be held to a reference",
             hint="use speed: host, or accelerator: cpu",
         )
-    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN * loop_s() / reference.index_s, HEAD_ROOM))
+    index = reference.index_s / loop_s()
+    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, HEAD_ROOM))
 
 
 def speed_name(spec: FleetSpec) -> str:

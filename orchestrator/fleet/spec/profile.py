@@ -82,11 +82,13 @@ class Speed(msgspec.Struct, frozen=True):
     Attributes:
         reference: name of the reference whose CPU seconds they are; "": they are those of the host.
         demand: CPU seconds that this host is taken to need, on average, for one of the reference.
+        index: CPU seconds of the reference for one of this host, as the reference loop told.
         head_room: by how much a quota is larger than what the host needs on average.
     """
 
     reference: str = ""
     demand: float = 1.0
+    index: float = 1.0
     head_room: float = 1.0
 
     @property
