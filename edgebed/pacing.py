@@ -103,11 +103,13 @@ class Pacer:
         with self._lock:
             given, due = self._given_at(self._clock()), self._due(cpu)
             earliest = given - self._late_s * self._cpus
-            if waited or not (held or self._by_reference):
-                due = given
+            if self._by_reference and waited:  # nothing is made up for while the device waits
+                self._lost_s = self.late_s
             elif self._by_reference and self._cpus > 0:
                 self._lost_s += max(0.0, earliest - due) / self._cpus
                 self.late_s = self._lost_s + max(0.0, given - max(due, earliest)) / self._cpus
+            if waited or not (held or self._by_reference):
+                due = given
             self._next(max(due, earliest), cpu)
 
     def _left_s(self, cpu: float) -> float:

@@ -50,6 +50,7 @@ class Bounds(msgspec.Struct, frozen=True):
         rows_of: gives the samples of upload 0, 1, ….
         streams: the tensors of an upload, by name.
         upload_bytes: most bytes of one upload, encoded or decoded.
+        held: it keeps a reference's time, and reports what its work takes there.
     """
 
     samples: int
@@ -59,6 +60,7 @@ class Bounds(msgspec.Struct, frozen=True):
     rows_of: Callable[[int], int]
     streams: Mapping[str, Stream]
     upload_bytes: int
+    held: bool = False
 
 
 def bounds_of(method: Method, assignment: Assignment, samples: int) -> Bounds:
@@ -137,7 +139,7 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
         return f"it reports {report.batches} batches, its assignment has {bounds.batches}"
     if not math.isfinite(report.loss):
         return f"it reports a loss of {report.loss}"
-    return _amount_fault(report, elapsed_s) or _note_fault(report.notes) or _work_fault(report, elapsed_s)
+    return _amount_fault(report, elapsed_s) or _note_fault(report.notes) or _work_fault(bounds, report, elapsed_s)
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:
@@ -164,7 +166,7 @@ def _note_fault(notes: Mapping[str, float]) -> str:
     return ""
 
 
-def _work_fault(report: Report, elapsed_s: float) -> str:
+def _work_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
     """Checks the pieces of work, and what they are said to take a reference."""
     most_s = 1.05 * elapsed_s + 1  # of one thread
     if len(report.work) > MOST_PIECES or not {each.kind for each in report.work} <= KINDS:
@@ -178,6 +180,8 @@ def _work_fault(report: Report, elapsed_s: float) -> str:
         not 0 <= value < math.inf for value in report.reference_s.values()
     ):
         return f"it reports {len(report.reference_s)} origins of reference seconds; {len(ORIGINS)} are known"
+    if bounds.held != bool(report.reference_s) or sum(report.reference_s.values()) > MOST_CORES * most_s:
+        return f"it reports {sum(report.reference_s.values()):g} CPU s on a reference"
     return ""
 
 

@@ -136,7 +136,7 @@ class RoundDriver:
         settings = self._settings
         costs = settings.costs(device, assignment)
         task = Task(unique, settings.run, self._round, assignment, costs, settings.index)
-        return DeviceWork(task, bounds, settings.queued_uploads)
+        return DeviceWork(task, msgspec.structs.replace(bounds, held=bool(costs)), settings.queued_uploads)
 
     def _send_tasks(self) -> None:
         """Start every download. Devices with the same cut share one encoded body."""

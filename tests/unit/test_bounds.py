@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgebed.methods.base import Stream
 from edgebed.wire.codecs import DTYPES, encode_tensors
-from edgebed.wire.messages import Report
+from edgebed.wire.messages import PieceTimes, Report
 from edgebed.wire.settings import Codec
 from orchestrator.rounds.bounds import (
     Bounds,
@@ -155,3 +155,35 @@ def test_the_bound_of_an_update_holds_every_model() -> None:
     weights = small_model().weights()
     body = encode_tensors(weights, Codec())
     assert len(body) <= update_bytes((name, value.nbytes) for name, value in weights.items()) < 12 * len(body)
+
+
+PIECE = PieceTimes("batch", 4, 2, 0.5, (250_000, 250_000))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"work": (msgspec.structs.replace(PIECE, kind="nothing"),)},
+        {"work": (PIECE,) * 257},
+        {"work": (msgspec.structs.replace(PIECE, cpu_s=-1.0),)},
+        {"work": (msgspec.structs.replace(PIECE, cpu_s=math.nan),)},
+        {"work": (msgspec.structs.replace(PIECE, count=0),)},
+        {"work": (msgspec.structs.replace(PIECE, each_us=(-1,)),)},
+        {"work": (msgspec.structs.replace(PIECE, each_us=(1,) * 65),)},
+        {"reference_s": {"recorded": -1.0}},
+        {"reference_s": {"recorded": math.inf}},
+        {"reference_s": {"recorded": 1e308}},
+        {"reference_s": {"guessed": 1.0}},
+        {"reference_s": {}},
+        {"late_s": math.inf},
+    ],
+)
+def test_pieces_of_work_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    held = msgspec.structs.replace(bounds(), held=True)
+    true = msgspec.structs.replace(HONEST, work=(PIECE,), reference_s={"recorded": 1.0}, late_s=0.1)
+    assert report_fault(held, true, 2.0) == ""
+    assert report_fault(held, msgspec.structs.replace(true, **changes), 2.0)
+
+
+def test_a_device_that_keeps_no_reference_reports_none() -> None:
+    assert report_fault(bounds(), msgspec.structs.replace(HONEST, reference_s={"recorded": 1.0}), 2.0)

@@ -201,6 +201,15 @@ def test_a_wait_for_others_makes_nothing_late() -> None:
     assert world.pacer.late_s == pytest.approx(0.0)
 
 
+def test_what_was_late_before_a_wait_stays_late() -> None:
+    world = Held(0.5)
+    for _ in range(10):
+        world.piece(0.1, wall_s=0.29)  # 0.09 s late
+        world.now += 1.0
+        world.pacer.hold(world.sleep, waited=True)
+    assert world.pacer.late_s == pytest.approx(0.9)
+
+
 def test_cpus_that_change_in_mid_unit_count_from_when_they_changed() -> None:
     world = Held(0.4)
     world.now = 50.0  # 20 CPU s are given
