@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from edgebed.pacing import HOST
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
@@ -100,7 +99,7 @@ COLUMNS: dict[str, Column] = {
     "enforcement": Column("limits held by", lambda run: run.enforcement, str),
     "dilation": Column("dilation", lambda run: run.dilation, number),
     "grain": Column("grain", lambda run: run.grain, str),
-    "speed": Column("speed", lambda run: run.speed or HOST, str),
+    "speed": Column("speed", lambda run: run.speed or NONE, str),
     "reference_s": Column(
         "CPU seconds of the reference",
         lambda run: run.reference_s,

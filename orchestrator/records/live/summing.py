@@ -22,7 +22,7 @@ from orchestrator.records.timeline.disturbance import HostOfRound, usual_loop_ms
 from orchestrator.records.timeline.held import by_origin, late_rounds
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
-from orchestrator.records.types import RunStarted
+from orchestrator.records.types import SIMULATED, RunStarted
 from orchestrator.records.words.vocabulary import server_note, threads_note
 
 NOT_COUNTED = ("offline", "unreported")
@@ -86,7 +86,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         costs=started.host.get("costs", ""),
         dilation=run.dilation,
         grain=started.grain,
-        speed=started.speed,
+        speed="" if run.enforcement == SIMULATED else started.speed,
         kernel=started.host.get("kernel", ""),
         hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,
         dilation_by=started.dilation_by,
