@@ -28,7 +28,7 @@ lock: setup
 	requirements/renew $(RENEW)
 
 demo: setup
-	$(BIN)/edgebed run profiles/experiments/demo.yaml
+	$(BIN)/edgebed run profiles/experiments/demo.yaml --seeds 1,2,3
 
 # Most tests run on several workers, those that start a fleet all on one of them; those that calibrate or measure time
 # run alone.

@@ -251,8 +251,8 @@ def compare(
     Examples:
         >>> compare("demo-*", baseline="fedavg")[["method", "runs", "time_to_target_s", "speed_up"]]
            method  runs  time_to_target_s  speed_up
-        0    dtfl     1               6.0       1.0
-        1  fedavg     1               6.0       1.0
+        0    dtfl     1             5.625       1.0
+        1  fedavg     1             5.625       1.0
     """
     named = baseline.path if isinstance(baseline, Run) else baseline
     folders = baseline_last(_folders(runs), None if named is None else os.fspath(named))

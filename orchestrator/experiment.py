@@ -23,6 +23,7 @@ from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
 
@@ -53,7 +54,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     evaluate_every: Rounds = 1  # weights are tested every so many rounds, and at the end
     round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # longest round, before dilation
     max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # largest |update - start| / |start| to merge
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+    seed: Seed = 0
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None  # per round, before dilation
     quorum: Positive = 1  # merged devices that a round needs
     liveness_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 30.0  # a device without progress for so long is lost
@@ -177,6 +178,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # they run in turn on the same fleet
     interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()
+    # each method runs once with each seed, in place of training.seed, on a fleet of its own
+    seeds: Annotated[list[Seed], msgspec.Meta(min_length=1, max_length=1000)] | None = None
     environment: Environment | None = None
     # events, or the name of a file
     scenario: str | Annotated[list[ScenarioEvent], msgspec.Meta(min_length=1)] | None = None
@@ -185,6 +188,23 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
     grain: Grain = "pacing"
     speed: SpeedWord | None = None  # None: what the fleet file says
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds}: one stands there twice; name each seed once")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return self.seeds or [self.training.seed]
+
+    def with_seed(self, seed: int) -> Experiment:
+        """The part of the experiment that runs with this seed."""
+        return msgspec.structs.replace(self, training=msgspec.structs.replace(self.training, seed=seed))
+
+    @property
+    def first_place(self) -> int:
+        """Place of this part's first method among all runs of the experiment: those of the first seed come first."""
+        return self.all_seeds.index(self.training.seed) * len(self.methods)
 
 
 def load(path: Path, overrides: Overrides | None = None) -> Experiment:

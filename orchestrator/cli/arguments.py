@@ -24,6 +24,9 @@ BackendOption = Annotated[str | None, typer.Option("--backend", help=f"{choices(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+Seeds = Annotated[
+    str | None, typer.Option(metavar="1,2,3", help="Run each method with each of these seeds, and compare over them.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
 ]

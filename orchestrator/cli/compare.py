@@ -144,6 +144,8 @@ def _print_pairs(pairs: list[Paired]) -> None:
     for each in pairs:
         table.add_row(*(escape(text(each)) for _, text in tabulate.PAIRED))
     console.print(table)
+    for line in filter(None, map(tabulate.time_in_words, pairs)):
+        show(line)
 
 
 def _print_profiles(rows: list[ProfileRow]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Overrides, own_broker
+from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Overrides, Seeds, own_broker
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import log, say
 from orchestrator.cli.live import LiveWatch
@@ -42,6 +42,7 @@ def command(
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
     set_: Overrides = None,
+    seeds: Seeds = None,
     speed: Annotated[
         str | None, typer.Option(help="What a CPU second of a device is: host, or 'reference NAME'.")
     ] = None,
@@ -78,7 +79,8 @@ def command(
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     own = own_broker(broker, broker_ca, broker_users)
-    set_ = [*(set_ or []), f"speed={speed}"] if speed is not None else set_
+    given = {"speed": speed, "seeds": seeds and f"[{seeds}]"}
+    set_ = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     request = _request(experiment, set_, method, resume, plan)
     if request.backend == SIMULATED:
         if backend or own or dashboard:

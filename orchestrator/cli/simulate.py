@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import Overrides
+from orchestrator.cli.arguments import Overrides, Seeds
 from orchestrator.cli.run import carry_out, print_results
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.spec.profile import MOST_DEVICES
@@ -19,6 +19,7 @@ def command(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.")],
     set_: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
+    seeds: Seeds = None,
     devices: Annotated[
         int | None,
         typer.Option(min=1, max=MOST_DEVICES, help="Number of devices; they take the fleet's profiles in turn."),
@@ -43,7 +44,8 @@ def command(
     quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
 ) -> None:
     """Simulate every method of an EXPERIMENT with the code of a real run on a virtual clock."""
-    overrides = [*(set_ or []), *([f"simulation.cost={cost}"] if cost else [])]
+    given = {"simulation.cost": cost, "seeds": seeds and f"[{seeds}]"}
+    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     loaded = load(experiment, overrides)
     request = SimulationRequest(
         only_methods(loaded, method, experiment),

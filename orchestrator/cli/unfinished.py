@@ -33,12 +33,14 @@ def _place(folder: Path) -> int:
 
 
 def _lines(request: Request | SimulationRequest, folders: Mapping[int, Path]) -> list[str]:
-    """One line per method, as plain text. The run comes last, so that no id is broken in a narrow terminal."""
+    """One line per method and seed, as plain text. The run comes last, so that no id is broken in a narrow terminal."""
     heads = ("method", "", "rounds", "accuracy", "run")
     rows = [heads]
-    for place, options in enumerate(request.experiment.methods):
+    experiment = request.experiment
+    methods = [(seed, str(options.get("name"))) for seed in experiment.all_seeds for options in experiment.methods]
+    for place, (seed, method) in enumerate(methods):
         cells = _cells(request, folders[place]) if place in folders else ("not begun", "–", "–", "")
-        rows.append((str(options.get("name")), *cells))
+        rows.append((method if experiment.seeds is None else f"{method}, seed {seed}", *cells))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -13,6 +13,7 @@ import yaml
 from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.records import types as t
+from orchestrator.records.crossing import time_to
 from orchestrator.records.older_words import ending_of
 from orchestrator.records.reader import decode
 from orchestrator.records.words.drawing import thinned
@@ -168,8 +169,13 @@ def make_card(records: Path) -> dict[str, Any] | None:
 
 
 class _Summary(msgspec.Struct):
-    time_to_target_s: float | None = None
+    target_accuracy: float
+    elapsed_s: list[float] = []
     accuracy: list[float | None] = []
+
+    @property
+    def time_to_target_s(self) -> float | None:
+        return time_to(zip(self.elapsed_s, self.accuracy, strict=False), self.target_accuracy)
 
 
 def _summary_mtime(folder: Path) -> float:

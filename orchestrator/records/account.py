@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from edgebed.errors import UsageError
 from orchestrator.files.output import replace
+from orchestrator.records.crossing import time_to
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.live.settling import explained
@@ -78,7 +80,9 @@ def stored_summary(folder: Path) -> Summary | None:
     records, file = folder / "records.jsonl", folder / "summary.json"
     try:
         if file.stat().st_mtime >= records.stat().st_mtime:
-            return Summary.of_dict(msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
+            found = Summary.of_dict(msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
+            reached_s = time_to(((row.elapsed_s, row.accuracy) for row in found.rounds), found.target_accuracy)
+            return replaced(found, time_to_target_s=reached_s)  # earlier versions gave the end of that round
     except (OSError, LookupError, ValueError, RecursionError):
         pass
     return None

@@ -43,7 +43,7 @@ def tiles(summary: Summary) -> list[tuple[str, str]]:
     """The most important figures."""
     target, reached = percent(summary.target_accuracy, 0), summary.time_to_target_s is not None
     shown: list[tuple[str, Any, Any]] = [
-        (f"to {target} accuracy" + ("" if reached else ": not reached"), summary.time_to_target_s, seconds),
+        (f"to {target} accuracy, {'interpolated' if reached else 'not reached'}", summary.time_to_target_s, seconds),
         ("best accuracy", summary.best_accuracy, accuracy),
         *_tested(summary),
         ("rounds", len(summary.rounds), str),

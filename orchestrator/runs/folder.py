@@ -41,8 +41,9 @@ class Series(msgspec.Struct, frozen=True):
     """The experiment that a run belongs to, by which its other runs are found."""
 
     id: str
-    place: int  # of this run's method in `methods`
+    place: int  # of this run: its method's place in `methods`, after all runs of the seeds before its own
     methods: list[dict[str, Any]]  # of the whole experiment
+    seeds: list[int] = []  # of the whole experiment; empty: an earlier version's, with one
 
 
 class RunFolder:
@@ -158,13 +159,15 @@ def _named(tensors: Weights, kind: str) -> Weights:
 
 
 def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilation: float) -> bytes:
-    """The experiment file of a run: with one method, its dilation and absolute paths, so that it can be resumed."""
+    """The experiment file of a run: with one method, one seed, its dilation and absolute paths: it can be
+    resumed."""
     experiment = msgspec.structs.replace(
         experiment,
         fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
         scenario=None if experiment.scenario is None else list(listed(experiment.scenario, path).events),
         methods=[options],
+        seeds=None,
         dilation=dilation,
     )
     return write_yaml(msgspec.to_builtins(experiment))

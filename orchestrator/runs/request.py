@@ -29,31 +29,40 @@ def quiet(line: str) -> None:
     """A Notify that drops the line."""
 
 
-class Request(msgspec.Struct, frozen=True):
-    """An experiment to run.
+class ExperimentRequest(msgspec.Struct, frozen=True):
+    """An experiment that is asked for, real or simulated.
 
     Attributes:
         path: of the experiment file; paths in it are relative to its folder.
         runs: the folder in which the runs' folders are made.
-        backend: overrides that of the fleet file.
-        own_broker: of the user's own broker.
-        allow_uncalibrated: run although the calibration fails.
         series: id that all runs of the experiment share; "": a new one is made.
-        begun: folders of runs to go on with, by the method's place in the experiment's list.
+        begun: folders of runs to go on with, by the method's place in the experiment's list; after the runs of the
+            first seed come those of the next.
         finished: folders of runs that have ended and stay as they are, by the same places.
-        each_piece: record the CPU time of every piece of the devices' work, as a recording of a reference needs it.
-        plan: folder of a run whose recorded assignments the devices get, instead of what the method would plan.
     """
 
     experiment: Experiment
     path: Path
     runs: Path
-    backend: str | None = None
-    own_broker: OwnBroker | None = None
-    allow_uncalibrated: bool = False
     series: str = ""
     begun: Mapping[int, Path] = {}
     finished: Mapping[int, Path] = {}
+
+
+class Request(ExperimentRequest, frozen=True):
+    """An experiment to run on devices.
+
+    Attributes:
+        backend: overrides that of the fleet file.
+        own_broker: of the user's own broker.
+        allow_uncalibrated: run although the calibration fails.
+        each_piece: record the CPU time of every piece of the devices' work, as a recording of a reference needs it.
+        plan: folder of a run whose recorded assignments the devices get, instead of what the method would plan.
+    """
+
+    backend: str | None = None
+    own_broker: OwnBroker | None = None
+    allow_uncalibrated: bool = False
     plan: Path | None = None
     each_piece: bool = False
 

@@ -65,17 +65,18 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
     after = load(files.experiment, overrides)
     _check_changes(before, after, CHANGEABLE if had != SIMULATED else SIMULATION_CHANGEABLE)
     series = files.read_series() or Series("", 0, after.methods)
+    after = msgspec.structs.replace(after, methods=series.methods, seeds=series.seeds or None)
     members = dict(_members(files, series))
     reached = {place: each.progress() for place, each in members.items()}
     finished = {place: each.path for place, each in members.items() if is_finished(each, after.training)}
-    if len(finished) == len(series.methods):
+    if len(finished) == len(after.methods) * len(after.all_seeds):
         raise UsageError(
             f"{folder.name} is finished: {_reached(reached.values(), after.training)}",
             hint=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
             + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
         )
     return Request(
-        msgspec.structs.replace(after, methods=series.methods),
+        after,
         files.experiment.resolve(),
         files.path.resolve().parent,
         backend=had,

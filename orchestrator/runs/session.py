@@ -55,6 +55,7 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
+from orchestrator.runs.seeds import by_seed, done
 from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
@@ -185,11 +186,16 @@ def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
 
 
 async def run_experiment(request: Request, watch: Watch) -> list[Path]:
-    """Run every method of an experiment on the same standing fleet; returns the run folders.
+    """Run every method of an experiment on the same standing fleet, with each of its seeds; returns the run folders.
 
     Raises:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
+    folders = [done(part) or await _run_seed(part, watch) for part in by_seed(request)]
+    return [folder for found in folders for folder in found]
+
+
+async def _run_seed(request: Request, watch: Watch) -> list[Path]:
     experiment = request.experiment
     spec = with_facts(experiment_fleet(experiment, request.path))
     check_fleet(experiment, spec, request.path)
@@ -299,7 +305,7 @@ def _run_request(
         options=experiment.methods[place],
         prepared=prepared,
         model=start_model(experiment, prepared, request.path, method),
-        series=Series(series, place, experiment.methods),
+        series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
         interleaved=interleaved,
         begun=request.begun.get(place),
         plan=request.plan,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import Method
 from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
-from orchestrator.experiment import Experiment, Surrogate
+from orchestrator.experiment import Surrogate
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
@@ -22,7 +22,7 @@ from orchestrator.references.layer_profile import measure
 from orchestrator.references.work_laws import WorkLaws
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder
-from orchestrator.runs.request import Watch
+from orchestrator.runs.request import ExperimentRequest, Watch
 from orchestrator.runs.run import start_model
 from orchestrator.simulation.calibration import Calibration, save_calibration
 from orchestrator.simulation.choose_costs import calibration_of, cost_model
@@ -34,12 +34,10 @@ from orchestrator.simulation.surrogate import surrogate_costs
 from orchestrator.simulation.world import WorldState
 
 
-class SimulationRequest(msgspec.Struct, frozen=True):
+class SimulationRequest(ExperimentRequest, frozen=True):
     """A simulation that is asked for.
 
     Attributes:
-        path: of the experiment file; paths in it are relative to its folder.
-        runs: the folder in which the runs' folders are made.
         devices: number of devices, with the profiles of the fleet in turn; None: those of the fleet.
         accelerator: cpu or cuda.
         calibrate_from: folders of real runs that the costs are taken from.
@@ -47,12 +45,8 @@ class SimulationRequest(msgspec.Struct, frozen=True):
         built: the agents have built the model already, as on a fleet that has carried out another run.
         checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
         kept: of the runs that go on; None: all runs are new.
-        series, begun, finished: as in `runs.request.Request`.
     """
 
-    experiment: Experiment
-    path: Path
-    runs: Path
     devices: int | None = None
     accelerator: str = "cpu"
     calibrate_from: tuple[Path, ...] = ()
@@ -60,9 +54,6 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     built: bool = False
     checkpoint_s: float | None = None
     kept: Kept | None = None
-    series: str = ""
-    begun: Mapping[int, Path] = {}
-    finished: Mapping[int, Path] = {}
 
 
 class SimulationContext:

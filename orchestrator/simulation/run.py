@@ -27,6 +27,7 @@ from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch
 from orchestrator.runs.run import MethodRun
+from orchestrator.runs.seeds import by_seed, done
 from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
@@ -61,6 +62,10 @@ def resumed(request: Request) -> SimulationRequest:
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     request = msgspec.structs.replace(request, experiment=with_events(request.experiment, request.path, watch.notify))
+    return [folder for part in by_seed(request) for folder in done(part) or _simulate_seed(part, watch)]
+
+
+def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:
     experiment = request.experiment
     spec = _sized(simulated_fleet(experiment_fleet(experiment, request.path)), request.devices)
     check_fleet(experiment, spec, request.path)
@@ -155,7 +160,7 @@ async def _make_run(
         options=experiment.methods[place],
         prepared=context.prepared,
         model=model,
-        series=Series(series, place, experiment.methods),
+        series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
         interleaved=interleaved,
         begun=request.begun.get(place),
         simulation=msgspec.json.encode(context.kept),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from math import exp
+from math import exp, log
+from statistics import fmean, stdev
 
 import pytest
 
@@ -11,7 +12,7 @@ from orchestrator.analysis.compared import comparison_table
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.paired import paired, round_ratios, unpaired
-from orchestrator.records.compare.tabulate import PAIRED
+from orchestrator.records.compare.tabulate import PAIRED, time_in_words
 from orchestrator.records.summary import Summary
 from orchestrator.report.page import comparison_page
 from tests.summaries import changed
@@ -53,6 +54,25 @@ def test_with_several_experiments_the_interval_is_over_them() -> None:
     assert found.round_ratio.mean == pytest.approx(6)  # of 4 and 9
     assert found.time_ratio.mean == pytest.approx(1)  # of 0.5 and 2
     assert found.time_ratio.low is not None
+
+
+def test_seeds_of_one_experiment_are_pairs_of_their_own_and_the_interval_is_over_them() -> None:
+    runs = [
+        changed(run(method, [1.0, s, s], blocks(3), time=time), seed=seed)
+        for seed, own, own_time in ((1, 2.0, 10.0), (2, 3.0, 20.0), (3, 4.0, 15.0))
+        for method, s, time in (("dtfl", own, own_time), ("fedavg", 4.0, 20.0))
+    ]
+    (found,) = paired(runs)
+    assert (found.experiments, found.seeds, found.over) == (3, (1, 2, 3), "3 seeds")
+    assert found.round_ratio.mean == pytest.approx((0.5 * 0.75 * 1.0) ** (1 / 3))
+    assert found.time_ratio.count == 3
+    logs = [log(ratio) for ratio in (0.5, 1.0, 0.75)]
+    assert found.time_ratio.low == pytest.approx(exp(fmean(logs) - 4.302653 * stdev(logs) / 3**0.5))
+    said = time_in_words(found)
+    assert "95 % over 3 seeds" in said
+    assert "interpolated between evaluations" in said
+    assert "no interval" in time_in_words(paired(runs[:2])[0])
+    assert time_in_words(paired([changed(each, time_to_target_s=None) for each in runs])[0]) == ""
 
 
 def test_two_runs_of_a_method_in_one_experiment_have_a_ratio_each() -> None:

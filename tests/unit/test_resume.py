@@ -17,6 +17,7 @@ from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder, Series, resolved
 from orchestrator.runs.request import Request
 from orchestrator.runs.resume import CHANGEABLE, resume_request
+from orchestrator.runs.seeds import by_seed, done
 from tests.synthetic import Synthetic
 
 METHODS = [{"name": "dtfl", "tiers": 3}, {"name": "fedavg"}, {"name": "fedyogi"}]
@@ -165,3 +166,55 @@ def test_an_end_before_the_first_run_says_so(tmp_path: Path, capsys: pytest.Capt
     experiment = Experiment(name="x", fleet="fleet.yaml", methods=METHODS)
     tell_unfinished(Request(experiment, tmp_path / "experiment.yaml", tmp_path), [])
     assert "No run had started" in capsys.readouterr().err
+
+
+SEEDS = [5, 3]
+
+
+def made_with_seeds(runs: Path, place: int, progress: Progress) -> Path:
+    """The run at `place` of an experiment with two methods and two seeds."""
+    methods = METHODS[:2]
+    experiment = Experiment(name="x", fleet="fleet.yaml", methods=methods, training=TRAINING, seeds=SEEDS)
+    own = experiment.with_seed(SEEDS[place // 2])
+    folder = RunFolder(runs / f"x-{place}")
+    series = Series("one", place, methods, SEEDS)
+    folder.make(resolved(own, runs / "experiment.yaml", methods[place % 2], 2.5), series)
+    recorder = Recorder(folder.records)
+    recorder.record(started())
+    recorder.record(RunFinished(9, "any words", "finished" if progress.round == 4 else "interrupted"))
+    recorder.close()
+    if progress.round:
+        folder.save({"w": torch.ones(1)}, progress, {})
+    return folder.path
+
+
+def test_an_experiment_with_several_seeds_goes_on_as_a_whole(tmp_path: Path) -> None:
+    """Seed 5 is done, of seed 3 one method has begun and the other has not."""
+    runs = [made_with_seeds(tmp_path, place, Progress(round=rounds)) for place, rounds in enumerate((4, 4, 2))]
+    for run in runs:
+        request = resume_request(run)
+        assert (request.finished, request.begun) == ({0: runs[0], 1: runs[1]}, {2: runs[2]})
+        first, second = by_seed(request)
+        assert done(first) == runs[:2]
+        assert (done(second), second.begun, second.finished) == (None, {0: runs[2]}, {})
+        assert [each.experiment.training.seed for each in (first, second)] == SEEDS
+        assert [each.experiment.first_place for each in (first, second)] == [0, 2]
+        assert {first.series, second.series} == {"one"}
+
+
+def test_a_run_with_several_seeds_is_finished_when_all_are(tmp_path: Path) -> None:
+    runs = [made_with_seeds(tmp_path, place, Progress(round=4)) for place in range(3)]
+    assert resume_request(runs[0]).begun == {}
+    made_with_seeds(tmp_path, 3, Progress(round=4))
+    with pytest.raises(UsageError, match="is finished"):
+        resume_request(runs[0])
+    assert set(resume_request(runs[0], ["training.rounds=5"]).begun) == {0, 1, 2, 3}
+
+
+def test_what_a_seed_left_is_told_by_method_and_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_with_seeds(tmp_path, 2, Progress(round=2, accuracy=0.5))
+    request = resume_request(run)
+    tell_unfinished(request, [run])
+    said = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["dtfl,", "seed", "3", "unfinished", "2", "of", "4", "50.0%", "x-2"] in said
+    assert ["fedavg,", "seed", "5", "not", "begun", "–", "–"] in said

@@ -78,7 +78,7 @@ COLUMNS: dict[str, Column] = {
     "rounds": Column("rounds", lambda run: len(run.rounds), str),
     "target_accuracy": Column("target accuracy", lambda run: run.target_accuracy, accuracy),
     "best_accuracy": Column("best accuracy", lambda run: run.best_accuracy, accuracy),
-    "time_to_target_s": Column("time to target", lambda run: run.time_to_target_s, seconds),
+    "time_to_target_s": Column("time to target, interpolated", lambda run: run.time_to_target_s, seconds),
     "speed_up": Column("speed-up over the last", lambda run: None, factor),
     "total_s": Column("time of all rounds", lambda run: run.total_s, seconds),
     "round_s_median": Column("round, median", lambda run: run.round_s_median, seconds),

@@ -31,7 +31,8 @@ class Paired(msgspec.Struct, frozen=True):
             experiment, else of experiments.
         time_ratio: time to target ÷ the baseline's, of the experiments in which both reached it.
         rounds: pairs of rounds, over all experiments.
-        experiments: that have such a pair.
+        experiments: that have such a pair; each seed is one.
+        seeds: of these experiments.
     """
 
     method: str
@@ -40,14 +41,22 @@ class Paired(msgspec.Struct, frozen=True):
     time_ratio: Estimate
     rounds: int
     experiments: int
+    seeds: tuple[int, ...]
+
+    @property
+    def over(self) -> str:
+        """What the intervals are over."""
+        if self.experiments == 1:
+            return "rounds of one experiment"
+        return f"{self.experiments} {'seeds' if len(set(self.seeds)) == self.experiments else 'experiments'}"
 
 
 def paired(summaries: Sequence[Summary]) -> list[Paired]:
     """Every method beside that of the last run; nothing where no rounds alternated with that one's."""
-    series: dict[str, dict[str, Summary]] = {}
+    series: dict[tuple[str, int], dict[str, Summary]] = {}  # an experiment with several seeds is as many
     for summary in summaries:
         if summary.interleaved:
-            runs = series.setdefault(summary.series, {})
+            runs = series.setdefault((summary.series, summary.seed), {})
             runs[_unique(named(summary), runs)] = summary
     base = named(summaries[-1]) if summaries else ""
     methods = dict.fromkeys(name for runs in series.values() for name in runs if name != base)
@@ -62,7 +71,8 @@ def _unique(name: str, taken: dict[str, Summary]) -> str:
 
 
 def _paired(name: str, base: str, series: Sequence[dict[str, Summary]]) -> Paired:
-    rounds = [ratios for runs in series if (ratios := round_ratios(runs[name], runs[base]))]
+    pairs = {i: ratios for i, runs in enumerate(series) if (ratios := round_ratios(runs[name], runs[base]))}
+    rounds = list(pairs.values())
     single = rounds[0] if len(rounds) == 1 else [exp(fmean(map(log, ratios))) for ratios in rounds]
     times = [(runs[name].time_to_target_s, runs[base].time_to_target_s) for runs in series]
     return Paired(
@@ -72,6 +82,7 @@ def _paired(name: str, base: str, series: Sequence[dict[str, Summary]]) -> Paire
         _estimate([own / other for own, other in times if own and other]),
         sum(map(len, rounds)),
         len(rounds),
+        tuple(series[i][name].seed for i in pairs),
     )
 
 

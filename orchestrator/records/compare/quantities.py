@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgebed.errors import UsageError
+from orchestrator.records import crossing
 from orchestrator.records.summary import Summary
 
 COMPUTE = ("compute", "decode", "encode")
@@ -74,8 +75,7 @@ def rounds_to(figures: RunFigures, target: float) -> int | None:
 
 
 def time_to(figures: RunFigures, target: float) -> float | None:
-    rounds = rounds_to(figures, target)
-    return None if rounds is None else figures.elapsed_s[rounds - 1]
+    return crossing.time_to(zip(figures.elapsed_s, figures.accuracy, strict=True), target)
 
 
 def bytes_to(figures: RunFigures, target: float) -> float | None:

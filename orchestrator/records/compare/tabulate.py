@@ -12,6 +12,9 @@ from orchestrator.records.compare.paired import Paired
 from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
 from orchestrator.records.words.vocabulary import cause
 
+CROSSED = "interpolated between evaluations"
+"""How a time to target is found: `orchestrator.records.crossing`."""
+
 Column = tuple[str, Callable[[Group], str]]
 
 
@@ -45,7 +48,7 @@ COLUMNS: tuple[Column, ...] = (
     ("method", lambda g: g.method),
     ("runs", lambda g: str(g.runs)),
     ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
-    ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
+    ("time to target, interpolated", lambda g: with_interval(g.time_to_target_s, seconds)),
     ("speed-up", lambda g: with_interval(g.speed_up, factor)),
     ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
     ("round, median", lambda g: with_interval(g.round_s, seconds)),
@@ -67,9 +70,17 @@ PAIRED: tuple[tuple[str, Callable[[Paired], str]], ...] = (
 
 def about_pairs(rows: Sequence[Paired]) -> str:
     """What the table of paired ratios shows. There is one row at least."""
-    several = any(row.experiments > 1 for row in rows)
-    over = "experiments" if several else "rounds of one experiment"
+    over = max(rows, key=lambda row: row.experiments).over
     return f"Interleaved rounds, in pairs of one block: ÷ {rows[0].baseline}, geometric mean [95 % over {over}]"
+
+
+def time_in_words(row: Paired) -> str:
+    """The ratio of the times to target as a sentence, with what its interval is over; "" where there is none."""
+    if row.time_ratio.mean is None:
+        return ""
+    over = f"95 % over {row.over}" if row.time_ratio.low is not None else "one experiment: no interval"
+    took = with_interval(row.time_ratio, ratio)
+    return f"{row.method} took {took} of {row.baseline}'s time to the target ({over}; {CROSSED})."
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:

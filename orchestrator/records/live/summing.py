@@ -14,6 +14,7 @@ from orchestrator.records.critical.bound_by import mean_shares, parts_of, senten
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.critical.whatif import Saving
+from orchestrator.records.crossing import time_to
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunState, Sums
 from orchestrator.records.live.settling import explain_late
 from orchestrator.records.summary import BoundBy, DeviceFigures, NodeOfRound, Progress, RoundFigures, Savings, Summary
@@ -106,7 +107,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         real_boards={device.name: device.board for device in devices if device.board},
         look_alikes={device.name: device.look_alike_of for device in devices if device.look_alike_of},
         profiles={info.name: info.profile for info in infos},
-        time_to_target_s=next((at_s for at_s, accuracy in evaluated if accuracy >= started.target_accuracy), None),
+        time_to_target_s=time_to(evaluated, started.target_accuracy),
         final_accuracy=evaluated[-1][1] if evaluated else None,
         best_accuracy=max((accuracy for _, accuracy in evaluated), default=None),
         straggler_gap_s=median(gaps) if gaps else None,
