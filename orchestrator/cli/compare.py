@@ -16,22 +16,25 @@ from orchestrator.cli.arguments import Json, Runs
 from orchestrator.cli.console import columns, console, log, print_json, say, show
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare import tabulate
-from orchestrator.records.compare.comparison import Comparison, compare
+from orchestrator.records.compare.comparison import COLUMNS, Comparison, compare
 from orchestrator.records.compare.curves import Spread
-from orchestrator.records.compare.groups import Group, ProfileRow, group, profiles
+from orchestrator.records.compare.groups import Group, ProfileRow, by_key, group, profiles
 from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.compare.sim_error import SimError, sim_error, simulation_and_real
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.summary import Summary
 from orchestrator.records.types import SIMULATED
-from orchestrator.records.words.formatting import NONE, percent, seconds, signed_percent
+from orchestrator.records.words.formatting import NONE, known, percent, seconds, signed_percent
 from orchestrator.report import write_comparison
 from orchestrator.report.look import Look, Width
 from orchestrator.runs.find import baseline_last, find_runs
 
 MOST_COLUMNS = 6
-"""Runs that fit side by side into a terminal; of more only the groups are printed."""
+"""Runs that fit side by side into a terminal."""
+
+CONDITIONS = ("enforcement", "speed", "dilation", "late_rounds", "disturbed_rounds", "calibrated")
+"""What is shown of the runs of a method taken together, each value once."""
 
 SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
@@ -99,10 +102,10 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
             more["sim_error"] = _as_plain(error)
         print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
         return
-    if len(summaries) <= MOST_COLUMNS:
-        _print(comparison)
     if len(groups) < len(summaries):
-        _print_groups(groups, summaries[-1].method)
+        _print_groups(groups, list(by_key(summaries).values()), summaries[-1].method)
+    elif len(summaries) <= MOST_COLUMNS:
+        _print(comparison)
     if pairs:
         _print_pairs(pairs)
     _print_profiles(stragglers)
@@ -127,14 +130,18 @@ def _print(comparison: Comparison) -> None:
         show(f"  {row['run']}")
 
 
-def _print_groups(groups: list[Group], baseline: str) -> None:
-    """Methods are columns, as runs are."""
+def _print_groups(groups: list[Group], runs: list[list[Summary]], baseline: str) -> None:
+    """Methods are columns, as runs are. Below the figures stands how the runs of each were made."""
     table = Table(title=f"Means over seeds with 95 % intervals (Student's t); speed-up over {escape(baseline)}")
     table.add_column("")
     for one in groups:
         table.add_column(escape(one.method), justify="right")
     for label, text in tabulate.COLUMNS[1:]:
         table.add_row(label, *(escape(text(one)) for one in groups))
+    for key in CONDITIONS:
+        column = COLUMNS[key]
+        found = [dict.fromkeys(known(column.of(run), column.show) for run in own) for own in runs]
+        table.add_row(column.label, *(escape(", ".join(texts)) for texts in found))
     console.print(table)
 
 
@@ -145,7 +152,7 @@ def _print_pairs(pairs: list[Paired]) -> None:
         table.add_row(*(escape(text(each)) for _, text in tabulate.PAIRED))
     console.print(table)
     for line in filter(None, map(tabulate.time_in_words, pairs)):
-        show(line)
+        console.print(escape(line), highlight=False)
 
 
 def _print_profiles(rows: list[ProfileRow]) -> None:

@@ -119,7 +119,7 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
     notes = []
     for key in ("enforcement", "dilation", "grain", "speed", "target_accuracy"):
         column = COLUMNS[key]
-        values = sorted({str(column.of(summary)) for summary in summaries})
+        values = sorted({known(column.of(summary), column.show) for summary in summaries})
         if len(values) > 1:
             notes.append(f"the runs differ in {column.label} ({', '.join(values)}): compare their times with care")
     runs: dict[str, list[str]] = {}
