@@ -143,6 +143,10 @@ def _print_groups(groups: list[Group], runs: list[list[Summary]], baseline: str)
         found = [dict.fromkeys(known(column.of(run), column.show) for run in own) for own in runs]
         table.add_row(column.label, *(escape(", ".join(texts)) for texts in found))
     console.print(table)
+    for one, own in zip(groups, runs, strict=True):
+        show(f"Runs of {one.method}:")
+        for run in own:  # not in the table: an id that is broken cannot be copied
+            show(f"  {run.run}, seed {run.seed}")
 
 
 def _print_pairs(pairs: list[Paired]) -> None:

@@ -44,7 +44,8 @@ def command(
     set_: Overrides = None,
     seeds: Seeds = None,
     speed: Annotated[
-        str | None, typer.Option(help="What a CPU second of a device is: host, or 'reference NAME'.")
+        str | None,
+        typer.Option(help="host: compute time is measured; 'reference NAME': it is held to that of a named core."),
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
     resume: Annotated[

@@ -21,7 +21,7 @@ from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import palette
 from orchestrator.records.words.formatting import number, percent, seconds, size
-from orchestrator.records.words.vocabulary import for_page, held_by_boards, origins_text
+from orchestrator.records.words.vocabulary import HELD, OF_HOST, for_page, held_by_boards, origins_text
 from orchestrator.report import charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure
@@ -50,11 +50,6 @@ WEAK = {
 }
 """Enforcements that are no measurement under limits, and why."""
 
-HELD = (
-    "Compute time is held: a device does the real work, then waits until a device of this reference would have "
-    "finished."
-)
-OF_HOST = "Compute seconds are those of this host at this hour: another host, or another hour, gives others."
 BOARDS = "Nothing is held on a real board: it is as fast as it is. Its calibration rows say what was measured."
 
 Badge = tuple[str, str, str]

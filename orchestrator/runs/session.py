@@ -42,7 +42,7 @@ from orchestrator.fleet.named import Opening, backend_class
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.environment import fleets_over
 from orchestrator.fleet.spec.profile import FleetSpec, load_profile
-from orchestrator.records.words.vocabulary import held_by, server_note, threads_note
+from orchestrator.records.words.vocabulary import HELD, OF_HOST, held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
@@ -125,6 +125,7 @@ async def standing_fleet(
 def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
+    yield f"speed: {speed_name(spec)}. {HELD if spec.speed.reference else OF_HOST}"
     cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
     yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, cpus)))
 

@@ -14,6 +14,7 @@ from edgebed.errors import UsageError
 from orchestrator.cli import compare, report
 from orchestrator.records.account import summarise
 from orchestrator.records.compare import comparison
+from orchestrator.records.summary import Summary
 from orchestrator.records.types import RunStarted
 from orchestrator.runs.find import find_run
 from tests.summaries import changed
@@ -124,3 +125,42 @@ def test_a_run_that_just_missed_its_target_does_not_seem_to_have_reached_it() ->
     figures = changed(summarise(Synthetic().records), target_accuracy=0.9, best_accuracy=0.8997)
     (texts,) = comparison.compare([figures]).texts
     assert (texts["target_accuracy"], texts["best_accuracy"]) == ("90.0%", "89.9%")
+
+
+def test_methods_with_several_seeds_stand_in_one_column_each_with_what_their_runs_had(
+    runs: Path, app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for seed in (3, 4):
+        found = changed(
+            summarise(Synthetic(method="dtfl").records), run=f"more-{seed}", seed=seed, dilation=float(seed)
+        )
+        keep(runs / f"more-{seed}", Synthetic(method="dtfl").records)
+        (runs / f"more-{seed}" / "summary.json").write_text(json.dumps(found.as_dict()))
+    out = CliRunner().invoke(app, ["compare", "more-*"]).stdout
+    assert max(map(len, out.splitlines()[:12])) <= 80
+    rows = {cells[1].strip(): cells[2].strip() for line in out.splitlines() if len(cells := line.split("│")) == 4}
+    assert (rows["runs"], rows["dilation"], rows["calibrated"]) == ("2", "3, 4", "yes")
+    assert rows["time to target, interpolated"].startswith("5.63 s")
+
+
+def held(method: str, seed: int, dilation: float, series: str = "one") -> Summary:
+    return changed(
+        summarise(Synthetic(method=method).records),
+        run=f"{method}-{seed}",
+        seed=seed,
+        dilation=dilation,
+        series=series,
+        speed="x86",
+    )
+
+
+def test_the_seeds_of_one_held_experiment_may_have_dilations_of_their_own() -> None:
+    def told(runs: list[Summary]) -> bool:
+        return any("differ in dilation" in note for note in comparison.compare(runs).notes)
+
+    both = [held(method, seed, seed + 1.0) for seed in (1, 2) for method in ("dtfl", "fedavg")]
+    assert not told(both)
+    assert told([*both[:3], held("fedavg", 2, 9.0)]), "methods of one seed on different fleets"
+    assert told([*both[:2], *(changed(run, series="two") for run in both[2:])])
+    assert told([changed(run, speed="host") for run in both])

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.pacing import HOST
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
@@ -120,13 +121,21 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
     for key in ("enforcement", "dilation", "grain", "speed", "target_accuracy"):
         column = COLUMNS[key]
         values = sorted({known(column.of(summary), column.show) for summary in summaries})
-        if len(values) > 1:
+        if len(values) > 1 and not (key == "dilation" and _seeds_of_one_experiment(summaries)):
             notes.append(f"the runs differ in {column.label} ({', '.join(values)}): compare their times with care")
     runs: dict[str, list[str]] = {}
     for summary in summaries:
         for doubt in _doubts(summary):
             runs.setdefault(doubt, []).append(summary.run)
     return notes + [f"{_named(who, len(summaries))}: {doubt}" for doubt, who in runs.items()]
+
+
+def _seeds_of_one_experiment(summaries: Sequence[Summary]) -> bool:
+    """Whether they are held runs of one experiment whose methods share a dilation within each seed: every seed has a
+    fleet of its own, and ratios are taken within a seed."""
+    fleets = {(run.seed, run.dilation) for run in summaries}
+    one = len({run.series for run in summaries}) == 1 and summaries[0].series != ""
+    return one and summaries[0].speed not in ("", HOST) and len(fleets) == len({seed for seed, _ in fleets})
 
 
 def _doubts(summary: Summary) -> Iterable[str]:

@@ -51,6 +51,14 @@ UNLIMITED = "unlimited: a real board"
 """What every output says of a device that has no limits."""
 
 
+HELD = (
+    "Compute time is held: a device does the real work, then waits until a device of this reference would have "
+    "finished. The quota is a ceiling. Links, queues, the order at the server, memory, loss and the protocol are real."
+)
+OF_HOST = "Compute time is measured too, and holds for this host and this hour only."
+"""What a run says of its speed: that of a reference, or of the host."""
+
+
 def origins_text(reference_s: Mapping[str, float]) -> str:
     """From where the CPU seconds of a reference are known; "" where none are kept."""
     total = sum(reference_s.values())
