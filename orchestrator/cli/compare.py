@@ -106,6 +106,9 @@ def _print_all(summaries: list[Summary], as_json: bool, error: SimError | None) 
         _print_groups(groups, list(by_key(summaries).values()), summaries[-1].method)
     elif len(summaries) <= MOST_COLUMNS:
         _print(comparison)
+    show("Runs, in order:")
+    for run in summaries:  # not in the table: an id that is broken cannot be copied
+        show(f"  {run.run}, {run.method}, seed {run.seed}")
     if pairs:
         _print_pairs(pairs)
     _print_profiles(stragglers)
@@ -125,9 +128,6 @@ def _print(comparison: Comparison) -> None:
         if key not in ("method", "run"):
             table.add_row(label, *(escape(row[key]) for row in comparison.texts))
     console.print(table)
-    show("From left to right:")
-    for row in comparison.texts:  # not in the table: an id that is broken cannot be copied
-        show(f"  {row['run']}")
 
 
 def _print_groups(groups: list[Group], runs: list[list[Summary]], baseline: str) -> None:
@@ -143,10 +143,6 @@ def _print_groups(groups: list[Group], runs: list[list[Summary]], baseline: str)
         found = [dict.fromkeys(known(column.of(run), column.show) for run in own) for own in runs]
         table.add_row(column.label, *(escape(", ".join(texts)) for texts in found))
     console.print(table)
-    for one, own in zip(groups, runs, strict=True):
-        show(f"Runs of {one.method}:")
-        for run in own:  # not in the table: an id that is broken cannot be copied
-            show(f"  {run.run}, seed {run.seed}")
 
 
 def _print_pairs(pairs: list[Paired]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace as replaced
 
 from edgebed.errors import UsageError
 from orchestrator.files.output import replace
@@ -82,7 +81,9 @@ def stored_summary(folder: Path) -> Summary | None:
         if file.stat().st_mtime >= records.stat().st_mtime:
             found = Summary.of_dict(msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
             reached_s = time_to(((row.elapsed_s, row.accuracy) for row in found.rounds), found.target_accuracy)
-            return replaced(found, time_to_target_s=reached_s)  # earlier versions gave the end of that round
+            return msgspec.structs.replace(
+                found, time_to_target_s=reached_s
+            )  # earlier versions gave the end of that round
     except (OSError, LookupError, ValueError, RecursionError):
         pass
     return None

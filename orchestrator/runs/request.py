@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -47,6 +49,34 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     series: str = ""
     begun: Mapping[int, Path] = {}
     finished: Mapping[int, Path] = {}
+
+    @property
+    def over(self) -> list[Path]:
+        """The runs of a seed (`by_seed`) of which nothing is left to do; empty where something is."""
+        places = range(len(self.experiment.methods))
+        return [self.finished[place] for place in places] if len(self.finished) == len(places) else []
+
+
+R = TypeVar("R", bound=ExperimentRequest)
+
+
+def by_seed(request: R) -> Iterator[R]:
+    """What each seed has to do, in their order: the keys of `begun` and `finished` are places of its methods. All seeds
+    share one series."""
+    experiment = request.experiment
+    series, count = request.series or uuid.uuid4().hex[:12], len(experiment.methods)
+    for number, seed in enumerate(experiment.all_seeds):
+
+        def own(folders: Mapping[int, Path], first: int = number * count) -> dict[int, Path]:
+            return {place - first: folders[place] for place in range(first, first + count) if place in folders}
+
+        yield msgspec.structs.replace(
+            request,
+            experiment=experiment.with_seed(seed),
+            series=series,
+            begun=own(request.begun),
+            finished=own(request.finished),
+        )
 
 
 class Request(ExperimentRequest, frozen=True):

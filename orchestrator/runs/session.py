@@ -50,12 +50,11 @@ from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.platform import Platform, RunRequest
-from orchestrator.runs.request import Notify
+from orchestrator.runs.request import Notify, by_seed
 from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.seeds import by_seed, done
 from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
@@ -192,7 +191,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
     Raises:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
-    folders = [done(part) or await _run_seed(part, watch) for part in by_seed(request)]
+    folders = [part.over or await _run_seed(part, watch) for part in by_seed(request)]
     return [folder for found in folders for folder in found]
 
 

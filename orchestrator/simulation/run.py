@@ -25,9 +25,8 @@ from orchestrator.runs.feasibility import check_fleet, check_methods, experiment
 from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
-from orchestrator.runs.request import Request, Watch
+from orchestrator.runs.request import Request, Watch, by_seed
 from orchestrator.runs.run import MethodRun
-from orchestrator.runs.seeds import by_seed, done
 from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
@@ -62,7 +61,7 @@ def resumed(request: Request) -> SimulationRequest:
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     request = msgspec.structs.replace(request, experiment=with_events(request.experiment, request.path, watch.notify))
-    return [folder for part in by_seed(request) for folder in done(part) or _simulate_seed(part, watch)]
+    return [folder for part in by_seed(request) for folder in part.over or _simulate_seed(part, watch)]
 
 
 def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:

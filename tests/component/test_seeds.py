@@ -66,7 +66,7 @@ def test_the_runs_are_those_of_one_experiment_for_each_seed(tmp_path: Path) -> N
     ]
     assert len({each.series for each in found}) == 1
     (pair,) = paired(found)
-    assert (pair.experiments, pair.over) == (2, "2 seeds")
+    assert (pair.experiments, pair.unit) == (2, "seeds")
 
 
 class Stopped(Exception):

@@ -63,7 +63,7 @@ def test_seeds_of_one_experiment_are_pairs_of_their_own_and_the_interval_is_over
         for method, s, time in (("dtfl", own, own_time), ("fedavg", 4.0, 20.0))
     ]
     (found,) = paired(runs)
-    assert (found.experiments, found.seeds, found.over) == (3, (1, 2, 3), "3 seeds")
+    assert (found.experiments, found.seeds, found.unit) == (3, (1, 2, 3), "seeds")
     assert found.round_ratio.mean == pytest.approx((0.5 * 0.75 * 1.0) ** (1 / 3))
     assert found.time_ratio.count == 3
     logs = [log(ratio) for ratio in (0.5, 1.0, 0.75)]
@@ -72,6 +72,8 @@ def test_seeds_of_one_experiment_are_pairs_of_their_own_and_the_interval_is_over
     assert "95 % over 3 seeds" in said
     assert "interpolated between evaluations" in said
     assert "no interval" in time_in_words(paired(runs[:2])[0])
+    missed = [changed(each, time_to_target_s=None) if each is runs[0] else each for each in runs]
+    assert "95 % over 2 seeds" in time_in_words(paired(missed)[0]), "not those that missed it"
     assert time_in_words(paired([changed(each, time_to_target_s=None) for each in runs])[0]) == ""
 
 

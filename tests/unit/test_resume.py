@@ -15,9 +15,8 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import Fault, Record, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder, Series, resolved
-from orchestrator.runs.request import Request
+from orchestrator.runs.request import Request, by_seed
 from orchestrator.runs.resume import CHANGEABLE, resume_request
-from orchestrator.runs.seeds import by_seed, done
 from tests.synthetic import Synthetic
 
 METHODS = [{"name": "dtfl", "tiers": 3}, {"name": "fedavg"}, {"name": "fedyogi"}]
@@ -195,8 +194,8 @@ def test_an_experiment_with_several_seeds_goes_on_as_a_whole(tmp_path: Path) -> 
         request = resume_request(run)
         assert (request.finished, request.begun) == ({0: runs[0], 1: runs[1]}, {2: runs[2]})
         first, second = by_seed(request)
-        assert done(first) == runs[:2]
-        assert (done(second), second.begun, second.finished) == (None, {0: runs[2]}, {})
+        assert first.over == runs[:2]
+        assert (second.over, second.begun, second.finished) == ([], {0: runs[2]}, {})
         assert [each.experiment.training.seed for each in (first, second)] == SEEDS
         assert [each.experiment.first_place for each in (first, second)] == [0, 2]
         assert {first.series, second.series} == {"one"}

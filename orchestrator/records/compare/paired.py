@@ -44,11 +44,9 @@ class Paired(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...]
 
     @property
-    def over(self) -> str:
-        """What the intervals are over."""
-        if self.experiments == 1:
-            return "rounds of one experiment"
-        return f"{self.experiments} {'seeds' if len(set(self.seeds)) == self.experiments else 'experiments'}"
+    def unit(self) -> str:
+        """What its intervals are over, where it has several experiments."""
+        return "seeds" if len(set(self.seeds)) == self.experiments else "experiments"
 
 
 def paired(summaries: Sequence[Summary]) -> list[Paired]:

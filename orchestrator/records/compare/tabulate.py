@@ -12,9 +12,6 @@ from orchestrator.records.compare.paired import Paired
 from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
 from orchestrator.records.words.vocabulary import cause
 
-CROSSED = "interpolated between evaluations"
-"""How a time to target is found: `orchestrator.records.crossing`."""
-
 Column = tuple[str, Callable[[Group], str]]
 
 
@@ -70,17 +67,20 @@ PAIRED: tuple[tuple[str, Callable[[Paired], str]], ...] = (
 
 def about_pairs(rows: Sequence[Paired]) -> str:
     """What the table of paired ratios shows. There is one row at least."""
-    over = max(rows, key=lambda row: row.experiments).over
+    most = max(rows, key=lambda row: row.experiments)
+    over = f"{most.experiments} {most.unit}" if most.experiments > 1 else "rounds of one experiment"
     return f"Interleaved rounds, in pairs of one block: ÷ {rows[0].baseline}, geometric mean [95 % over {over}]"
 
 
 def time_in_words(row: Paired) -> str:
-    """The ratio of the times to target as a sentence, with what its interval is over; "" where there is none."""
+    """The ratio of the times to target as a sentence; "" where there is none. Runs that missed it have no part in it."""
     if row.time_ratio.mean is None:
         return ""
-    over = f"95 % over {row.over}" if row.time_ratio.low is not None else "one experiment: no interval"
-    took = with_interval(row.time_ratio, ratio)
-    return f"{row.method} took {took} of {row.baseline}'s time to the target ({over}; {CROSSED})."
+    took, count = with_interval(row.time_ratio, ratio), row.time_ratio.count
+    over = f"95 % over {count} {row.unit}" if count > 1 else "one experiment: no interval"
+    return (
+        f"{row.method} took {took} of {row.baseline}'s time to the target ({over}; interpolated between evaluations)."
+    )
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -56,7 +56,6 @@ HELD = (
     "finished. The quota is a ceiling. Links, queues, the order at the server, memory, loss and the protocol are real."
 )
 OF_HOST = "Compute time is measured too, and holds for this host and this hour only."
-"""What a run says of its speed: that of a reference, or of the host."""
 
 
 def origins_text(reference_s: Mapping[str, float]) -> str:
