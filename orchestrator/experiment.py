@@ -178,8 +178,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # they run in turn on the same fleet
     interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()
-    # each method runs once with each seed, in place of training.seed, on a fleet of its own
-    seeds: Annotated[list[Seed], msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    seeds: Annotated[list[Seed], msgspec.Meta(min_length=1, max_length=1000)] | None = None  # in place of training.seed
     environment: Environment | None = None
     # events, or the name of a file
     scenario: str | Annotated[list[ScenarioEvent], msgspec.Meta(min_length=1)] | None = None

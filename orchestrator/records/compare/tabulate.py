@@ -73,7 +73,7 @@ def about_pairs(rows: Sequence[Paired]) -> str:
 
 
 def time_in_words(row: Paired) -> str:
-    """The ratio of the times to target as a sentence; "" where there is none. Runs that missed it have no part in it."""
+    """The ratio of the times to target as a sentence; "" where there is none. Runs that missed it are no part of it."""
     if row.time_ratio.mean is None:
         return ""
     took, count = with_interval(row.time_ratio, ratio), row.time_ratio.count

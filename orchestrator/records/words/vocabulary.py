@@ -50,7 +50,6 @@ def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
 UNLIMITED = "unlimited: a real board"
 """What every output says of a device that has no limits."""
 
-
 HELD = (
     "Compute time is held: a device does the real work, then waits until a device of this reference would have "
     "finished. The quota is a ceiling. Links, queues, the order at the server, memory, loss and the protocol are real."
