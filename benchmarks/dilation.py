@@ -1,7 +1,7 @@
 """Seconds of a round at 2D, and on one core, ÷ those at D on all cores: FedAvg, SplitFed and DTFL with a held server.
 
 The same experiment in three ways, in turn: at D, at 2D, and on one core (`taskset`) at the D that this core needs.
-Five unlike devices and a server of one CPU, held to a reference; DILATION_SPEED=host shows what is not held. A repetition
+Five unlike devices and a server of one CPU, held to a reference (DILATION_SPEED=host: not held). A repetition
 gives one ratio of the medians of its rounds for each method. What is printed is their geometric mean, with its 95 %
 interval (Student's t over the logarithms).
 
