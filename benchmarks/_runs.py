@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,3 +72,27 @@ def small_run(folder: Path, name: str, rounds: int, cpus: float, devices: int = 
     spec = load_fleet(folder / "fleet.yaml")
     data = prepare_data(experiment, [device.name for device in spec.devices], folder)
     return Small(spec, data, session.Request(experiment, folder / "experiment.yaml", folder / "runs"))
+
+
+def run(
+    folder: Path, name: str, speed: str, *options: str, before: Sequence[str] = (), environment: Mapping[str, str] = {}
+) -> list[Path]:
+    """The folders of the runs of `folder`/experiment.yaml, made in `folder`/`name` by a command of its own.
+
+    Args:
+        before: what starts the command, such as taskset.
+        environment: added to ours.
+    """
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    wanted = ("run", str(folder / "experiment.yaml"), "--speed", speed, "--quiet", *options)
+    edgebed(place, *wanted, before=before, environment=environment)
+    return sorted(each.parent for each in place.glob("runs/*/records.jsonl"))
+
+
+def edgebed(folder: Path, *arguments: str, before: Sequence[str] = (), environment: Mapping[str, str] = {}) -> None:
+    command = [*before, str(Path(sys.executable).parent / "edgebed"), *arguments]
+    variables = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=folder, env=variables, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"edgebed {' '.join(arguments)}: {done.stderr}{done.stdout}")

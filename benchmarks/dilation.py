@@ -1,106 +1,117 @@
-"""Reported seconds at 2D ÷ those at D, with a dilated server, for FedAvg, SplitFed and DTFL: within 5 % of 1.
+"""Seconds of a round at 2D, and on one core, ÷ those at D on all cores: FedAvg, SplitFed and DTFL with a held server.
 
-Five unlike devices and a server of one CPU, first at D, then at 2D, or the other way round, in turn. Every repetition
-gives one ratio of the medians of its rounds for each method; the ratio that is printed is their geometric mean, with
-its 95 % interval (Student's t over the logarithms). What was measured is kept in a file, and a later call goes on:
-`EDGEBED_DILATION_FILE` (default: dilation.jsonl in the current folder), `EDGEBED_REPETITIONS` (default 5).
+The same experiment in three ways, in turn: at D, at 2D, and on one core (`taskset`) at the D that this core needs.
+Five unlike devices and a server of one CPU, held to a reference (DILATION_SPEED=host: not held). A repetition
+gives one ratio of the medians of its rounds for each method. What is printed is their geometric mean, with its 95 %
+interval (Student's t over the logarithms).
+
+Environment: EDGEBED_REPETITIONS (5), DILATION_SPEED (reference x86-avx512), DILATION_FOLDER (runs/dilation; what is
+there is not done again).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import tempfile
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from benchmarks._figures import figure, progress, skip
-from orchestrator.calibration.calibrate import Calibration
-from orchestrator.experiment import Experiment, Server, Training
+from benchmarks._runs import run
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.spec.capacity import needed_dilation
-from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.ratios import interval
-from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 
-METHODS: list[dict[str, object]] = [{"name": "fedavg"}, {"name": "splitfed"}, {"name": "dtfl", "tier": 2}]
 CPUS, SERVER_CPUS, ROUNDS, WARM_UP = (1.0, 0.8, 0.6, 0.5, 0.4), 1.0, 6, 1
-LIMIT = 0.05
+LIMIT = 0.03
+MARGIN = 1.6
+"""Ceilings are larger than CPUs, and a reference may be of a faster core than this host's."""
+ARMS = ("D", "2D", "one core")
+PROFILE = "name: c{cpus}\ncpus: {cpus}\nuplink_mbit_s: 40\ndownlink_mbit_s: 40\nmemory_mib: 1024\n"
+EXPERIMENT = f"""
+name: dilation
+fleet: fleet.yaml
+data: {{name: digits}}
+model: {{name: resnet-tiny}}
+methods: [{{name: fedavg}}, {{name: splitfed}}, {{name: dtfl, tier: 2}}]
+interleave: true
+server: {{cpus: {SERVER_CPUS:g}}}
+training: {{rounds: {ROUNDS}, batch_size: 32, max_batches: 4, stop_at_target: false}}
+"""
 
 
-class Pair(msgspec.Struct):
-    """One repetition: medians of the reported seconds of a round by method, at D and at 2D."""
+class Measured(msgspec.Struct):
+    """One run of the experiment: median seconds of a round after the first, by method."""
 
     dilation: float
-    at_once_s: dict[str, float]
-    at_twice_s: dict[str, float]
-
-
-def write_fleet(folder: Path) -> FleetSpec:
-    for cpus in CPUS:
-        (folder / f"c{cpus}.yaml").write_text(
-            f"name: c{cpus}\ncpus: {cpus}\nuplink_mbit_s: 40\ndownlink_mbit_s: 40\nmemory_mib: 1024\n"
-        )
-    devices = ", ".join(f"{{profile: c{cpus}.yaml}}" for cpus in CPUS)
-    (folder / "fleet.yaml").write_text(f"name: five\nbackend: local\ndevices: [{devices}]\n")
-    return msgspec.structs.replace(load_fleet(folder / "fleet.yaml"), server_cpus=SERVER_CPUS)
-
-
-async def measured(dilation: float) -> dict[str, float]:
-    """Median reported seconds of a round, by method, on a fleet of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spec = write_fleet(folder)
-        experiment = Experiment(
-            name="dilation",
-            fleet="fleet.yaml",
-            model={"name": "resnet-tiny"},
-            methods=METHODS,
-            server=Server(cpus=SERVER_CPUS),
-            training=msgspec.convert({"rounds": ROUNDS, "batch_size": 32, "max_batches": 4}, Training),
-            dilation=dilation,
-        )
-        data = prepare_data(experiment, [device.name for device in spec.devices], folder)
-        request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
-        async with session.standing_fleet(spec, dilation=dilation, shards=data.shards) as controller:
-            watch = session.Watch(session.quiet)
-            runs = await session.run_methods(request, controller, data, Calibration((), True), watch)
-        return {str(options["name"]): _seconds(run) for options, run in zip(METHODS, runs, strict=True)}
-
-
-def _seconds(run: Path) -> float:
-    """The median of the reported seconds of the rounds after the first, which loads what the others have."""
-    rounds = [row.round_s for row in load_summary(run).rounds]
-    return median(rounds[WARM_UP:])
+    round_s: dict[str, float]
+    late: int
 
 
 def main() -> None:
     if os.geteuid() != 0:
         skip("needs root: network namespaces and cgroups")
         return
-    kept = Path(os.environ.get("EDGEBED_DILATION_FILE", "dilation.jsonl"))
+    folder = Path(os.environ.get("DILATION_FOLDER", "runs/dilation")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder)
     wanted = int(os.environ.get("EDGEBED_REPETITIONS", "5"))
-    pairs = [msgspec.json.decode(line, type=Pair) for line in kept.read_bytes().splitlines()] if kept.exists() else []
-    with tempfile.TemporaryDirectory() as folder:
-        dilation = max(1.5, needed_dilation(write_fleet(Path(folder)), usable_cores()))
-    for number in range(len(pairs), wanted):
+    for number in range(wanted):
         over = progress(f"repetition {number + 1} of {wanted}")
-        order = (1, 2) if number % 2 == 0 else (2, 1)
-        got = {factor: asyncio.run(measured(factor * dilation)) for factor in order}
-        pairs.append(Pair(dilation, got[1], got[2]))
-        with kept.open("ab") as file:
-            file.write(msgspec.json.encode(pairs[-1]) + b"\n")
+        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+            _measure(folder, arm, number)
         over()
-    for name in (str(options["name"]) for options in METHODS):
-        ratio, low, high = interval([pair.at_twice_s[name] / pair.at_once_s[name] for pair in pairs])
-        seconds = median(pair.at_once_s[name] for pair in pairs)
-        span = "no interval" if low is None or high is None else f"interval {low:.3f} to {high:.3f}"
-        note = f"{span}, {len(pairs)} pairs, D {dilation:.3g}, {seconds:.2f} s at D"
-        assert ratio is not None
-        figure(
-            f"{name}: seconds at 2D ÷ at D, off from 1", abs(ratio - 1), most=LIMIT, note=f"ratio {ratio:.3f}; {note}"
-        )
+    done = {arm: [_read(folder, arm, number) for number in range(wanted)] for arm in ARMS}
+    for arm in ARMS[1:]:
+        for method in done["D"][0].round_s:
+            _show(method, arm, done[arm], done["D"])
+    figure("late rounds of all runs", sum(each.late for runs in done.values() for each in runs), most=0)
+
+
+def _write(folder: Path) -> None:
+    for cpus in CPUS:
+        (folder / f"c{cpus}.yaml").write_text(PROFILE.format(cpus=cpus))
+    devices = ", ".join(f"{{profile: c{cpus}.yaml}}" for cpus in CPUS)
+    (folder / "fleet.yaml").write_text(f"name: five\nbackend: local\ndevices: [{devices}]\n")
+    (folder / "experiment.yaml").write_text(EXPERIMENT)
+
+
+def _measure(folder: Path, arm: str, number: int) -> None:
+    """One run, unless it is done."""
+    kept = folder / f"{arm}-{number}.json"
+    if kept.exists():
+        return
+    spec = msgspec.structs.replace(load_fleet(folder / "fleet.yaml"), server_cpus=SERVER_CPUS)
+    cores = 1 if arm == "one core" else usable_cores()
+    dilation = MARGIN * max(1.5, needed_dilation(spec, cores)) * (2 if arm == "2D" else 1)
+    core = str(min(os.sched_getaffinity(0)))
+    runs = run(
+        folder,
+        f"{arm.replace(' ', '-')}-{number}",
+        os.environ.get("DILATION_SPEED", "reference x86-avx512"),
+        "--set",
+        f"dilation={dilation:.4g}",
+        before=("taskset", "-c", core) if arm == "one core" else (),
+    )
+    summaries = [load_summary(place) for place in runs]
+    seconds = {each.method: median(row.round_s for row in each.rounds[WARM_UP:]) for each in summaries}
+    late = sum(each.late_rounds or 0 for each in summaries)
+    kept.write_bytes(msgspec.json.encode(Measured(dilation, seconds, late)))
+
+
+def _read(folder: Path, arm: str, number: int) -> Measured:
+    return msgspec.json.decode((folder / f"{arm}-{number}.json").read_bytes(), type=Measured)
+
+
+def _show(method: str, arm: str, there: list[Measured], at_once: list[Measured]) -> None:
+    pairs = list(zip(there, at_once, strict=True))
+    ratio, low, high = interval([one.round_s[method] / other.round_s[method] for one, other in pairs])
+    span = "no interval" if low is None or high is None else f"interval {low:.3f} to {high:.3f}"
+    seconds = median(each.round_s[method] for each in at_once)
+    dilations = f"D {at_once[0].dilation:.3g} and {there[0].dilation:.3g}"
+    assert ratio is not None
+    note = f"ratio {ratio:.3f}; {span}, {len(pairs)} pairs, {dilations}, {seconds:.2f} s at D"
+    figure(f"{method}: seconds, {arm} ÷ D, off from 1", abs(ratio - 1), most=LIMIT, note=note)
