@@ -24,6 +24,7 @@ from orchestrator.rounds.world import World
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import Series
 from orchestrator.training.costs import profile_cuts
+from orchestrator.training.process import HeldTo
 from orchestrator.training.server import HalfTrainer
 
 T = TypeVar("T")
@@ -117,6 +118,7 @@ class Platform(msgspec.Struct, frozen=True):
         host: what the run's first record says of the host.
         known_costs: gives the costs of the model's cuts; {}: they are to be measured.
         costs: what the pieces of a device's task cost on the reference whose time it keeps.
+        held_server: the same of the server; None: it keeps none.
         speed: name of that reference, or `host`.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
@@ -136,5 +138,6 @@ class Platform(msgspec.Struct, frozen=True):
     recording: Callable[[Write], Write] = plain
     mark: str = ""
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
+    held_server: HeldTo | None = None
     speed: str = HOST
     world: World = msgspec.field(default_factory=World)

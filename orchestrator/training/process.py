@@ -15,26 +15,27 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 import psutil
 
 from edgebed.errors import EdgebedError, RunError
-from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
+from edgebed.methods.base import Batch, Context, CutCost, Method, ServerHalf
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.module_process import module_command
 from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
-from edgebed.wire.messages import Assignment
+from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec, Optimizer
+from orchestrator.records.types import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.child import READY
 from orchestrator.training.copies import copy_of
-from orchestrator.training.server import HalfTrainer
+from orchestrator.training.server import HalfTrainer, Step
 from orchestrator.training.stillness import Stillness
 
 T = TypeVar("T")
@@ -55,6 +56,18 @@ class Quota(Protocol):
     def lift(self) -> None: ...
 
 
+class HeldTo(msgspec.Struct, frozen=True):
+    """The reference to which a server is held.
+
+    Attributes:
+        costs: what the pieces of a device's half cost there, by kind: of a method's name and the assignment.
+        index: CPU seconds of the reference for one of this host, for the rest.
+    """
+
+    costs: Callable[[str, Assignment], dict[str, Cost]]
+    index: float
+
+
 class TrainerProcess:
     """One process for all runs of an experiment, which runs already (`started`).
 
@@ -73,6 +86,7 @@ class TrainerProcess:
         self.pid, self.hardware, self.slots = process.pid, "", 1
         self._room = asyncio.Semaphore(2)
         self._quota: Quota | None = None
+        self._held_to: HeldTo | None = None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[parcel.Parcel[o.Answer]]] = {}
         self._kept: dict[int, tuple[int, object]] = {}  # number, by id of a context or of samples, which stay alive
@@ -120,17 +134,38 @@ class TrainerProcess:
         assert isinstance(answer.head.result, o.Ready)
         self.hardware = answer.head.result.accelerator
 
-    async def limit(self, quota: Quota, cpus: float, paced: bool = False, period_s: float = LATE_S) -> None:
-        """The process has a quota of `cpus` from now on: halves get one slot per whole CPU. Tests of weights and the
-        profiling of cuts are no work of the server's, and run without it.
+    async def limit(
+        self,
+        quota: Quota | None,
+        cpus: float,
+        paced: bool = False,
+        period_s: float = LATE_S,
+        *,
+        slots: int = 1,
+        held_to: HeldTo | None = None,
+    ) -> None:
+        """The process has a quota from now on. Tests of weights and the profiling of cuts are no work of the server's,
+        and run without it.
 
         Args:
-            paced: halves answer no earlier than a server of so many CPUs could (`edgebed.pacing`).
+            quota: None: only the hold limits it.
+            cpus: of each slot.
+            paced: halves answer no earlier than their slot could (`edgebed.pacing`).
             period_s: of the quota.
+            slots: halves that train at once.
+            held_to: whose time the slots keep; None: that of their own CPU time.
         """
-        self._quota, self._cpus, self.slots = quota, cpus, max(1, int(cpus))
-        self._room = asyncio.Semaphore(self.slots + 1)
-        await self.call(o.Settle(self.slots, cpus if paced else 0.0, period_s))
+        self._quota, self._cpus, self.slots, self._held_to = quota, cpus, slots, held_to
+        self._room = asyncio.Semaphore(slots + 1)
+        index = 0.0 if held_to is None else held_to.index
+        await self.call(o.Settle(slots, cpus if paced or index else 0.0, period_s, index))
+
+    def costs_of(self, method: str, assignments: Mapping[str, Assignment]) -> dict[str, dict[str, Cost]]:
+        """By device, what the pieces of its half cost on the reference; {} without one."""
+        held_to = self._held_to
+        if held_to is None:
+            return {}
+        return {device: held_to.costs(method, assignment) for device, assignment in assignments.items()}
 
     @contextlib.asynccontextmanager
     async def _unlimited(self) -> AsyncIterator[None]:
@@ -339,20 +374,21 @@ class RemoteTrainer(HalfTrainer):
             return []
         context = await self._process.keep_context(method.context)
         copy = await asyncio.to_thread(copy_of, (method, dict(assignments)), method.context)
-        answer = await self._process.call(
-            o.MakeHalves(self._number, context), {o.COPY: {o.COPY: copy}, "weights": weights}
-        )
+        order = o.MakeHalves(self._number, context, self._process.costs_of(method.name, assignments))
+        answer = await self._process.call(order, {o.COPY: {o.COPY: copy}, "weights": weights})
+        self.made = answer.head.spent
         return [RemoteHalf(number, each) for number, each in enumerate(expect(answer, o.Halves).devices)]
 
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
         answer = await self._process.call(o.TakeStep(self._number, number_of(half)), uploads)
         step = expect(answer, o.Stepped)
         replies: dict[str, Weights | EdgebedError] = dict(answer.groups)
         replies |= {device: problem.error() for device, problem in step.refused.items()}
-        return replies, step.start_ns, step.end_ns
+        return replies, step.start_ns, step.end_ns, answer.head.spent
 
-    async def read_weights(self, half: ServerHalf) -> Weights:
-        return (await self._process.call(o.ReadWeights(self._number, number_of(half)))).groups["weights"]
+    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
+        answer = await self._process.call(o.ReadWeights(self._number, number_of(half)))
+        return answer.groups["weights"], answer.head.spent
 
     async def close(self) -> None:
         await super().close()

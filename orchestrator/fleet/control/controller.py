@@ -14,6 +14,7 @@ from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.base import Link
 from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
+from edgebed.pacing import Earned
 from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
@@ -130,7 +131,7 @@ class FleetController(RunFleet):
         """
         await self.membership.measure_clock(name)
         limits = await self._limit(name, why)
-        await self.membership.configure(name, self._settings(name, limits))
+        await self._configure(name, limits)
         self._ready.add(name)
         self._ready_changed.set()
 
@@ -141,6 +142,13 @@ class FleetController(RunFleet):
         self._in_force[name] = limits
         self.record(self._limits_set(time.monotonic_ns(), name, why, held))
         return limits
+
+    async def _configure(self, name: str, limits: Limits) -> None:
+        """Send the agent its settings, until it confirms them."""
+        settings = self._settings(name, limits)
+        await self.membership.configure(name, settings)
+        now = time.monotonic()
+        self.earned.setdefault(name, Earned(now)).set(settings.share * settings.cpus, now)
 
     def _settings(self, name: str, limits: Limits) -> Configure:
         by_reference = bool(self.spec.speed.reference)
@@ -200,7 +208,7 @@ class FleetController(RunFleet):
             before.running,
             before.rival_cpus,
         ):
-            await self.membership.configure(name, self._settings(name, self.limits[name]))
+            await self._configure(name, self.limits[name])
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))
         return msgspec.structs.replace(rates, held="; ".join([*said, *([rates.held] if rates.held else [])]))
@@ -231,7 +239,7 @@ class FleetController(RunFleet):
             await self._limit(name, "scenario")
             applied = Applied("limits as wanted", wanted.uplink_bit_s, wanted.downlink_bit_s)
         if software or wanted.cpus != had.cpus:
-            self._spawn(name, self.membership.configure(name, self._settings(name, wanted)))
+            self._spawn(name, self._configure(name, wanted))
         return Applied("told to the agent, which holds its own limits") if software else applied
 
     async def all_back(self, timeout_s: float = 60.0) -> None:
