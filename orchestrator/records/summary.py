@@ -158,7 +158,7 @@ class Summary(Progress, frozen=True, kw_only=True):
     batches_in_quota_share: float | None = None
     late_rounds: int | None = None
     early_s: dict[str, float] = {}
-    orchestrator_share: float | None = None
+    orchestrator_share_mean: float | None = None
     reference_s: dict[str, float] = {}
     devices_left_out: dict[str, int] = {}
     events: int = 0

@@ -319,6 +319,7 @@ class MethodRun:
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
         spec = self._method.model_spec(self._experiment.model)
         self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
+        await self._platform.prepare(self._method.context)
 
     async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
         training = self._experiment.training

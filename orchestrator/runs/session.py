@@ -345,6 +345,7 @@ def _platform(
         make_trainer=trainer.trainer,
         evaluator=trainer,
         profile=trainer.profile,
+        prepare=trainer.keep_context,
         guard=trainer.guard,
         server_slots=trainer.slots,
         held_server_cpus=held_server_cpus,

@@ -15,7 +15,7 @@ from orchestrator.fleet.spec.profile import FleetSpec, Speed
 from orchestrator.references.reference import load_reference
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.rounds.settings import no_costs
-from orchestrator.training.process import HeldTo
+from orchestrator.training.slot import HeldTo
 
 HEAD_ROOM = 1.6
 """Quotas ÷ what this host needs on average. The same piece takes some hosts a third more CPU time under a quota than

@@ -12,10 +12,9 @@ import contextlib
 import itertools
 import math
 import os
-import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
@@ -28,7 +27,7 @@ from edgebed.models.staged import StagedModel, Weights
 from edgebed.module_process import module_command
 from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
-from edgebed.wire.messages import Assignment, Cost
+from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.records.types import Spent
 from orchestrator.training import orders as o
@@ -36,7 +35,8 @@ from orchestrator.training import parcel
 from orchestrator.training.child import READY
 from orchestrator.training.copies import copy_of
 from orchestrator.training.server import HalfTrainer, Step
-from orchestrator.training.stillness import Stillness
+from orchestrator.training.slot import HeldTo
+from orchestrator.training.stillness import Stillness, cause
 
 T = TypeVar("T")
 START_S, END_S = 120.0, 5.0
@@ -56,18 +56,6 @@ class Quota(Protocol):
     def lift(self) -> None: ...
 
 
-class HeldTo(msgspec.Struct, frozen=True):
-    """The reference to which a server is held.
-
-    Attributes:
-        costs: what the pieces of a device's half cost there, by kind: of a method's name and the assignment.
-        index: CPU seconds of the reference for one of this host, for the rest.
-    """
-
-    costs: Callable[[str, Assignment], dict[str, Cost]]
-    index: float
-
-
 class TrainerProcess:
     """One process for all runs of an experiment, which runs already (`started`).
 
@@ -78,7 +66,7 @@ class TrainerProcess:
     Attributes:
         pid: of the process.
         hardware: the accelerator's name, or cpu; "" until it is `ready`.
-        slots: server halves that train at once.
+        slots: server halves that train at once. `held_to`: whose time they keep; None: that of their own CPU time.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, log: IO[bytes]) -> None:
@@ -86,7 +74,7 @@ class TrainerProcess:
         self.pid, self.hardware, self.slots = process.pid, "", 1
         self._room = asyncio.Semaphore(2)
         self._quota: Quota | None = None
-        self._held_to: HeldTo | None = None
+        self.held_to: HeldTo | None = None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[parcel.Parcel[o.Answer]]] = {}
         self._kept: dict[int, tuple[int, object]] = {}  # number, by id of a context or of samples, which stay alive
@@ -155,17 +143,10 @@ class TrainerProcess:
             slots: halves that train at once.
             held_to: whose time the slots keep; None: that of their own CPU time.
         """
-        self._quota, self._cpus, self.slots, self._held_to = quota, cpus, slots, held_to
+        self._quota, self._cpus, self.slots, self.held_to = quota, cpus, slots, held_to
         self._room = asyncio.Semaphore(slots + 1)
         index = 0.0 if held_to is None else held_to.index
         await self.call(o.Settle(slots, cpus if paced or index else 0.0, period_s, index))
-
-    def costs_of(self, method: str, assignments: Mapping[str, Assignment]) -> dict[str, dict[str, Cost]]:
-        """By device, what the pieces of its half cost on the reference; {} without one."""
-        held_to = self._held_to
-        if held_to is None:
-            return {}
-        return {device: held_to.costs(method, assignment) for device, assignment in assignments.items()}
 
     @contextlib.asynccontextmanager
     async def _unlimited(self) -> AsyncIterator[None]:
@@ -374,7 +355,9 @@ class RemoteTrainer(HalfTrainer):
             return []
         context = await self._process.keep_context(method.context)
         copy = await asyncio.to_thread(copy_of, (method, dict(assignments)), method.context)
-        order = o.MakeHalves(self._number, context, self._process.costs_of(method.name, assignments))
+        held_to = self._process.held_to
+        costs = {} if held_to is None else held_to.halves(method.name, assignments)
+        order = o.MakeHalves(self._number, context, costs)
         answer = await self._process.call(order, {o.COPY: {o.COPY: copy}, "weights": weights})
         self.made = answer.head.spent
         return [RemoteHalf(number, each) for number, each in enumerate(expect(answer, o.Halves).devices)]
@@ -405,14 +388,6 @@ def expect(answer: parcel.Parcel[o.Answer], kind: type[o.R]) -> o.R:
     result = answer.head.result
     assert isinstance(result, kind), f"the trainer's process answered {type(result).__name__}"
     return result
-
-
-def cause(code: int) -> str:
-    """Why a process ended, by its return code."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was killed ({name}{', perhaps because memory was short' if name == 'SIGKILL' else ''})"
 
 
 def last_words(log: IO[bytes]) -> str:

@@ -1,13 +1,16 @@
-"""A slot of a paced server: one thread, with a hold of its own (`edgebed.pacing`)."""
+"""A slot of a paced server: one thread, with a hold of its own (`edgebed.pacing`), and the reference that it keeps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
+
+import msgspec
 
 from edgebed.device.pieces import BY_INDEX
 from edgebed.pacing import Pacer
+from edgebed.wire.messages import Assignment, Cost
 from orchestrator.records.types import Spent
 from orchestrator.training.orders import Settle
 
@@ -15,6 +18,22 @@ T = TypeVar("T")
 Piece = Callable[[], tuple[T, int, dict[str, float] | None]]
 """Does an order's work: its result, the samples that it trained on, and CPU seconds on the reference by the origin of
 their costs; None where no costs are known."""
+
+
+class HeldTo(msgspec.Struct, frozen=True):
+    """The reference to which a server is held.
+
+    Attributes:
+        costs: what the pieces of a device's half cost there, by kind: of a method's name and the assignment.
+        index: CPU seconds of the reference for one of this host, for the rest.
+    """
+
+    costs: Callable[[str, Assignment], dict[str, Cost]]
+    index: float
+
+    def halves(self, method: str, assignments: Mapping[str, Assignment]) -> dict[str, dict[str, Cost]]:
+        """The costs by device."""
+        return {device: self.costs(method, assignment) for device, assignment in assignments.items()}
 
 
 class Slot:

@@ -14,7 +14,6 @@ from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.base import Link
 from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
-from edgebed.pacing import Earned
 from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
@@ -147,8 +146,7 @@ class FleetController(RunFleet):
         """Send the agent its settings, until it confirms them."""
         settings = self._settings(name, limits)
         await self.membership.configure(name, settings)
-        now = time.monotonic()
-        self.earned.setdefault(name, Earned(now)).set(settings.share * settings.cpus, now)
+        self.earned[name].set(settings.share * settings.cpus, time.monotonic())
 
     def _settings(self, name: str, limits: Limits) -> Configure:
         by_reference = bool(self.spec.speed.reference)

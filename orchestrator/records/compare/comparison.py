@@ -106,7 +106,9 @@ COLUMNS: dict[str, Column] = {
         lambda found: vocabulary.origins_text(found) or NONE,
     ),
     "late_rounds": Column("late rounds", lambda run: run.late_rounds, str),
-    "orchestrator_share": Column("orchestrator, at the speed of the host", lambda run: run.orchestrator_share, percent),
+    "orchestrator_share_mean": Column(
+        "orchestrator, at the speed of the host", lambda run: run.orchestrator_share_mean, percent
+    ),
     "batches_in_quota_share": Column(
         "batches within one period's quota", lambda run: run.batches_in_quota_share, percent
     ),

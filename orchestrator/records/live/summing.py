@@ -52,7 +52,7 @@ def summary_of(state: RunState) -> Summary:
         late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
         early_s=_early(state),
         reference_s=_reference_s(state),
-        orchestrator_share=_orchestrator_share(rounds),
+        orchestrator_share_mean=_orchestrator_share(rounds),
         devices_left_out=_left_out(state.rows),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
@@ -129,10 +129,9 @@ def _reference_s(state: RunState) -> dict[str, float]:
 
 
 def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
-    known = [
-        (row.orchestrator_share * row.round_s, row.round_s) for row in rounds if row.orchestrator_share is not None
-    ]
-    return sum(own_s for own_s, _ in known) / sum(whole_s for _, whole_s in known) if known else None
+    known = [(share, row.round_s) for row in rounds if (share := row.orchestrator_share) is not None]
+    whole_s = sum(length_s for _, length_s in known)
+    return sum(share * length_s for share, length_s in known) / whole_s if whole_s else None
 
 
 def _limited_cpus(started: RunStarted) -> dict[str, float]:
