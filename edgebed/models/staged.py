@@ -130,10 +130,17 @@ class StagedModel(nn.Module):
         lower = self.lower(cut)
         key = (cut, *(tuple(weight.shape) for weight in lower.parameters()))  # a narrow copy has other features
         if key not in self._feature_shapes:
-            with torch.no_grad():
-                out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
-            self._feature_shapes[key] = tuple(out.shape[1:])
+            try:
+                shape = self._shape_after(lower, "meta")  # computes nothing
+            except (NotImplementedError, RuntimeError):  # its shapes depend on values
+                shape = self._shape_after(lower, "cpu")
+            self._feature_shapes[key] = shape
         return self._feature_shapes[key]
+
+    def _shape_after(self, lower: nn.Module, device: str) -> tuple[int, ...]:
+        with torch.no_grad():
+            out: Tensor = copy.deepcopy(lower).eval().to(device)(torch.zeros(1, *self.input_shape, device=device))
+        return tuple(out.shape[1:])
 
 
 def head_name(cut: int) -> str:
