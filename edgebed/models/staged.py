@@ -130,17 +130,15 @@ class StagedModel(nn.Module):
         lower = self.lower(cut)
         key = (cut, *(tuple(weight.shape) for weight in lower.parameters()))  # a narrow copy has other features
         if key not in self._feature_shapes:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # on a busy host several wait for each other, up to seconds
             try:
-                shape = self._shape_after(lower, "meta")  # computes nothing
-            except (NotImplementedError, RuntimeError):  # its shapes depend on values
-                shape = self._shape_after(lower, "cpu")
-            self._feature_shapes[key] = shape
+                with torch.no_grad():
+                    out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
+            finally:
+                torch.set_num_threads(threads)
+            self._feature_shapes[key] = tuple(out.shape[1:])
         return self._feature_shapes[key]
-
-    def _shape_after(self, lower: nn.Module, device: str) -> tuple[int, ...]:
-        with torch.no_grad():
-            out: Tensor = copy.deepcopy(lower).eval().to(device)(torch.zeros(1, *self.input_shape, device=device))
-        return tuple(out.shape[1:])
 
 
 def head_name(cut: int) -> str:
