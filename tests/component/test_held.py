@@ -23,7 +23,7 @@ DEVICES = {"honest": 120, "other": 120}
 
 
 def costs(device: str, assignment: Assignment) -> dict[str, Cost]:
-    pieces = {kind: BATCH_S / 2 for kind in BATCH} | {"batch": BATCH_S}
+    pieces = dict.fromkeys(BATCH, BATCH_S / 2) | {"batch": BATCH_S}
     small = dict.fromkeys(("receive", "send", "decode", "build", "reply", "encode", "update", "finish"), 0.002)
     every = pieces | small | {f"{FIRST}{kind}": cpu_s for kind, cpu_s in pieces.items()}
     return {kind: Cost(((0.0, cpu_s), (1e6, cpu_s))) for kind, cpu_s in every.items()}
