@@ -90,7 +90,6 @@ class DeviceTrainer:
         steps = run_task(task, assignment, body, self._begin, batches, self._phases)
         del body  # only the core holds it, and lets go of it when it has been decoded
         driver = _Driver(assignment, io, self._shard.accelerator)
-        io.hold()  # for the CPU time of the download
         answer: bytes | None = None
         try:
             while True:

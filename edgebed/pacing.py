@@ -21,9 +21,12 @@ A server with CPUs of its own is paced in the same way: its units are the orders
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 
 HOST = "host"
 """The speed of devices whose CPU seconds are those of the host on which they run."""
@@ -32,6 +35,28 @@ LATE_S = 0.1
 """Seconds by which a hold may at least end late (the quota stopped the process, or the host was busy) and the next unit
 still counts from when it should have ended. Otherwise such delays would add up. A period of the quota, where that is
 longer."""
+
+
+class Earned:
+    """CPU seconds that the CPUs of a device give over time, through every change of them."""
+
+    def __init__(self, now: float) -> None:
+        self._changes = [(now, 0.0, 0.0)]  # when, given until then, CPUs since
+
+    def set(self, cpus: float, now: float) -> None:
+        """The device has so many CPUs from now on (clock seconds)."""
+        if cpus != self._changes[-1][2]:
+            self._changes.append((now, self.given(now), cpus))
+
+    def given(self, at: float) -> float:
+        """CPU seconds given until a moment."""
+        since, given, cpus = self._changes[max(0, bisect_right(self._changes, at, key=itemgetter(0)) - 1)]
+        return given + max(0.0, at - since) * cpus
+
+    def at(self, given: float) -> float:
+        """The moment at which so many CPU seconds are given; infinite while the device has no CPUs."""
+        since, before, cpus = self._changes[max(0, bisect_left(self._changes, given, key=itemgetter(1)) - 1)]
+        return since + (given - before) / cpus if cpus > 0 else math.inf
 
 
 class Pacer:
@@ -52,7 +77,8 @@ class Pacer:
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
         self._on = self._by_reference = False
-        self._cpus, self._late_s = 0.0, LATE_S
+        self._cpus = self._full_cpus = 0.0  # with the share of them that it has, and without
+        self._late_s = LATE_S
         self._given, self._since = 0.0, clock()  # CPU seconds that the device's CPUs have given until `_since`
         self._start, self._used, self._charged = 0.0, cpu(), 0.0  # of the unit; its start in CPU seconds given
         self.late_s = self._lost_s = 0.0
@@ -70,7 +96,7 @@ class Pacer:
             now = self._clock()
             self._given, self._since = self._given_at(now), now
             self._on, self._by_reference = cpus > 0, by_reference
-            self._cpus, self._late_s = share * cpus, max(LATE_S, period_s)
+            self._cpus, self._full_cpus, self._late_s = share * cpus, cpus, max(LATE_S, period_s)
 
     def begin(self) -> None:
         """A unit begins now; what was before it has no event."""
@@ -89,12 +115,15 @@ class Pacer:
         with self._lock:
             self._charged += cpu_s
 
-    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> None:
+    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> float:
         """Return when the event at the end of the unit may be seen; the next unit begins.
 
         Args:
             wait: sleeps at most so many seconds. It may raise.
             waited: the unit was a wait for others, so the next one begins now.
+
+        Returns:
+            Seconds by which the event is late; 0 without pacing.
         """
         cpu, held = self._cpu(), False
         while (left := self._left_s(cpu)) > 0:
@@ -102,15 +131,18 @@ class Pacer:
             held = True
         with self._lock:
             given, due = self._given_at(self._clock()), self._due(cpu)
-            earliest = given - self._late_s * self._cpus
+            cpus = self._cpus or self._full_cpus  # one that stands still is as late as when it stopped
+            earliest = given - self._late_s * cpus
+            late_s = max(0.0, given - due) / cpus if self._on else 0.0
             if self._by_reference and waited:  # nothing is made up for while the device waits
                 self._lost_s = self.late_s
-            elif self._by_reference and self._cpus > 0:
-                self._lost_s += max(0.0, earliest - due) / self._cpus
-                self.late_s = self._lost_s + max(0.0, given - max(due, earliest)) / self._cpus
+            elif self._by_reference and self._on:
+                self._lost_s += max(0.0, earliest - due) / cpus
+                self.late_s = self._lost_s + max(0.0, given - max(due, earliest)) / cpus
             if waited or not (held or self._by_reference):
                 due = given
             self._next(max(due, earliest), cpu)
+        return late_s
 
     def _left_s(self, cpu: float) -> float:
         """Seconds until the event may be seen if the unit has used CPU time up to `cpu`, but no more than a late hold

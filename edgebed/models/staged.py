@@ -130,8 +130,13 @@ class StagedModel(nn.Module):
         lower = self.lower(cut)
         key = (cut, *(tuple(weight.shape) for weight in lower.parameters()))  # a narrow copy has other features
         if key not in self._feature_shapes:
-            with torch.no_grad():
-                out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # on a busy host several wait for each other, up to seconds
+            try:
+                with torch.no_grad():
+                    out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
+            finally:
+                torch.set_num_threads(threads)
             self._feature_shapes[key] = tuple(out.shape[1:])
         return self._feature_shapes[key]
 

@@ -69,7 +69,8 @@ def record(
         with tempfile.TemporaryDirectory(prefix="edgebed-reference-") as folder, watching(quiet, live=False) as watch:
             folders, index = [], [loop_s()]
             for experiment in experiments or RECORDED:
-                wanted = load(experiment, [f"training.rounds={rounds}", "training.stop_at_target=false", "speed=host"])
+                changes = [f"training.rounds={rounds}", "training.stop_at_target=false", "speed=host"]
+                wanted = load(experiment, changes if load(experiment).server else [*changes, "server={cpus: 1}"])
                 request = Request(wanted, experiment, Path(folder), backend=backend, each_piece=True)
                 folders += run_to_end(session.run_experiment(request, watch))
                 index.append(loop_s())

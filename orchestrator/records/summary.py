@@ -49,6 +49,7 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
     waited_for: str | None = None
     waited_s: float = 0.0
     late_s: float | None = None
+    orchestrator_share: float | None = None
     timeline_residual: float | None = None
     round_bounds: RoundBounds | None = None
     disturbed: tuple[str, ...] | None = None
@@ -156,6 +157,8 @@ class Summary(Progress, frozen=True, kw_only=True):
     tasks_in_quota_share: float | None = None
     batches_in_quota_share: float | None = None
     late_rounds: int | None = None
+    early_s: dict[str, float] = {}
+    orchestrator_share_mean: float | None = None
     reference_s: dict[str, float] = {}
     devices_left_out: dict[str, int] = {}
     events: int = 0

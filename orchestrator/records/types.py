@@ -162,9 +162,20 @@ class UploadReceived(msgspec.Struct, frozen=True, gc=False, tag="upload_received
     taken_ns: int = 0  # the server half had a place for it, and the device was told; 0: an older version wrote it
 
 
+class Spent(msgspec.Struct, frozen=True, gc=False):
+    """What a paced server spent on a piece of its work: CPU seconds of this host, the samples that it trained on, CPU
+    seconds on the reference to which it is held, by the origin of their costs ({}: to none), and by how many seconds
+    the piece ended late."""
+
+    cpu_s: float
+    samples: int = 0
+    reference_s: dict[str, float] = {}
+    late_s: float = 0.0
+
+
 class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
     """One step of a server half, with the batch it used. `ready_ns`: the half had all that it needed, so what follows
-    is the wait for a slot; 0: an older version wrote it."""
+    is the wait for a slot; 0: an older version wrote it. `spent`: None where the server has no CPUs of its own."""
 
     start_ns: int
     end_ns: int
@@ -172,6 +183,7 @@ class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
     devices: tuple[str, ...]
     batch: int
     ready_ns: int = 0
+    spent: Spent | None = None
 
 
 class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):
@@ -183,6 +195,7 @@ class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):
     round: int
     what: str
     devices: tuple[str, ...]
+    spent: Spent | None = None  # None: the server has no CPUs of its own
 
 
 class ReplyDelivered(msgspec.Struct, frozen=True, gc=False, tag="reply_delivered"):
@@ -217,7 +230,9 @@ class DevicePhases(msgspec.Struct, frozen=True, gc=False, tag="device_phases"):
 
 class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     """The device's contribution is complete: update here and every server step done. `held_s`: how long its uploads,
-    arrived whole, waited for the server half to take them; its link stood still meanwhile."""
+    arrived whole, waited for the server half to take them; its link stood still meanwhile. `late_s`, `early_s`: by how
+    much its events came after, and before, those of a device of the reference that it keeps, at most, as
+    `orchestrator.rounds.lateness` judges; None: it keeps none, or its pieces are not known."""
 
     at_ns: int
     round: int
@@ -227,6 +242,8 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     link_bytes_s: float
     server_s: float
     held_s: float = 0.0
+    late_s: float | None = None
+    early_s: float | None = None
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):

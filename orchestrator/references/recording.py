@@ -15,9 +15,9 @@ from edgebed.wire.messages import Assignment, PieceTimes
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.types import SIMULATED
 from orchestrator.references.layer_costs import LayerCosts
-from orchestrator.references.lines import parts
-from orchestrator.references.reference import QUANTILES, PieceStats, Reference, task_key
-from orchestrator.references.unseen import unseen
+from orchestrator.references.lines import line_through, parts
+from orchestrator.references.reference import QUANTILES, PieceStats, Reference, half_key, task_key
+from orchestrator.references.unseen import unseen, upper_bytes
 from orchestrator.references.work_laws import SizeLaw
 
 LEAST_TASKS = 3
@@ -64,14 +64,17 @@ def record(
             f"the runs hold {len(seen)} finished tasks with pieces of work",
             hint="record from runs of at least three rounds, made by this version",
         )
+    steps, halves = server_work(runs)
     work = recorded_work(seen)
     return Reference(
         name=name,
         origin={**_origin(runs), **origin},
         index_s=_index_s(runs) if index_s is None else index_s,
-        work=work,
+        work=work | steps,
         layers={kind: list(laws) for kind, laws in layers.items()},
-        unseen=unseen({task_key(task.assignment): task.assignment for task in seen}, work, layers, transfers(seen)),
+        unseen=unseen(
+            {task_key(task.assignment): task.assignment for task in seen}, work, layers, transfers(seen) | halves
+        ),
     )
 
 
@@ -144,6 +147,10 @@ def recorded_work(seen: Iterable[TaskSeen]) -> dict[str, dict[str, list[PieceSta
         kinds = found.setdefault(task_key(task.assignment), {})
         for each in task.work:
             kinds.setdefault(each.kind, {}).setdefault(rounded_size(each.size), []).append(each)
+    return _stats(found)
+
+
+def _stats(found: Mapping[str, Mapping[str, Mapping[int, list[PieceTimes]]]]) -> dict[str, dict[str, list[PieceStats]]]:
     return {
         key: {kind: [piece_stats(size, sizes[size]) for size in sorted(sizes)] for kind, sizes in sorted(kinds.items())}
         for key, kinds in sorted(found.items())
@@ -187,6 +194,35 @@ def transfers(seen: Sequence[TaskSeen]) -> dict[str, SizeLaw]:
     rows = [(float(task.heard), float(task.heard_bytes), float(task.sent), float(task.sent_bytes)) for task in seen]
     heard_s, heard_byte_s, sent_s, sent_byte_s = parts(rows, [task.beside_s for task in seen])
     return {"receive": SizeLaw(heard_s, heard_byte_s), "send": SizeLaw(sent_s, sent_byte_s)}
+
+
+# ---- the server's ----
+
+
+def server_work(runs: Iterable[RunFacts]) -> tuple[dict[str, dict[str, list[PieceStats]]], dict[str, SizeLaw]]:
+    """Recorded steps by server half and kind, and the laws of making halves (`make`) and reading them (`read`), by
+    their bytes. Only halves of one device, on a server with CPUs of its own."""
+    steps: dict[str, dict[str, dict[int, list[PieceTimes]]]] = {}
+    made: list[tuple[tuple[float, ...], float]] = []
+    read: list[tuple[float, float]] = []
+    for method, facts in ((run.started.method, facts) for run in runs for _, facts in run.rounds()):
+        known = facts.started.assignments
+        for step in facts.steps:
+            if step.spent is not None and len(step.devices) == 1 and step.spent.samples:
+                kinds = steps.setdefault(half_key(method, known[step.devices[0]]), {})
+                times = PieceTimes("", step.spent.samples, 1, step.spent.cpu_s, (round(step.spent.cpu_s * 1e6),))
+                kind = "step" if step.batch else "first step"
+                kinds.setdefault(kind, {}).setdefault(step.spent.samples, []).append(times)
+        for work in facts.half_work:
+            if work.spent is not None and work.what == "make":
+                size = sum(upper_bytes(known[device]) for device in work.devices)
+                made.append(((float(len(work.devices)), float(size)), work.spent.cpu_s))
+            elif work.spent is not None and len(work.devices) == 1:
+                read.append((float(upper_bytes(known[work.devices[0]])), work.spent.cpu_s))
+    laws = {"read": line_through(read)} if read else {}
+    if made:
+        laws["make"] = SizeLaw(*parts([row for row, _ in made], [cpu_s for _, cpu_s in made]))
+    return _stats(steps), laws
 
 
 # ---- where it was made ----

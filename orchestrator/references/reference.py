@@ -60,7 +60,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         origin: where and how it was recorded: core, kernel, torch, date, clock rate and temperature where known.
         index_s: CPU seconds of a small loop on the core while nothing else ran (`fleet.host.reference_loop.loop_s`).
         threads: with which torch computed.
-        work: recorded pieces: by task (`task_key`) and kind, in the order of size.
+        work: recorded pieces: by task (`task_key`) or server half (`half_key`) and kind, in the order of size.
         layers: what layers cost; empty where they were not measured.
     """
 
@@ -77,26 +77,35 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 def task_key(assignment: Assignment) -> str:
     """The kind of a task: two with the same key have pieces of the same cost. Options of the optimizer that change no
     work are left out."""
+    parts = [*_model_parts(assignment), work_key(assignment), _optimizer_part(assignment)]
+    if assignment.uploads != ("weights",):
+        parts.append(f"{' '.join(assignment.uploads)} as {codec_key(assignment.codec)}")
+    if assignment.augment != type(assignment.augment)():
+        parts.append("augmented")
+    return " · ".join(parts)
+
+
+def half_key(method: str, assignment: Assignment) -> str:
+    """The same of a device's half on the server, which `method` makes."""
+    cut = f"cut {assignment.stages}"
+    return " · ".join([*_model_parts(assignment), f"{method}'s server half", cut, _optimizer_part(assignment)])
+
+
+def _model_parts(assignment: Assignment) -> tuple[str, str]:
     model = MODELS.create(assignment.model, "assignment")
     options = " ".join(f"{key}={value}" for key, value in sorted(assignment.model.items()) if key != "name")
     shape = "x".join(map(str, assignment.input_shape))
+    return f"{model.name}{f' {options}' if options else ''}", f"{shape} to {assignment.classes}"
+
+
+def _optimizer_part(assignment: Assignment) -> str:
     optimizer = assignment.optimizer
     moments = (
         " momentum" * bool(optimizer.momentum)
         + " decay" * bool(optimizer.weight_decay)
         + " amsgrad" * optimizer.amsgrad
     )
-    parts = [
-        f"{model.name}{f' {options}' if options else ''}",
-        f"{shape} to {assignment.classes}",
-        work_key(assignment),
-        f"{optimizer.name}{moments}",
-    ]
-    if assignment.uploads != ("weights",):
-        parts.append(f"{' '.join(assignment.uploads)} as {codec_key(assignment.codec)}")
-    if assignment.augment != type(assignment.augment)():
-        parts.append("augmented")
-    return " · ".join(parts)
+    return f"{optimizer.name}{moments}"
 
 
 # ---- files ----

@@ -6,8 +6,8 @@ from edgebed.device.pieces import BATCH, BY_BYTES, BY_LAYERS, FIRST, RECORDED
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import real_work
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.references.reference import Reference, task_key
-from orchestrator.references.unseen import layer_law, size_kind
+from orchestrator.references.reference import Reference, half_key, task_key
+from orchestrator.references.unseen import half_law, layer_law, size_kind, upper_bytes
 from orchestrator.references.work_laws import LEAST, SizeLaw
 
 LARGE = 1 << 20
@@ -34,6 +34,29 @@ class TaskCosts:
             whole = "batch" in recorded or {"forward", "rest"} <= set(recorded)
             self._known[key] = ({} if whole else self._by_layers(work)) | self._by_bytes(work) | recorded
         return self._known[key]
+
+    def of_half(self, method: str, assignment: Assignment) -> dict[str, Cost]:
+        """By kind of piece, the costs of a device's half on the server that `method` makes."""
+        key = half_key(method, assignment)
+        if key not in self._known:
+            recorded = self._recorded(key)
+            self._known[key] = ({} if "step" in recorded else self._half_by_layers(assignment)) | recorded
+            sizes = self.reference.unseen.sizes
+            for kind in sorted({"make", "read"} & set(sizes)):
+                cost_s = sizes[kind].seconds(upper_bytes(assignment))
+                self._known[key][kind] = Cost(((1, cost_s),), RECORDED)
+        return self._known[key]
+
+    def _half_by_layers(self, assignment: Assignment) -> dict[str, Cost]:
+        unseen = self.reference.unseen
+        if not self.reference.layers:
+            return {}
+        law = half_law(assignment, self.reference.layers)
+        points = tuple((n, unseen.batch_s + unseen.factor * law.seconds(n)) for n in (LEAST, assignment.batch_size))
+        return {
+            "step": Cost(points, BY_LAYERS),
+            "first step": Cost(tuple((n, unseen.first * cost_s) for n, cost_s in points), BY_LAYERS),
+        }
 
     def _recorded(self, key: str) -> dict[str, Cost]:
         kinds = self.reference.work.get(key, {})

@@ -9,6 +9,7 @@ import torch
 
 from edgebed.device.pieces import BATCH, BY_BYTES
 from edgebed.methods.base import Batch
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.messages import Assignment
 from orchestrator.references.layer_costs import LayerCosts
@@ -58,8 +59,27 @@ def unseen(
 
 def layer_law(assignment: Assignment, layers: LayerCosts) -> BatchLaw:
     """The layers' CPU seconds of a batch of a task. Builds its model."""
-    model = MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
-    return WorkLaws(model, blank_batch(model, assignment), layers=layers).device_law(assignment)
+    return _laws(assignment, layers).device_law(assignment)
+
+
+def half_law(assignment: Assignment, layers: LayerCosts) -> BatchLaw:
+    """The same of a step of the device's half on the server."""
+    return _laws(assignment, layers).server_law(assignment)
+
+
+def _laws(assignment: Assignment, layers: LayerCosts) -> WorkLaws:
+    model = model_of(assignment)
+    return WorkLaws(model, blank_batch(model, assignment), layers=layers)
+
+
+def model_of(assignment: Assignment) -> StagedModel:
+    """The whole model of a task."""
+    return MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
+
+
+def upper_bytes(assignment: Assignment) -> int:
+    """Bytes of the weights and buffers above the cut."""
+    return size_bytes(model_of(assignment).upper(assignment.stages).state_dict())
 
 
 def blank_batch(model: StagedModel, assignment: Assignment) -> Batch:

@@ -162,7 +162,10 @@ def badges(summary: Summary) -> list[Badge]:
     if summary.speed not in ("", HOST):
         late = summary.late_rounds or 0
         said = f"{HELD} Of the CPU seconds, {origins_text(summary.reference_s)}. Late rounds: {late}."
-        result.append((f"speed: {summary.speed}", "bad" if late else "good", said))
+        if (share := summary.orchestrator_share_mean) is not None:
+            said += f" What the orchestrator did, at the speed of this host: {percent(share)} of the rounds."
+        early = "".join(f" {name} did not hold, by up to {seconds(s)}." for name, s in summary.early_s.items())
+        result.append((f"speed: {summary.speed}", "bad" if late or early else "good", said + early))
     elif summary.speed:
         result.append((f"speed: {HOST}", "plain", OF_HOST))
     if costs:

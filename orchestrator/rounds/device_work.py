@@ -6,12 +6,18 @@ import asyncio
 
 import msgspec
 
+from edgebed.device.core import raw_bytes
+from edgebed.limits.spec import Limits
+from edgebed.link.peer import Sent
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
+from edgebed.models.staged import Weights
+from edgebed.pacing import Earned
 from edgebed.wire.messages import Task, Update, Upload
 from orchestrator.clock import now_ns
 from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
 from orchestrator.rounds.bounds import Bounds
+from orchestrator.rounds.lateness import Arrival, Lateness, TaskSeen, lateness
 from orchestrator.rounds.machine import Leave
 
 
@@ -43,6 +49,23 @@ class DeviceWork:
         self.update_bytes = 0
         self.trace = ""  # of an unexpected error, on the device or in its server half
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
+        self.body = 0  # bytes of those, encoded
+        self.sent: Sent | None = None
+        self.arrivals: list[Arrival] = []  # of uploads that were decoded
+        self.replies: dict[int, Sent] = {}
+
+    def arrived(self, inbound: ReceivedTransfer, acked_ns: int, tensors: Weights) -> Arrival:
+        """A transfer of the device, once decoded."""
+        return Arrival(inbound.first_ns, inbound.last_ns, acked_ns, inbound.bytes, raw_bytes(tensors))
+
+    def lateness(self, update: Arrival, earned: Earned | None, limits: Limits | None) -> Lateness | None:
+        """Of its events, where it keeps a reference's time and the orchestrator knows its pieces."""
+        if self.sent is None or earned is None or limits is None or not self.task.costs:
+            return None
+        if len(self.arrivals) != self.uploads:
+            return None
+        task, about = self.task, (self.sent, self.body, self.arrivals, self.replies, update)
+        return lateness(TaskSeen(task.assignment, self.bounds.samples, task.costs, *about), earned, limits)
 
 
 def outcome(device: str, work: DeviceWork, header: Update, server_s: float) -> Outcome:
@@ -77,7 +100,7 @@ def update_record(round: int, inbound: ReceivedTransfer, header: Update, *, each
     return UpdateReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, report)
 
 
-def done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:
+def done_record(round: int, outcome: Outcome, held_s: float, found: Lateness | None) -> DeviceDone:
     return DeviceDone(
         now_ns(),
         round,
@@ -87,4 +110,6 @@ def done_record(round: int, outcome: Outcome, held_s: float) -> DeviceDone:
         outcome.link_bytes_s,
         outcome.server_s,
         held_s,
+        None if found is None else found.late_s,
+        None if found is None else found.early_s,
     )

@@ -42,6 +42,7 @@ from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Trainer
+from orchestrator.rounds.lateness import LEAST_S, OUT_OF_STEP
 from orchestrator.rounds.settings import RoundSettings
 
 
@@ -125,7 +126,7 @@ class RoundDriver:
         start_ns = now_ns()
         self._with_server = await self._trainer.open(self._method, self._weights, self._job.plan.assignments)
         if devices := tuple(sorted(self._with_server)):
-            self._record(HalfWork(start_ns, now_ns(), self._round, "make", devices))
+            self._record(HalfWork(start_ns, now_ns(), self._round, "make", devices, self._trainer.made))
         self._halves_ready.set()
 
     def _new_work(self, device: str) -> DeviceWork:
@@ -147,6 +148,7 @@ class RoundDriver:
             key = tuple(tensors) if all(tensors[n] is self._weights.get(n) for n in tensors) else (device,)
             if key not in bodies:
                 bodies[key] = encode_tensors(tensors, LOSSLESS)
+            work.body = len(bodies[key])
             self._spawn(device, self._dispatch(device, work, bodies[key]))
 
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
@@ -203,8 +205,8 @@ class RoundDriver:
                 self._wait_more(inbound.peer, work, 1)
                 work.upload_bytes += inbound.bytes
                 work.uploads += 1
-                self._record(upload_record(self._round, inbound, header))
-                self._spawn(inbound.peer, self._serve(inbound.peer, work, header, inbound))
+                self._record(record := upload_record(self._round, inbound, header))
+                self._spawn(inbound.peer, self._serve(inbound.peer, work, header, inbound, record.taken_ns))
             case Update():
                 work.update, work.update_ns, work.update_first_ns = header, inbound.last_ns, inbound.first_ns
                 work.update_bytes = inbound.bytes
@@ -253,12 +255,14 @@ class RoundDriver:
         except TransferError as error:
             self._put(m.Dropped(device, "refused", str(error)))
             return
-        work.download_bytes = sent.bytes
+        work.sent, work.download_bytes = sent, sent.bytes
         work.download_s = (sent.done_ns - sent.first_ns) / 1e9
         self._record(TaskDelivered(sent.done_ns, self._round, device, work.task.id, sent.bytes))
         self._put(m.Delivered(device))
 
-    async def _serve(self, device: str, work: DeviceWork, header: Upload, inbound: ReceivedTransfer) -> None:
+    async def _serve(
+        self, device: str, work: DeviceWork, header: Upload, inbound: ReceivedTransfer, acked_ns: int
+    ) -> None:
         """Pass one upload to its server half, and send the reply if there is one."""
         try:
             # Only one upload per device is decoded at a time, because decoded uploads are several times as large. The
@@ -268,6 +272,7 @@ class RoundDriver:
                 await self._halves_ready.wait()
                 most = work.bounds.upload_bytes
                 tensors = await self._decode(inbound, most)
+                work.arrivals.append(work.arrived(inbound, acked_ns, tensors))
                 if why := misfit(work.bounds, header.batch, tensors):
                     raise RunError(f"upload {header.batch} cannot be used: {why}")
                 step = await self._trainer.submit(device, header.batch, tensors)
@@ -275,8 +280,8 @@ class RoundDriver:
                 return
             # A step of a group is recorded once, for its first device.
             if step.devices[0] == device:
-                times = step.start_ns, step.end_ns
-                self._record(ServerStep(*times, self._round, step.devices, header.batch, step.ready_ns))
+                about = self._round, step.devices, header.batch, step.ready_ns, step.spent
+                self._record(ServerStep(step.start_ns, step.end_ns, *about))
             self._put(m.Progressed(device))
             if step.replies:
                 body = await in_thread("encode", encode_tensors, step.replies, work.task.assignment.codec)
@@ -290,6 +295,7 @@ class RoundDriver:
     async def _reply(self, device: str, reply: Reply, body: bytes | bytearray) -> None:
         with contextlib.suppress(TransferError):  # the task is over or the device is gone: that is handled elsewhere
             sent = await self._endpoint.send(device, reply, body)
+            self._work[device].replies[reply.batch] = sent
             self._record(ReplyDelivered(sent.done_ns, sent.first_ns, self._round, device, reply.batch, sent.bytes))
 
     async def _complete(self, device: str, work: DeviceWork, header: Update, inbound: ReceivedTransfer) -> None:
@@ -311,7 +317,12 @@ class RoundDriver:
         work.contribution = Contribution(device, work.bounds.samples, assignment, weights, server)
         server_s = self._trainer.busy_s(device) if device in self._with_server else 0.0
         work.outcome = outcome(device, work, header, server_s)
-        self._record(done_record(self._round, work.outcome, work.held_s))
+        update = work.arrived(inbound, inbound.last_ns, weights)
+        found = work.lateness(update, self._settings.earned.get(device), self._settings.limits.get(device))
+        self._record(done_record(self._round, work.outcome, work.held_s, found))
+        if found is not None and found.early_s > max(LEAST_S, OUT_OF_STEP * work.outcome.seconds):
+            what = f"it does not hold: seen {found.early_s:.2f} s before a device of its reference"
+            self._record(Fault(now_ns(), device, what))
         self._put(m.Completed(device))
 
     async def _decode(self, inbound: ReceivedTransfer, most: int) -> Weights:
@@ -324,7 +335,7 @@ class RoundDriver:
             return {}
         weights = await self._trainer.finish(device, batches)
         if (read := self._trainer.reading(device)) is not None:
-            self._record(HalfWork(read.start_ns, read.end_ns, self._round, "read", read.devices))
+            self._record(HalfWork(read.start_ns, read.end_ns, self._round, "read", read.devices, read.spent))
         return weights
 
     # ---- effects ----

@@ -9,11 +9,14 @@ from edgebed.methods.base import Batch, Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.records.types import Spent
 from orchestrator.training.server import Reading, StepResult
 
 
 class Trainer(Protocol):
-    """What the driver needs of `training.server.ServerTrainer`."""
+    """What the driver needs of `training.server.HalfTrainer`."""
+
+    made: Spent | None
 
     async def open(self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]) -> set[str]: ...
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None: ...

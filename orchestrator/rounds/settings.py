@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from edgebed.limits.spec import Limits
+from edgebed.pacing import Earned
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.experiment import Training
 
@@ -28,6 +30,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
         queued_uploads: of one device that may wait for its server half.
         costs: what the pieces of a device's task cost on the reference whose time it keeps; {}: it keeps none.
         index: CPU seconds of the reference for one of this host.
+        earned, limits: of the devices, for those that keep a reference's time.
         each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
@@ -42,6 +45,8 @@ class RoundSettings(msgspec.Struct, frozen=True):
     queued_uploads: int = QUEUED_UPLOADS
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
     index: float = 1.0
+    earned: Mapping[str, Earned] = {}
+    limits: Mapping[str, Limits] = {}
     each_piece: bool = False
 
 

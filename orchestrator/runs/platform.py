@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
 
-from edgebed.methods.base import Batch, CutCost, Method
+from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
@@ -25,6 +25,7 @@ from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import Series
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import HalfTrainer
+from orchestrator.training.slot import HeldTo
 
 T = TypeVar("T")
 Write = Callable[[Record], None]
@@ -82,6 +83,10 @@ async def unguarded(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
+async def unprepared(context: Context) -> None:
+    """For `Platform.prepare`: nothing is to be done."""
+
+
 class Profile(Protocol):
     """Measures what each cut of a model costs, as `training.costs.profile_cuts` does."""
 
@@ -111,12 +116,14 @@ class Platform(msgspec.Struct, frozen=True):
         evaluator: tests the merged weights.
         profile: measures the costs of the model's cuts, where `known_costs` gives none.
         held_server_cpus: quota of the server as read back; None: nothing is in force.
+        prepare: called with the method's context before the first round.
         guard: awaits every step of the run.
         server_slots: server halves that train at once, as the method is told.
         calibrated: whether measurements show that the times of the run are those of its limits.
         host: what the run's first record says of the host.
         known_costs: gives the costs of the model's cuts; {}: they are to be measured.
         costs: what the pieces of a device's task cost on the reference whose time it keeps.
+        held_server: the same of the server; None: it keeps none.
         speed: name of that reference, or `host`.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
@@ -131,10 +138,12 @@ class Platform(msgspec.Struct, frozen=True):
     calibrated: bool
     host: Mapping[str, str]
     held_server_cpus: float | None = None
+    prepare: Callable[[Context], Awaitable[object]] = unprepared
     guard: Guard = unguarded
     known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
     recording: Callable[[Write], Write] = plain
     mark: str = ""
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
+    held_server: HeldTo | None = None
     speed: str = HOST
     world: World = msgspec.field(default_factory=World)

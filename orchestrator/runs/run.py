@@ -62,8 +62,9 @@ class MethodRun:
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         speed = self._fleet.spec.speed
         self._settings = msgspec.structs.replace(
-            settings, costs=platform.costs, index=speed.index, each_piece=request.each_piece
-        )
+            settings, costs=platform.costs, index=speed.index, each_piece=request.each_piece,
+            earned=self._fleet.earned, limits=self._fleet.limits,
+        )  # fmt: skip
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
         self._turn: Turn | None = None  # the last one
@@ -318,6 +319,7 @@ class MethodRun:
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
         spec = self._method.model_spec(self._experiment.model)
         self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
+        await self._platform.prepare(self._method.context)
 
     async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
         training = self._experiment.training
@@ -327,7 +329,7 @@ class MethodRun:
         return {cut: self._on_reference(cost) for cut, cost in measured.items()}
 
     def _on_reference(self, cost: CutCost) -> CutCost:
-        """The cost with the device's seconds of the reference whose time the devices keep, if they do."""
+        """The cost with the seconds of the reference whose time devices and server keep, if they do."""
         training, data, device = self._experiment.training, self._request.prepared, self._fleet.names[0]
         task = Assignment(
             device, self._method.model_spec(self._experiment.model), data.classes, data.input_shape, cost.cut, "head",
@@ -338,7 +340,11 @@ class MethodRun:
         if not {"forward", "rest"} <= set(kinds):
             return cost
         device_s = sum(seconds(kinds[kind], training.batch_size) for kind in ("forward", "rest"))
-        return msgspec.structs.replace(cost, device_s=device_s)
+        held = self._platform.held_server
+        step = None if held is None else held.costs(self._method.name, task).get("step")
+        slot_cpus = self._fleet.spec.slot_cpus / self._fleet.dilation
+        server_s = cost.server_s if step is None else seconds(step, training.batch_size) / slot_cpus
+        return msgspec.structs.replace(cost, device_s=device_s, server_s=server_s)
 
 
 def profiled(records: Path) -> dict[int, CutCost]:

@@ -18,6 +18,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.limits.shell import which
 from edgebed.methods.base import METHODS, Method
+from edgebed.pacing import LATE_S
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
 from orchestrator.boards.boards_broker import BoardsBroker
@@ -55,7 +56,7 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
+from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, server_held_to, speed_name
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -319,16 +320,22 @@ async def _limit_server(
     """Give the trainer's process the CPUs of the experiment's server, divided by the dilation. `stack` ends the process
     and removes its cgroup.
 
-    Returns the quota as the kernel holds it; None if the server has no CPUs of its own."""
-    if controller.spec.server_cpus is None:
+    Returns the quota as the kernel holds it; None if the server has no CPUs of its own, or is held without one."""
+    spec = controller.spec
+    if spec.server_cpus is None:
         return None
-    cpus = controller.spec.server_cpus / controller.dilation
-    place = len(controller.names)
-    quota = ServerQuota(controller.fleet_id, place, cpus, controller.grain, controller.tick_us, controller.dilation)
-    stack.callback(quota.close)
-    stack.push_async_callback(trainer.close)
-    held = await asyncio.to_thread(quota.open, trainer.pid)
-    await trainer.limit(quota, cpus, controller.grain == "pacing", quota.period_s)
+    factor, held_to, quota, held = controller.dilation, server_held_to(spec), None, None
+    if held_to is None or os.geteuid() == 0:
+        cpus = spec.server_cpus * spec.speed.ceiling / factor
+        quota = ServerQuota(
+            controller.fleet_id, len(controller.names), cpus, controller.grain, controller.tick_us, factor
+        )
+        stack.callback(quota.close)
+        stack.push_async_callback(trainer.close)
+        held = await asyncio.to_thread(quota.open, trainer.pid)
+    period_s = LATE_S if quota is None else quota.period_s
+    settings = controller.grain == "pacing", period_s
+    await trainer.limit(quota, spec.slot_cpus / factor, *settings, slots=spec.server_slots, held_to=held_to)
     return held
 
 
@@ -344,6 +351,7 @@ def _platform(
         make_trainer=trainer.trainer,
         evaluator=trainer,
         profile=trainer.profile,
+        prepare=trainer.keep_context,
         guard=trainer.guard,
         server_slots=trainer.slots,
         held_server_cpus=held_server_cpus,
@@ -351,6 +359,7 @@ def _platform(
         host=host_facts(trainer.hardware),
         recording=load.recording,
         costs=costs_of_tasks(controller),
+        held_server=server_held_to(controller.spec),
         speed=speed_name(controller.spec),
     )
 

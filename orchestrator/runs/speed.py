@@ -15,6 +15,7 @@ from orchestrator.fleet.spec.profile import FleetSpec, Speed
 from orchestrator.references.reference import load_reference
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.rounds.settings import no_costs
+from orchestrator.training.slot import HeldTo
 
 HEAD_ROOM = 1.6
 """Quotas ÷ what this host needs on average. The same piece takes some hosts a third more CPU time under a quota than
@@ -52,6 +53,13 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
 def speed_name(spec: FleetSpec) -> str:
     """`host`, or the name of the reference that the devices are held to."""
     return load_reference(spec.speed.reference).name if spec.speed.reference else HOST
+
+
+def server_held_to(spec: FleetSpec) -> HeldTo | None:
+    """The reference to which a server with CPUs of its own is held; None: to none."""
+    if not spec.speed.reference or spec.server_cpus is None:
+        return None
+    return HeldTo(TaskCosts(load_reference(spec.speed.reference)).of_half, spec.speed.index)
 
 
 def costs_of_tasks(fleet: RunFleet) -> Callable[[str, Assignment], dict[str, Cost]]:

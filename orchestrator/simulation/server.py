@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import torch
 
-from edgebed.methods.base import Method, Replies, ServerHalf
+from edgebed.methods.base import Method, ServerHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
@@ -17,7 +17,7 @@ from orchestrator.fleet.spec.profile import Limits
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.costs import CostModel, Device
 from orchestrator.simulation.cpu import Cpu
-from orchestrator.training.server import ServerTrainer
+from orchestrator.training.server import ServerTrainer, Step
 
 
 class SimulatedTrainer(ServerTrainer):
@@ -51,14 +51,14 @@ class SimulatedTrainer(ServerTrainer):
         await asyncio.sleep(self._turns.half_s * len(halves))
         return halves
 
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
         async with self._turn():
             start = now_ns()
             replies = half.step(uploads)
             known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
             seconds = self._costs.server_step_s([a for a, _ in known], [n for _, n in known]) if self._charged else 0.0
             await (asyncio.sleep(seconds) if self._cpu is None else self._cpu.use(seconds))
-            return replies, start, now_ns()
+            return replies, start, now_ns(), None
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

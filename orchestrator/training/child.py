@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,17 +20,20 @@ import msgspec
 import torch
 
 from edgebed.accelerator import CPU, settle, why_not_cuda
+from edgebed.device.pieces import seconds
 from edgebed.errors import EdgebedError, RunError, in_words
 from edgebed.methods.base import METHODS, Context, Method, ServerHalf
 from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import Weights
-from edgebed.pacing import Pacer
+from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Optimizer
+from orchestrator.records.types import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import named, settle_worker, timed_step
+from orchestrator.training.slot import Slot
 
 READY = -1
 """Number of the answer that says that the process has started."""
@@ -45,6 +49,8 @@ class Workshop:
         self._contexts: dict[int, Context] = {}
         self._samples: dict[int, Weights] = {}
         self._halves: dict[int, list[ServerHalf]] = {}  # of every trainer
+        self._costs: dict[int, Mapping[str, Mapping[str, Cost]]] = {}  # of the halves of each device
+        self._fresh: set[tuple[int, int]] = set()  # halves that have made no step
 
     def carry_out(self, order: o.Order, groups: Mapping[str, Weights]) -> Answered:
         """Raises what the method raises, for the error of a step as EdgebedError."""
@@ -60,7 +66,8 @@ class Workshop:
             case o.ReadWeights(trainer, half):
                 return o.Done(), {"weights": self._halves[trainer][half].weights()}
             case o.Forget(trainer):
-                self._halves.pop(trainer, None)
+                for kept in (self._halves, self._costs):
+                    kept.pop(trainer, None)
             case o.Test():
                 return self._test(order, groups), {}
             case o.ProfileCuts():
@@ -70,7 +77,8 @@ class Workshop:
     def _make_halves(self, order: o.MakeHalves, groups: Mapping[str, Weights]) -> Answered:
         method, assignments = from_copy(groups[o.COPY][o.COPY], self._contexts[order.context])
         halves = method.server_halves(groups["weights"], assignments, self._accelerator)
-        self._halves[order.trainer] = halves
+        self._halves[order.trainer], self._costs[order.trainer] = halves, order.costs
+        self._fresh |= {(order.trainer, number) for number in range(len(halves))}
         return o.Halves(tuple(tuple(half.devices) for half in halves)), {}
 
     def _take_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Answered:
@@ -81,6 +89,23 @@ class Workshop:
         refused = {device: o.Problem.of(r) for device, r in replies.items() if isinstance(r, EdgebedError)}
         tensors = {device: r for device, r in replies.items() if not isinstance(r, EdgebedError)}
         return o.Stepped(start_ns, end_ns, refused), tensors
+
+    def work_of(self, order: o.Order, uploads: Mapping[str, Weights]) -> tuple[int, dict[str, float] | None]:
+        """Samples of an order that was carried out, and its CPU seconds on the reference by origin; None where the
+        costs do not tell them."""
+        match order:
+            case o.MakeHalves(trainer):
+                pieces = [(device, "make", 1) for half in self._halves[trainer] for device in half.devices]
+            case o.TakeStep(trainer, number):
+                kind = "first step" if (trainer, number) in self._fresh else "step"
+                self._fresh.discard((trainer, number))
+                pieces = [(device, kind, size) for device, size in self._halves[trainer][number].worked(uploads)]
+            case o.ReadWeights(trainer, number):
+                pieces = [(self._halves[trainer][number].devices[0], "read", 1)]
+            case _:
+                return 0, None
+        samples = sum(size for _, _, size in pieces) if isinstance(order, o.TakeStep) else 0
+        return samples, on_reference(self._costs[trainer], pieces)
 
     def _test(self, order: o.Test, groups: Mapping[str, Weights]) -> o.Result:
         method: Method = from_copy(groups[o.COPY][o.COPY], self._contexts[order.context])
@@ -95,6 +120,24 @@ class Workshop:
         model, batch = from_copy(groups[o.COPY][o.COPY]), (groups["data"]["x"], groups["data"]["y"])
         settings = (order.cuts, order.batch_size, order.codec, order.optimizer, self._accelerator)
         return o.Costs(tuple(profile_cuts(model, *settings, batch=batch).values()))
+
+
+def on_reference(
+    costs: Mapping[str, Mapping[str, Cost]], pieces: Iterable[tuple[str, str, int]]
+) -> dict[str, float] | None:
+    """CPU seconds of pieces on a reference, by the origin of their costs; None where the cost of one is not known.
+
+    Args:
+        costs: by device and kind.
+        pieces: device, kind and size of each.
+    """
+    found: dict[str, float] = {}
+    for device, kind, size in pieces:
+        cost = costs.get(device, {}).get(kind)
+        if cost is None:
+            return None
+        found[cost.origin] = found.get(cost.origin, 0.0) + seconds(cost, size)
+    return found
 
 
 def warm_up() -> None:
@@ -122,7 +165,7 @@ class Server:
         settle(self._accelerator)
         self._threads = torch.get_num_threads()
         self._workshop = Workshop(self._accelerator)
-        self._pacer = Pacer(cpu=time.thread_time)
+        self._own = threading.local()  # the slot of a thread
         self._settle(o.Settle(1))
         self._other = ThreadPoolExecutor(1)
 
@@ -135,15 +178,13 @@ class Server:
             pass
 
     def _settle(self, order: o.Settle) -> None:
-        """Train so many halves at the same time. Only a single slot is paced: with more, each has a whole CPU, and a
-        thread uses no more than that."""
-        self._training = ThreadPoolExecutor(order.slots, initializer=self._settle_thread)
-        self._paced = order.slots == 1 and order.paced_cpus > 0
-        self._pacer.set(order.paced_cpus, order.period_s)
+        """Train so many halves at the same time."""
+        self._training = ThreadPoolExecutor(order.slots, initializer=self._settle_thread, initargs=(order,))
+        self._paced = order.paced_cpus > 0
 
-    def _settle_thread(self) -> None:
+    def _settle_thread(self, order: o.Settle) -> None:
         settle_worker(1)
-        self._pacer.begin()  # CPU time is that of this thread
+        self._own.slot = Slot(order)
 
     def _take_order(self) -> bool:
         arrived: parcel.Parcel[o.Call] | None = parcel.receive(self._socket, o.Call)
@@ -166,12 +207,17 @@ class Server:
 
     def _serve_paced(self, arrived: parcel.Parcel[o.Call], arrived_s: float) -> None:
         """The order is a unit of work, from its arrival or the end of the order before to its answer."""
-        self._pacer.idle_until(arrived_s)
-        result, groups = self._result(arrived, 1)
-        self._pacer.hold(time.sleep)
+
+        def piece() -> tuple[Answered, int, dict[str, float] | None]:
+            answered = self._result(arrived, 1)
+            failed = isinstance(answered[0], o.Failed)
+            return answered, *((0, None) if failed else self._workshop.work_of(arrived.head.order, arrived.groups))
+
+        slot: Slot = self._own.slot
+        (result, groups), spent = slot.carry_out(arrived_s, piece)
         if isinstance(result, o.Stepped):
             result = msgspec.structs.replace(result, end_ns=time.monotonic_ns())
-        self._answer(arrived.head.number, result, groups)
+        self._answer(arrived.head.number, result, groups, spent)
 
     def _result(self, arrived: parcel.Parcel[o.Call], threads: int) -> Answered:
         torch.set_num_threads(threads)  # a new thread begins with what another one has set
@@ -183,9 +229,9 @@ class Server:
             hint = "see the method's code; the traceback is in the log of the trainer's process"
             return o.Failed(o.Problem.of(RunError(in_words(error), hint=hint))), {}
 
-    def _answer(self, number: int, result: o.Result, groups: parcel.Groups) -> None:
+    def _answer(self, number: int, result: o.Result, groups: parcel.Groups, spent: Spent | None = None) -> None:
         try:
-            parcel.send(self._socket, o.Answer(number, result), groups)
+            parcel.send(self._socket, o.Answer(number, result, spent), groups)
         except (BrokenPipeError, ConnectionError):
             os._exit(0)  # the orchestrator has ended
 

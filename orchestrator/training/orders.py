@@ -11,7 +11,9 @@ from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import CutCost
 from edgebed.methods.parts.evaluation import Score
 from edgebed.pacing import LATE_S
+from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Codec, Optimizer
+from orchestrator.records.types import Spent
 
 COPY = "copy"
 """Name of a pickle (`copies.copy_of`) among the tensors of the group of the same name."""
@@ -35,21 +37,24 @@ class Settle(msgspec.Struct, frozen=True, tag=True):
     """Train so many halves at once from now on. Sent before the first halves are made.
 
     Attributes:
-        paced_cpus: answers of halves come no earlier than a server of so many CPUs could give them; 0: at once.
+        paced_cpus: of each slot: answers of halves come no earlier than it could give them; 0: at once.
         period_s: of the quota.
+        index: CPU seconds of the reference to which the slots are held for one of this host; 0: to their own CPU time.
     """
 
     slots: int
     paced_cpus: float = 0.0
     period_s: float = LATE_S
+    index: float = 0.0
 
 
 class MakeHalves(msgspec.Struct, frozen=True, tag=True):
     """Make the server halves of a round in place of those before. Tensors: a copy of method and assignments, and the
-    group `weights`. Answered with `Halves`."""
+    group `weights`. Answered with `Halves`. `costs`: what the pieces of each device's half cost on the reference."""
 
     trainer: int
     context: int
+    costs: dict[str, dict[str, Cost]] = {}
 
 
 class TakeStep(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +162,8 @@ R = TypeVar("R", bound=Result)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`number`: of the call; -1 when the process has started."""
+    """`number`: of the call; -1 when the process has started. `spent`: on the work of halves by a paced server."""
 
     number: int
     result: Result
+    spent: Spent | None = None

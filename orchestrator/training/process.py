@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -22,7 +21,7 @@ import msgspec
 import psutil
 
 from edgebed.errors import EdgebedError, RunError
-from edgebed.methods.base import Batch, Context, CutCost, Method, Replies, ServerHalf
+from edgebed.methods.base import Batch, Context, CutCost, Method, ServerHalf
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.module_process import module_command
@@ -30,12 +29,14 @@ from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
+from orchestrator.records.types import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.child import READY
 from orchestrator.training.copies import copy_of
-from orchestrator.training.server import HalfTrainer
-from orchestrator.training.stillness import Stillness
+from orchestrator.training.server import HalfTrainer, Step
+from orchestrator.training.slot import HeldTo
+from orchestrator.training.stillness import Stillness, cause
 
 T = TypeVar("T")
 START_S, END_S = 120.0, 5.0
@@ -65,7 +66,7 @@ class TrainerProcess:
     Attributes:
         pid: of the process.
         hardware: the accelerator's name, or cpu; "" until it is `ready`.
-        slots: server halves that train at once.
+        slots: server halves that train at once. `held_to`: whose time they keep; None: that of their own CPU time.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, log: IO[bytes]) -> None:
@@ -73,6 +74,7 @@ class TrainerProcess:
         self.pid, self.hardware, self.slots = process.pid, "", 1
         self._room = asyncio.Semaphore(2)
         self._quota: Quota | None = None
+        self.held_to: HeldTo | None = None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[parcel.Parcel[o.Answer]]] = {}
         self._kept: dict[int, tuple[int, object]] = {}  # number, by id of a context or of samples, which stay alive
@@ -120,17 +122,31 @@ class TrainerProcess:
         assert isinstance(answer.head.result, o.Ready)
         self.hardware = answer.head.result.accelerator
 
-    async def limit(self, quota: Quota, cpus: float, paced: bool = False, period_s: float = LATE_S) -> None:
-        """The process has a quota of `cpus` from now on: halves get one slot per whole CPU. Tests of weights and the
-        profiling of cuts are no work of the server's, and run without it.
+    async def limit(
+        self,
+        quota: Quota | None,
+        cpus: float,
+        paced: bool = False,
+        period_s: float = LATE_S,
+        *,
+        slots: int = 1,
+        held_to: HeldTo | None = None,
+    ) -> None:
+        """The process has a quota from now on. Tests of weights and the profiling of cuts are no work of the server's,
+        and run without it.
 
         Args:
-            paced: halves answer no earlier than a server of so many CPUs could (`edgebed.pacing`).
+            quota: None: only the hold limits it.
+            cpus: of each slot.
+            paced: halves answer no earlier than their slot could (`edgebed.pacing`).
             period_s: of the quota.
+            slots: halves that train at once.
+            held_to: whose time the slots keep; None: that of their own CPU time.
         """
-        self._quota, self._cpus, self.slots = quota, cpus, max(1, int(cpus))
-        self._room = asyncio.Semaphore(self.slots + 1)
-        await self.call(o.Settle(self.slots, cpus if paced else 0.0, period_s))
+        self._quota, self._cpus, self.slots, self.held_to = quota, cpus, slots, held_to
+        self._room = asyncio.Semaphore(slots + 1)
+        index = 0.0 if held_to is None else held_to.index
+        await self.call(o.Settle(slots, cpus if paced or index else 0.0, period_s, index))
 
     @contextlib.asynccontextmanager
     async def _unlimited(self) -> AsyncIterator[None]:
@@ -339,20 +355,23 @@ class RemoteTrainer(HalfTrainer):
             return []
         context = await self._process.keep_context(method.context)
         copy = await asyncio.to_thread(copy_of, (method, dict(assignments)), method.context)
-        answer = await self._process.call(
-            o.MakeHalves(self._number, context), {o.COPY: {o.COPY: copy}, "weights": weights}
-        )
+        held_to = self._process.held_to
+        costs = {} if held_to is None else held_to.halves(method.name, assignments)
+        order = o.MakeHalves(self._number, context, costs)
+        answer = await self._process.call(order, {o.COPY: {o.COPY: copy}, "weights": weights})
+        self.made = answer.head.spent
         return [RemoteHalf(number, each) for number, each in enumerate(expect(answer, o.Halves).devices)]
 
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
         answer = await self._process.call(o.TakeStep(self._number, number_of(half)), uploads)
         step = expect(answer, o.Stepped)
         replies: dict[str, Weights | EdgebedError] = dict(answer.groups)
         replies |= {device: problem.error() for device, problem in step.refused.items()}
-        return replies, step.start_ns, step.end_ns
+        return replies, step.start_ns, step.end_ns, answer.head.spent
 
-    async def read_weights(self, half: ServerHalf) -> Weights:
-        return (await self._process.call(o.ReadWeights(self._number, number_of(half)))).groups["weights"]
+    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
+        answer = await self._process.call(o.ReadWeights(self._number, number_of(half)))
+        return answer.groups["weights"], answer.head.spent
 
     async def close(self) -> None:
         await super().close()
@@ -369,14 +388,6 @@ def expect(answer: parcel.Parcel[o.Answer], kind: type[o.R]) -> o.R:
     result = answer.head.result
     assert isinstance(result, kind), f"the trainer's process answered {type(result).__name__}"
     return result
-
-
-def cause(code: int) -> str:
-    """Why a process ended, by its return code."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was killed ({name}{', perhaps because memory was short' if name == 'SIGKILL' else ''})"
 
 
 def last_words(log: IO[bytes]) -> str:

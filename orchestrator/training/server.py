@@ -27,14 +27,18 @@ from edgebed.methods.parts.shared_half import LOWER
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
+from orchestrator.records.types import Spent
 
 NICENESS = 10
 
-RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[tuple[Replies, int, int]]]
-"""Runs one step of a half. Returns replies by device, and start and end in nanoseconds of the run's clock."""
+Step = tuple[Replies, int, int, Spent | None]
+"""Replies by device, start and end in nanoseconds of the run's clock, and what a paced server spent on it."""
 
-ReadHalf = Callable[[ServerHalf], Awaitable[Weights]]
-"""The weights of a half that has made all its steps."""
+RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[Step]]
+"""Runs one step of a half."""
+
+ReadHalf = Callable[[ServerHalf], Awaitable[tuple[Weights, Spent | None]]]
+"""The weights of a half that has made all its steps, and what a paced server spent on reading them."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -47,6 +51,7 @@ class StepResult(msgspec.Struct, frozen=True):
     batch: int
     replies: Weights
     ready_ns: int = 0
+    spent: Spent | None = None
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -55,13 +60,19 @@ class Reading(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     devices: tuple[str, ...]
+    spent: Spent | None = None
 
 
 class HalfTrainer(ABC):
     """The server halves of one round at a time. Used from one event loop. Where the halves are, a derived class says.
 
     `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait.
+
+    Attributes:
+        made: what a paced server spent on making the halves of the round.
     """
+
+    made: Spent | None = None
 
     def __init__(self) -> None:
         self._queues: dict[str, _HalfQueue] = {}
@@ -73,12 +84,12 @@ class HalfTrainer(ABC):
         """The halves of a round, or what stands for them here."""
 
     @abstractmethod
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
-        """Run one step of a half. Returns its replies, and start and end in nanoseconds."""
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
+        """Run one step of a half."""
 
     @abstractmethod
-    async def read_weights(self, half: ServerHalf) -> Weights:
-        """The weights of a half that has made all its steps."""
+    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
+        """As `ReadHalf`."""
 
     async def open(self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]) -> set[str]:
         """Make the server halves of a round, and start it. Returns the devices that have a half."""
@@ -157,12 +168,12 @@ class ServerTrainer(HalfTrainer):
     ) -> list[ServerHalf]:
         return await asyncio.to_thread(method.server_halves, weights, assignments, self.accelerator)
 
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> tuple[Replies, int, int]:
+    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, timed_step, half, uploads, self.accelerator)
+        return *await loop.run_in_executor(self._pool, timed_step, half, uploads, self.accelerator), None
 
-    async def read_weights(self, half: ServerHalf) -> Weights:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, half.weights)
+    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, half.weights), None
 
     async def close(self) -> None:
         """End the round and the threads. Waits for steps that are running."""
@@ -299,16 +310,18 @@ class _HalfQueue:
     async def _step(self, used: dict[str, _Waiting]) -> None:
         uploads = {device: waiting.tensors for device, waiting in used.items()}
         try:
-            replies, start_ns, end_ns = await self._run_step(self.half, uploads)
+            replies, start_ns, end_ns, spent = await self._run_step(self.half, uploads)
         except Exception as error:
             self._break(named(error, self.half.devices), used.values())
         else:
             self.busy_ns += end_ns - start_ns
-            self._settle(used, replies, start_ns, end_ns)
+            self._settle(used, replies, start_ns, end_ns, spent)
         self._running = None
         self._advance()
 
-    def _settle(self, used: dict[str, _Waiting], replies: Replies, start_ns: int, end_ns: int) -> None:
+    def _settle(
+        self, used: dict[str, _Waiting], replies: Replies, start_ns: int, end_ns: int, spent: Spent | None
+    ) -> None:
         """Answer the uploads of a step. A device whose upload could not be used leaves the half."""
         results = {device: replies.get(device, {}) for device in used}
         good = tuple(device for device, reply in results.items() if not isinstance(reply, EdgebedError))
@@ -318,7 +331,7 @@ class _HalfQueue:
                 self._refuse(device, reply)
                 waiting.settle(reply)
             else:
-                result = StepResult(start_ns, end_ns, good, waiting.batch, reply, self._ready_ns)
+                result = StepResult(start_ns, end_ns, good, waiting.batch, reply, self._ready_ns, spent)
                 waiting.settle(result if device in self._seats else None)
 
     def _refuse(self, device: str, error: EdgebedError) -> None:
@@ -341,8 +354,8 @@ class _HalfQueue:
 
     async def _read_weights(self) -> Weights:
         start_ns = now_ns()
-        weights = await self._read_half(self.half)
-        self._reading = Reading(start_ns, now_ns(), tuple(self._seats))
+        weights, spent = await self._read_half(self.half)
+        self._reading = Reading(start_ns, now_ns(), tuple(self._seats), spent)
         if why := not_finite(weights):
             devices = ", ".join(self.half.devices)
             raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=LOWER)

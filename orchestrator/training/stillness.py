@@ -1,6 +1,8 @@
-"""Tells whether a process hangs: it has work to do, and has used no CPU time for long. Pure."""
+"""Tells whether a process hangs: it has work to do, and has used no CPU time for long; and why one has ended. Pure."""
 
 from __future__ import annotations
+
+import signal
 
 
 class Stillness:
@@ -24,3 +26,11 @@ class Stillness:
         still = at_work and cpu_s == self._cpu_s
         self._still, self._cpu_s = self._still + 1 if still else 0, cpu_s
         return self._still * min(1.0, cpus) >= self._most
+
+
+def cause(code: int) -> str:
+    """Why a process ended, by its return code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed ({name}{', perhaps because memory was short' if name == 'SIGKILL' else ''})"

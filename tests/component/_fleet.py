@@ -28,13 +28,13 @@ from edgebed.link.mqtt import Address
 from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, Method, Outgoing, Trained
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Task
+from edgebed.wire.messages import Assignment, Cost, Task
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Access, Enforcement, Held
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, Speed
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
@@ -42,7 +42,7 @@ from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
-from orchestrator.rounds.settings import QUEUED_UPLOADS, round_settings
+from orchestrator.rounds.settings import QUEUED_UPLOADS, no_costs, round_settings
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
 from tests.hostile.agent import Hostile
@@ -224,6 +224,7 @@ class Fleet:
         queued_uploads: int = QUEUED_UPLOADS,
         saved: Saved | None = None,
         replay: Replay | None = None,
+        costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs,
     ) -> Weights:
         """One run on this fleet, from the start or from a checkpoint; the weights at its end."""
         begun = method(spec)
@@ -231,7 +232,13 @@ class Fleet:
             begun.restore(saved.progress.method, saved.tensors)
         saved = saved or Saved(start_weights(), Progress(), {})
         samples = {name: shard.samples for name, shard in self.shards.items()}
-        settings = msgspec.structs.replace(round_settings("run", wanted, 1.0, samples), queued_uploads=queued_uploads)
+        settings = msgspec.structs.replace(
+            round_settings("run", wanted, 1.0, samples),
+            queued_uploads=queued_uploads,
+            costs=costs,
+            earned=self.controller.earned,
+            limits=self.controller.limits,
+        )
         trainers: list[ServerTrainer] = []
 
         def make_trainer() -> ServerTrainer:
@@ -281,14 +288,15 @@ async def fleet(
     heartbeat_s: float = 0.1,
     connect: Connect | None = None,
     hostile: str = "",
+    speed: Speed | None = None,
 ) -> AsyncIterator[Fleet]:
     """Agents named in `devices` (name -> samples) that have joined and have their settings; one may be `hostile`. They
-    meet over `hub`, or over the links that `connect` makes."""
+    meet over `hub`, or over the links that `connect` makes. With `speed` they are paced by it."""
     warm_up_once()
     hub = hub or MemoryHub()
     connect = connect or (lambda name, will: MemoryLink(hub, will=will))
     specs = tuple(DeviceSpec(name, (profiles or {}).get(name, WIDE)) for name in devices)
-    spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml")
+    spec = FleetSpec(FLEET, "local", 0.5, specs, folder / "fleet.yaml", speed=speed or Speed())
     control, data = connect(f"{ORCHESTRATOR}-control", None), connect(f"{ORCHESTRATOR}-data", None)
     controller = FleetController(
         FLEET,
@@ -299,6 +307,7 @@ async def fleet(
         data,
         lambda name: (profiles or {})[name],
         heartbeat_s=heartbeat_s,
+        grain="quota" if speed is None else "pacing",
         chunk_bytes=8192,
     )
     made = Fleet(controller, hub, connect, controller.endpoint)

@@ -23,6 +23,7 @@ import torch
 from edgebed.errors import RunError
 from edgebed.methods.base import METHODS, Method
 from edgebed.models.staged import Weights
+from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.training import orders as o
@@ -30,6 +31,7 @@ from orchestrator.training import parcel
 from orchestrator.training import process as process_module
 from orchestrator.training.process import TrainerProcess
 from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
+from orchestrator.training.slot import HeldTo
 from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 from tests.hangs import COMMAND_S
 
@@ -222,6 +224,30 @@ async def test_steps_of_a_paced_server_take_their_turns_and_their_time() -> None
         assert took_s > 0.8 * used_s / cpus
         steps = sorted(results, key=lambda step: step.start_ns)
         assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(steps))
+
+
+async def test_slots_of_a_held_server_take_the_time_of_the_reference_each_for_itself() -> None:
+    """Each step takes 0.05 CPU s on the reference, at 0.5 CPU: 0.1 s, in two slots at once."""
+    kinds = {kind: Cost(((1.0, cpu_s), (100.0, cpu_s))) for kind, cpu_s in (("step", 0.05), ("first step", 0.05))}
+    held_to = HeldTo(lambda method, assignment: kinds if method == "splitfed" else {}, index=2.0)
+    async with TrainerProcess.started() as process:
+        await process.ready()
+        await process.limit(None, 0.5, slots=2, held_to=held_to)
+        results, _ = await one_round(process.trainer(), "splitfed")
+        steps = sorted(results, key=lambda step: step.start_ns)
+        assert all(step.spent is not None and step.spent.samples == BATCH for step in steps)
+        assert [step.spent.reference_s for step in steps if step.spent] == [{"recorded": 0.05}] * 6
+        took_s = (max(step.end_ns for step in steps) - steps[0].start_ns) / 1e9
+        assert took_s > 3 * 0.1 - 0.02  # six steps, two at a time; the first ones begin where their orders came
+        overlap = [b.start_ns < a.end_ns for a, b in itertools.pairwise(steps)]
+        assert any(overlap)
+        trainer = process.trainer()
+        results, _ = await one_round(trainer, "dtfl")  # of which nothing is known
+        for step in results:
+            assert step.spent is not None
+            assert step.spent.reference_s == {"index": pytest.approx(2 * step.spent.cpu_s)}
+        assert trainer.made is not None
+        assert set(trainer.made.reference_s) == {"index"}
 
 
 async def test_the_process_ends_with_the_orchestrator() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgebed.pacing import LATE_S, Pacer
+from edgebed.pacing import LATE_S, Earned, Pacer
 
 
 class World:
@@ -257,3 +257,57 @@ def test_held_events_are_never_early_and_late_ones_are_told(units: list[tuple[fl
         assert world.pacer.late_s == pytest.approx(lost + max(0.0, ended - due), abs=1e-6)
         behind = max(0.0, ended - LATE_S - due)  # no more than LATE_S is made up for
         due, lost = due + behind, lost + behind
+
+
+def test_what_was_lost_in_one_task_is_none_of_the_next_one() -> None:
+    world = Held(0.5)
+    world.piece(0.1, wall_s=1.2)
+    world.piece(0.1, wall_s=0.2)
+    world.pacer.begin()
+    world.piece(0.1, wall_s=0.25)  # due 0.2 s after it began
+    assert world.pacer.late_s == pytest.approx(0.05)
+
+
+def test_an_event_tells_how_late_it_is_by_itself() -> None:
+    world = Held(0.5)
+    world.now += 0.25
+    world.pacer.charge(0.1)
+    assert world.pacer.hold(world.sleep) == pytest.approx(0.05)
+    world.pacer.charge(0.1)  # made up for
+    assert world.pacer.hold(world.sleep) == 0.0
+
+
+def test_a_device_that_was_late_when_it_was_frozen_is_late() -> None:
+    world = Held(0.5)
+    world.now = 1.2  # due at 0.2
+    world.pacer.charge(0.1)
+    world.pacer.set(0.5, by_reference=True, share=0.0)
+    assert world.pacer.hold(world.sleep) == pytest.approx(1.0)
+    assert world.pacer.late_s == pytest.approx(1.0)
+
+
+# ---- CPU seconds over time ----
+
+
+def test_cpus_give_through_changes_and_rests() -> None:
+    earned = Earned(0.0)
+    for cpus, at in ((0.5, 10.0), (0.0, 20.0), (1.0, 30.0)):
+        earned.set(cpus, at)
+    assert [earned.given(at) for at in (5.0, 12.0, 25.0, 31.0)] == [0.0, 1.0, 5.0, 6.0]
+    assert [earned.at(given) for given in (1.0, 5.0, 5.5)] == [12.0, 20.0, 30.5]
+
+
+def test_what_is_never_given_is_due_at_no_time() -> None:
+    earned = Earned(0.0)
+    earned.set(0.5, 0.0)
+    earned.set(0.0, 10.0)
+    assert earned.at(5.1) == float("inf")
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.1, 2.0)), min_size=1, max_size=8), st.floats(0.01, 30.0))
+def test_the_moment_of_an_amount_is_when_it_is_given(changes: list[tuple[float, float]], given_s: float) -> None:
+    earned, now = Earned(0.0), 0.0
+    for after, cpus in changes:
+        earned.set(cpus, now)
+        now += after
+    assert earned.given(earned.at(given_s)) == pytest.approx(given_s)

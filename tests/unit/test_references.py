@@ -11,11 +11,13 @@ from edgebed.device.pieces import BY_LAYERS, RECORDED, seconds
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Assignment, PieceTimes
 from edgebed.wire.settings import Augment, Codec, Optimizer
+from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.types import HalfWork, Record, RoundStarted, RunStarted, ServerStep, Spent
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
-from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, transfers
-from orchestrator.references.reference import PieceStats, Reference, load_reference, save_reference, task_key
+from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, server_work, transfers
+from orchestrator.references.reference import PieceStats, Reference, half_key, load_reference, save_reference, task_key
 from orchestrator.references.task_costs import TaskCosts
-from orchestrator.references.unseen import Unseen, unseen
+from orchestrator.references.unseen import Unseen, unseen, upper_bytes
 from orchestrator.references.work_laws import SizeLaw
 
 FCNN = {"name": "fcnn"}
@@ -203,3 +205,67 @@ def test_costs_that_no_core_can_have_are_refused(tmp_path: Path, broken: dict[st
     save_reference(msgspec.structs.replace(reference({}), **broken), path)
     with pytest.raises(UsageError, match=r"core\.json"):
         load_reference(str(path))
+
+
+# ---- the server's pieces ----
+
+HALF = assignment(objective="head", stages=2, uploads=("features", "weights"))
+
+
+def served(spent: Spent | None, *, rounds: int = 3) -> RunFacts:
+    """A run of DTFL whose devices a and b had halves."""
+    plan = {name: msgspec.structs.replace(HALF, device=name) for name in "ab"}
+    records: list[Record] = [RunStarted(0, "2026-11-23", "run", "e", "dtfl", 1, "local", "kernel", 1.0, True, 0, 0.9)]
+    for number in range(rounds):
+        at = 1 + 100 * number
+        records.append(RoundStarted(at, number, 0.0, 0.1, ("a", "b"), plan))
+        records.append(HalfWork(at, at + 9, number, "make", ("a", "b"), spent))
+        records += [ServerStep(at, at + 9, number, (name,), n, at, spent) for name in "ab" for n in range(2)]
+        records.append(ServerStep(at, at + 9, number, ("a", "b"), 2, at, spent))
+        records.append(HalfWork(at, at + 9, number, "read", ("a",), spent))
+    return sort(records)
+
+
+def test_steps_of_a_server_with_cpus_of_its_own_are_recorded() -> None:
+    steps, laws = server_work([served(Spent(0.010, 32))])
+    (kinds,) = steps.values()
+    assert list(steps) == [half_key("dtfl", HALF)]
+    assert {kind: (each.size, each.count, each.mean_s) for kind, (each,) in kinds.items()} == {
+        "first step": (32, 6, pytest.approx(0.010)),
+        "step": (32, 6, pytest.approx(0.010)),
+    }
+    assert laws["make"].seconds(2 * upper_bytes(HALF)) + laws["make"].fixed_s == pytest.approx(0.010)
+    assert laws["read"].seconds(upper_bytes(HALF)) == pytest.approx(0.010)
+    assert server_work([served(None)]) == ({}, {})
+
+
+def test_halves_of_methods_cuts_and_optimizers_differ() -> None:
+    others = [assignment(stages=3), assignment(optimizer=Optimizer("adam")), assignment(classes=7)]
+    assert len({half_key("dtfl", HALF), half_key("splitfed", HALF), *(half_key("dtfl", a) for a in others)}) == 5
+    assert half_key("dtfl", HALF) == half_key("dtfl", msgspec.structs.replace(HALF, device="b", seed=9, epochs=3))
+
+
+def test_a_half_costs_what_was_recorded_and_others_what_their_layers_add_up_to() -> None:
+    steps, laws = server_work([served(Spent(0.010, 32))])
+    costs = TaskCosts(reference(steps, Unseen(batch_s=0.5, first=3.0, sizes=laws)))
+    recorded, other = costs.of_half("dtfl", HALF), costs.of_half("dtfl", msgspec.structs.replace(HALF, stages=3))
+    assert seconds(recorded["step"], 32) == pytest.approx(0.010)
+    assert {cost.origin for cost in recorded.values()} == {RECORDED}
+    assert other["step"].origin == BY_LAYERS
+    assert seconds(other["step"], 32) > 0.5
+    assert seconds(other["first step"], 32) == pytest.approx(3 * seconds(other["step"], 32))
+    nothing = msgspec.structs.replace(reference({}), layers={})
+    assert TaskCosts(nothing).of_half("dtfl", HALF) == {}
+
+
+@pytest.mark.parametrize("name", ["x86-avx512", "x86-sse41"])
+def test_the_references_that_come_with_edgebed_know_the_server_of_the_demo(name: str) -> None:
+    costs = TaskCosts(load_reference(name))
+    demo = msgspec.structs.replace(HALF, model={"name": "resnet-tiny"}, optimizer=Optimizer("adam"))
+    for cut in (1, 3, 7):
+        found = costs.of_half("dtfl", msgspec.structs.replace(demo, stages=cut))
+        assert {kind: cost.origin for kind, cost in found.items()} == dict.fromkeys(
+            ("make", "read", "first step", "step"), RECORDED
+        )
+    steps = [seconds(costs.of_half("dtfl", msgspec.structs.replace(demo, stages=cut))["step"], 32) for cut in (1, 4, 7)]
+    assert steps[0] > steps[1] > steps[2] > 0  # less and less is left to the server

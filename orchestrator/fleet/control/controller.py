@@ -130,7 +130,7 @@ class FleetController(RunFleet):
         """
         await self.membership.measure_clock(name)
         limits = await self._limit(name, why)
-        await self.membership.configure(name, self._settings(name, limits))
+        await self._configure(name, limits)
         self._ready.add(name)
         self._ready_changed.set()
 
@@ -141,6 +141,12 @@ class FleetController(RunFleet):
         self._in_force[name] = limits
         self.record(self._limits_set(time.monotonic_ns(), name, why, held))
         return limits
+
+    async def _configure(self, name: str, limits: Limits) -> None:
+        """Send the agent its settings, until it confirms them."""
+        settings = self._settings(name, limits)
+        await self.membership.configure(name, settings)
+        self.earned[name].set(settings.share * settings.cpus, time.monotonic())
 
     def _settings(self, name: str, limits: Limits) -> Configure:
         by_reference = bool(self.spec.speed.reference)
@@ -200,7 +206,7 @@ class FleetController(RunFleet):
             before.running,
             before.rival_cpus,
         ):
-            await self.membership.configure(name, self._settings(name, self.limits[name]))
+            await self._configure(name, self.limits[name])
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))
         return msgspec.structs.replace(rates, held="; ".join([*said, *([rates.held] if rates.held else [])]))
@@ -231,7 +237,7 @@ class FleetController(RunFleet):
             await self._limit(name, "scenario")
             applied = Applied("limits as wanted", wanted.uplink_bit_s, wanted.downlink_bit_s)
         if software or wanted.cpus != had.cpus:
-            self._spawn(name, self.membership.configure(name, self._settings(name, wanted)))
+            self._spawn(name, self._configure(name, wanted))
         return Applied("told to the agent, which holds its own limits") if software else applied
 
     async def all_back(self, timeout_s: float = 60.0) -> None:

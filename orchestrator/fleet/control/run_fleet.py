@@ -12,6 +12,7 @@ from edgebed.errors import TransferRefused
 from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import DeviceView
+from edgebed.pacing import Earned
 from edgebed.wire.messages import Header
 from orchestrator.experiment import Environment, Grain
 from orchestrator.fleet.base import Held
@@ -61,6 +62,7 @@ class RunFleet(ABC):
         limits: in force, by device, after dilation. Their CPUs are those of quotas.
         cpus: of the devices, after dilation: CPU seconds per second of the host, or of the reference whose time they
             keep; then the quotas are larger.
+        earned: CPU seconds that the CPUs of each device have given, on the monotonic clock, as its agent was told.
         labels: samples per class of every device, as the shards of the run in hand were cut.
         grain: how the CPU quotas are divided into pieces of time; `tick_us`: of the accounting that stops a thread.
         drivers: by device, who sends it tasks at the moment.
@@ -88,6 +90,7 @@ class RunFleet(ABC):
         for name in self.own:
             self._assign(name)
         self.names = list(self.profiles)
+        self.earned = {name: Earned(0.0) for name in self.names}
         self.dilation_by = dilation_by
         self.labels: Mapping[str, Sequence[int]] = {}
         self.drivers: dict[str, Driver] = {}

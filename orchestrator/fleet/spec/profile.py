@@ -139,6 +139,16 @@ class FleetSpec(msgspec.Struct, frozen=True):
         return self.speed.demand * (sum(each.profile.limits.cpus for each in self.here) + (self.server_cpus or 0.0))
 
     @property
+    def server_slots(self) -> int:
+        """Server halves that train at once: one for each whole CPU of the server, before dilation."""
+        return max(1, int(self.server_cpus or 1))
+
+    @property
+    def slot_cpus(self) -> float:
+        """CPUs of each, before dilation: a thread uses no more than one."""
+        return min(1.0, self.server_cpus or 1.0)
+
+    @property
     def rates(self) -> tuple[int, int]:
         """Bits per second of all uplinks and of all downlinks on this host, before dilation."""
         limits = [device.profile.limits for device in self.here]

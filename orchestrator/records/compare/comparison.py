@@ -107,6 +107,9 @@ COLUMNS: dict[str, Column] = {
         lambda found: vocabulary.origins_text(found) or NONE,
     ),
     "late_rounds": Column("late rounds", lambda run: run.late_rounds, str),
+    "orchestrator_share_mean": Column(
+        "orchestrator, at the speed of the host", lambda run: run.orchestrator_share_mean, percent
+    ),
     "batches_in_quota_share": Column(
         "batches within one period's quota", lambda run: run.batches_in_quota_share, percent
     ),
@@ -148,6 +151,8 @@ def _doubts(summary: Summary) -> Iterable[str]:
         yield "the limits were not shown to hold, or devices were late (uncalibrated)"
     if summary.late_rounds:
         yield f"devices were later than those of the reference {summary.speed} in {summary.late_rounds} rounds"
+    for device, early in summary.early_s.items():
+        yield f"{device} did not hold: it was up to {seconds(early)} earlier than a device of {summary.speed}"
     if guessed := vocabulary.guessed_share(summary.reference_s):
         yield f"{percent(guessed)} of the devices' work is not recorded in the reference {summary.speed}"
     if summary.grain != "pacing" and (summary.batches_in_quota_share or 0.0) >= UNSLOWED:

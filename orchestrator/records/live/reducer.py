@@ -29,7 +29,7 @@ from orchestrator.records.live.run_state import (
 from orchestrator.records.live.settling import add_up, settle
 from orchestrator.records.run_index import RoundFacts, Session, close
 from orchestrator.records.timeline.events import Event, events
-from orchestrator.records.timeline.held import HeldTask
+from orchestrator.records.timeline.held import held_task
 from orchestrator.records.timeline.in_quota import counted
 from orchestrator.records.timeline.limits_in_force import rows_of
 
@@ -199,8 +199,8 @@ def _take_device(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     _count_batches(device, facts, indexed, own)
     if (done := facts.done.get(device.name)) is not None:
         device.actual_s[indexed.row] = done.seconds / facts.dilation
-    if (update := facts.updates.get(device.name)) is not None and update.report.reference_s:
-        device.kept[indexed.row] = HeldTask(update.report.late_s / facts.dilation, update.report.reference_s)
+    if (kept := held_task(facts, device.name)) is not None:
+        device.kept[indexed.row] = kept
     if not indexed.settled and not state.whole:
         _take_progress(state, device, facts, indexed.row)
         device.uplink_share = _uplink_share(state, device, facts) or device.uplink_share

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from orchestrator.records.critical.bound_by import bounds_of_round, waits_of_round
-from orchestrator.records.critical.critical_path import Paths, RoundPath
+from orchestrator.records.critical.critical_path import SERVERS, Paths, RoundPath
+from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.round_graph import lacks
 from orchestrator.records.critical.stragglers import CAUSES, Straggler, straggler, waits
 from orchestrator.records.critical.whatif import savings_of_groups, savings_of_round, slowest_links
@@ -18,6 +19,7 @@ from orchestrator.records.live.run_state import DeviceRound, RoundRow, RunState
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.timeline.board import BoardLine, line_of
 from orchestrator.records.timeline.disturbance import host_of_round, works_of
+from orchestrator.records.timeline.held import held_server, held_task
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.timeline.utilisation import loads_of
@@ -84,7 +86,9 @@ def _put_bounds(
     if path is None:
         row.bounds, row.savings, row.slowest = None, (), ()
         row.why_not = lacks(facts) or "its records contradict each other"
+        row.orchestrator_share = None
         return
+    row.orchestrator_share = path.share(Bound("host"))
     row.why_not, row.slowest = "", slowest_links(facts, limits)
     row.savings = savings_of_groups(path, facts.dilation, row.slowest) if facts.done else ()
     own = savings_of_round(path, facts.dilation) if facts.done else ()
@@ -92,12 +96,14 @@ def _put_bounds(
 
 
 def _put_late(row: RoundRow, facts: RoundFacts) -> None:
-    """Where the critical path is not known, all devices count."""
-    held = {name: update.report.late_s for name, update in facts.updates.items() if update.report.reference_s}
-    on_path = set(held) if row.bounds is None else {part.whose for part in row.bounds.parts}
-    row.late_s = (
-        max((late for name, late in held.items() if name in on_path), default=0.0) / facts.dilation if held else None
-    )
+    """Where the critical path is not known, all devices and the server count."""
+    row.server, parts = held_server(facts), None if row.bounds is None else row.bounds.parts
+    held = [("", row.server), *((name, held_task(facts, name)) for name in facts.updates)]
+
+    def on_path(name: str) -> bool:
+        return parts is None or any(part.whose == name if name else part.what in SERVERS for part in parts)
+
+    row.late_s = max((task.late_s * on_path(name) for name, task in held if task is not None), default=None)
 
 
 def _put_devices(

@@ -25,7 +25,7 @@ from orchestrator.records.timeline.held import HeldTask
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.utilisation import DeviceLoad
 
-VERSION = 16
+VERSION = 17
 """Of the structs below. A state of another version is made again from the records."""
 
 PATIENCE = 64
@@ -48,8 +48,9 @@ class RoundRow(msgspec.Struct, array_like=True):
         straggler, gap_s, why, behind_s: as in `orchestrator.records.critical.stragglers`, divided by the dilation.
         profile: of the straggler, at the start of the round.
         waited_for, waited_s: for whom the round waited last; what all devices together waited for others.
-        late_s: by how much the devices on its critical path were behind the reference that they keep, at most; None:
-            they keep none.
+        late_s: by how much devices and server on its critical path were behind the reference that they keep, at most;
+            None: they keep none. `server`: of the server, also where it is not on the path.
+        orchestrator_share: of the critical path, what the orchestrator did, at the speed of this host.
         residual: as in `orchestrator.records.timeline.timeline`, of the worst device.
         bounds: what bounded it; None: not known, or not yet. `why_not`: why it is not known.
         savings: seconds that faster groups of devices would have saved; `slowest`: the devices with the slowest links.
@@ -83,6 +84,8 @@ class RoundRow(msgspec.Struct, array_like=True):
     waited_for: str | None = None
     waited_s: float = 0.0
     late_s: float | None = None
+    server: HeldTask | None = None
+    orchestrator_share: float | None = None
     residual: float | None = None
     bounds: RoundBounds | None = None
     why_not: str = ""

@@ -20,7 +20,7 @@ from orchestrator.records.live.settling import explain_late
 from orchestrator.records.summary import BoundBy, DeviceFigures, NodeOfRound, Progress, RoundFigures, Savings, Summary
 from orchestrator.records.timeline.board import BoardRound, board_facts
 from orchestrator.records.timeline.disturbance import HostOfRound, usual_loop_ms
-from orchestrator.records.timeline.held import by_origin, late_rounds
+from orchestrator.records.timeline.held import by_origin, early_s, late_rounds
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
 from orchestrator.records.types import SIMULATED, RunStarted
@@ -51,7 +51,9 @@ def summary_of(state: RunState) -> Summary:
         tasks_in_quota_share=in_quota.task_share,
         batches_in_quota_share=in_quota.piece_share,
         late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
-        reference_s=by_origin(held for device in state.devices.values() for held in device.kept),
+        early_s=_early(state),
+        reference_s=_reference_s(state),
+        orchestrator_share_mean=_orchestrator_share(rounds),
         devices_left_out=_left_out(state.rows),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
@@ -95,7 +97,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
         threads_note=threads_note(run.dilation, _limited_cpus(started)),
-        calibrated=run.calibrated and not late_rounds((row.late_s, row.seconds) for row in state.rows),
+        calibrated=run.calibrated and not _early(state) and not late_rounds((r.late_s, r.seconds) for r in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
         ended=last.finished.why if last.finished is not None else "not yet, or killed",
@@ -114,6 +116,23 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         bytes_up_total=state.bytes_up,
         bytes_down_total=state.bytes_down,
     )
+
+
+def _early(state: RunState) -> dict[str, float]:
+    """Devices that did not hold, and by how many seconds they were early at most."""
+    found = {name: early_s(zip(each.kept, each.actual_s, strict=True)) for name, each in state.devices.items()}
+    return {name: early for name, early in found.items() if early}
+
+
+def _reference_s(state: RunState) -> dict[str, float]:
+    kept = [task for device in state.devices.values() for task in device.kept]
+    return by_origin([*kept, *(row.server for row in state.rows)])
+
+
+def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
+    known = [(share, row.round_s) for row in rounds if (share := row.orchestrator_share) is not None]
+    whole_s = sum(length_s for _, length_s in known)
+    return sum(share * length_s for share, length_s in known) / whole_s if whole_s else None
 
 
 def _limited_cpus(started: RunStarted) -> dict[str, float]:
@@ -169,6 +188,7 @@ def _round(row: RoundRow, elapsed_s: float, host: HostOfRound) -> RoundFigures:
         waited_for=row.waited_for,
         waited_s=row.waited_s,
         late_s=row.late_s,
+        orchestrator_share=row.orchestrator_share,
         timeline_residual=row.residual,
         round_bounds=row.bounds,
         disturbed=host.causes,

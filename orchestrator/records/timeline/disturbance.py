@@ -16,6 +16,7 @@ import msgspec
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.host_records import HostRound, NodeRound
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.timeline.held import held_task
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.types import Record
 
@@ -191,7 +192,9 @@ def _lost_s(facts: RoundFacts, device: str, works: Mapping[str, TaskWork], limit
         return None
     if in_force.unlimited:  # it does not run on this host
         return None
-    return not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
+    lost_s = not_got_s(in_force.cpus, work, report.delayed_s, report.throttled_s or 0.0) / in_force.cpus
+    held = held_task(facts, device)  # what such a device did not get made it no later than it was
+    return lost_s if held is None else min(lost_s, held.late_s * facts.dilation)
 
 
 def _lost_share(
