@@ -27,7 +27,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
         queued_uploads: of one device that may wait for its server half.
         costs: what the pieces of a device's task cost on the reference whose time it keeps; {}: it keeps none.
-        index: CPU seconds of the reference for one of this host.
+        indices: by device, CPU seconds of the reference for one of this host.
         each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
@@ -41,7 +41,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     max_update_norm: float | None = None
     queued_uploads: int = QUEUED_UPLOADS
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
-    index: float = 1.0
+    indices: Mapping[str, float] = msgspec.field(default_factory=dict)
     each_piece: bool = False
 
 

@@ -10,6 +10,7 @@ import platform
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import torch
@@ -18,6 +19,7 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.limits.shell import which
 from edgebed.methods.base import METHODS, Method
+from edgebed.wire.messages import Assignment
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
 from orchestrator.boards.boards_broker import BoardsBroker
@@ -25,6 +27,7 @@ from orchestrator.boards.members import with_facts
 from orchestrator.broker.open_broker import Broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
+from orchestrator.calibration.head_room import measure_needs, rows
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
@@ -55,7 +58,16 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, speed_name
+from orchestrator.runs.speed import (
+    at_wanted_speed,
+    before_measuring,
+    costs_of_tasks,
+    measured_index,
+    speed_name,
+    whole_task,
+    with_needs,
+    yardstick,
+)
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -74,6 +86,7 @@ async def standing_fleet(
     grain: Grain = "pacing",
     notify: Notify = quiet,
     becomes: Sequence[FleetSpec] = (),
+    work: Assignment | None = None,
 ) -> AsyncIterator[FleetController]:
     """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end. Long
     computations on this host pause meanwhile.
@@ -82,6 +95,7 @@ async def standing_fleet(
         spec: as `with_facts` gives it.
         becomes: other fleets that this one becomes, because its devices change profiles; as `with_facts` gives them.
             The dilation fits them too.
+        work: a task of the experiment, by which it is measured what the devices need to keep a reference's time.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
@@ -94,7 +108,10 @@ async def standing_fleet(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(timed(notify))
         boards = claim_boards(stack, spec, fleet_id)
-        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, (spec, *becomes), dilation))
+        fleets = [spec, *becomes]
+        if dilation != "auto" and not (kind is not None and kind.needs.swarm):
+            fleets = [before_measuring(each) for each in fleets]
+        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
@@ -116,16 +133,42 @@ async def standing_fleet(
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
         for device in controller.names:
             await controller.put_on_limits(device, "start")
+        if spec.speed.reference:
+            speed = (await _measured(controller, work, notify)).speed
+            dilated = (controller.dilation, controller.dilation_by)
+            if many_hosts(devices) is None:
+                admitted.claim.close()
+                fleets = [msgspec.structs.replace(each, speed=speed) for each in (spec, *becomes)]
+                admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
+                dilated = (admitted.dilation, admitted.set_by)
+            await controller.adopt(speed, *dilated)
         for line in _limits_in_words(controller):
             notify(line)
         yield controller
 
 
+async def _measured(controller: FleetController, work: Assignment | None, notify: Notify) -> FleetSpec:
+    """The fleet with what its devices need to keep their reference's time."""
+    notify("measuring what the devices need to keep the reference's time")
+    name = controller.spec.speed.reference
+    by = await asyncio.to_thread(yardstick, name, work, controller.limits)
+    if by is None:
+        notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
+        return controller.spec
+    needs = await measure_needs(controller.prober, controller.limits, by)
+    for row in rows(needs):
+        controller.record(row)
+    return with_needs(controller.spec, needs)
+
+
 def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
-    cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
-    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, cpus)))
+    if needs := spec.speed.needs.values():
+        most = max(need.p99 for need in needs)
+        mean = fmean(need.mean for need in needs)
+        yield f"for a CPU second of the reference this host needs {mean:.2f}, quotas allow up to {most:.2f}"
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
 
 
 async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) -> Admitted:
@@ -214,6 +257,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
                 heartbeat_s=experiment.training.heartbeat_s,
                 grain=experiment.grain,
                 notify=watch.notify,
+                work=whole_task(experiment, prepared.classes, prepared.input_shape),
             ) as controller,
         ):
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
@@ -346,6 +390,7 @@ def _platform(
         recording=load.recording,
         costs=costs_of_tasks(controller),
         speed=speed_name(controller.spec),
+        host_index=functools.partial(measured_index, controller.spec.speed.reference),
     )
 
 

@@ -24,7 +24,7 @@ from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.host.cores import tick_s
 from orchestrator.fleet.mixed import backend_of
-from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, Speed, only_rates
 from orchestrator.records.types import Fault
 from orchestrator.scenario.agenda import Condition
 
@@ -134,6 +134,16 @@ class FleetController(RunFleet):
         self._ready.add(name)
         self._ready_changed.set()
 
+    async def adopt(self, speed: Speed, dilation: float, dilation_by: str) -> None:
+        """Take over what the start has measured, before the first run: how fast this host is, and the dilation that
+        follows from it. All devices get their limits again."""
+        self._heartbeat_s *= dilation / self.dilation
+        self.spec = msgspec.structs.replace(self.spec, speed=speed)
+        self.dilation, self.dilation_by = dilation, dilation_by
+        for name in self.names:
+            self._assign(name)
+            await self.membership.configure(name, self._settings(name, await self._limit(name, "measured")))
+
     async def _limit(self, name: str, why: str) -> Limits:
         """Set the limits that a device is to have, read them back and record them."""
         limits = self.limits[name]
@@ -146,7 +156,7 @@ class FleetController(RunFleet):
         by_reference = bool(self.spec.speed.reference)
         return Configure(
             seq=0,  # set by the membership
-            threads=1 if by_reference else limits.threads,
+            threads=limits.threads,
             heartbeat_s=self._heartbeat_s,
             software=self._held_by_agent(name),
             cpus=self.cpus[name],

@@ -1,0 +1,104 @@
+"""How much of this host the devices need for the reference whose time they keep: the CPU time of batches under each
+device's own quota, all devices at once, beside what the reference takes for the same batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from statistics import fmean, quantiles
+
+import msgspec
+
+from edgebed.device.pieces import seconds
+from edgebed.errors import CalibrationError
+from edgebed.wire.messages import Assignment, Cost, PieceTimes, Probe
+from orchestrator.calibration.probing import Prober, ask
+from orchestrator.fleet.spec.profile import Limits, Need
+from orchestrator.records.types import Calibrated
+
+MEASURE_S = 3.0
+
+ESTIMATE = 4
+"""Batches that a device does at least, for the time that a slow one takes."""
+
+
+class Yardstick(msgspec.Struct, frozen=True):
+    """Work that the devices do to be measured, and what its batch costs on the reference."""
+
+    task: Assignment
+    batch: Cost
+
+    @property
+    def batch_s(self) -> float:
+        """CPU seconds of the reference."""
+        return seconds(self.batch, self.task.batch_size)
+
+
+def ratios(work: Sequence[PieceTimes], batch: Cost) -> list[float]:
+    """CPU time ÷ the reference's, of each batch. A task's first one is left out: it depends on what the process did
+    before."""
+    return [us / 1e6 / seconds(batch, each.size) for each in work if each.kind == "batch" for us in each.each_us]
+
+
+def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:
+    """By device: the mean, and the 99th percentile. A device does few batches in the time, so the ratio of the two is
+    that of the batches of all devices, each ÷ the mean of its device.
+
+    Args:
+        found: `ratios` by device; none is empty.
+    """
+    means = {device: fmean(each) for device, each in found.items()}
+    spread = [ratio / means[device] for device, each in found.items() for ratio in each]
+    tail = quantiles(spread, n=100, method="inclusive")[-1] if len(spread) > 1 else 1.0
+    return {device: Need(mean, mean * max(1.0, tail)) for device, mean in means.items()}
+
+
+async def measure_needs(prober: Prober, limits: Mapping[str, Limits], yardstick: Yardstick) -> dict[str, Need]:
+    """What every device needs.
+
+    Args:
+        limits: in force, by device.
+
+    Raises:
+        CalibrationError: a device could not measure it.
+    """
+
+    async def one(device: str) -> list[float]:
+        probe = Probe(
+            uuid.uuid4().hex,
+            "task",
+            seconds=MEASURE_S,
+            threads=limits[device].threads,
+            assignment=msgspec.structs.replace(yardstick.task, device=device),
+        )
+        longest_s = MEASURE_S + ESTIMATE * yardstick.batch_s / limits[device].cpus
+        result = await ask(prober, device, probe, longest_s)
+        if found := ratios(result.work, yardstick.batch):
+            return found
+        raise CalibrationError(
+            f"{device} did not measure what it needs for the reference: {result.error or 'it did no batch'}",
+            hint="see the agent's log in the fleet's folder; or use speed: host",
+        )
+
+    return needs(dict(zip(limits, await asyncio.gather(*map(one, limits)), strict=True)))
+
+
+def rows(found: Mapping[str, Need]) -> list[Calibrated]:
+    """What was measured, for the records: mean and 99th percentile."""
+    return [
+        Calibrated(
+            at_ns=time.monotonic_ns(),
+            device=device,
+            quantity="head room",
+            condition="all at once",
+            requested=need.mean,
+            measured=need.p99,
+            unit="CPU s for one of the reference",
+            error=need.p99 / need.mean - 1,
+            judged=False,
+            passed=True,
+        )
+        for device, need in found.items()
+    ]
