@@ -4,7 +4,6 @@ device's own quota, all devices at once, beside what the reference takes for the
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
@@ -15,8 +14,8 @@ from edgebed.device.pieces import seconds
 from edgebed.errors import CalibrationError
 from edgebed.wire.messages import Assignment, Cost, PieceTimes, Probe
 from orchestrator.calibration.probing import Prober, ask
-from orchestrator.fleet.spec.profile import Limits, Need
-from orchestrator.records.types import Calibrated
+from orchestrator.fleet.spec.profile import Limits
+from orchestrator.fleet.spec.speed import Need
 
 MEASURE_S = 3.0
 
@@ -83,22 +82,3 @@ async def measure_needs(prober: Prober, limits: Mapping[str, Limits], yardstick:
         )
 
     return needs(dict(zip(limits, await asyncio.gather(*map(one, limits)), strict=True)))
-
-
-def rows(found: Mapping[str, Need]) -> list[Calibrated]:
-    """What was measured, for the records: mean and 99th percentile."""
-    return [
-        Calibrated(
-            at_ns=time.monotonic_ns(),
-            device=device,
-            quantity="head room",
-            condition="all at once",
-            requested=need.mean,
-            measured=need.p99,
-            unit="CPU s for one of the reference",
-            error=need.p99 / need.mean - 1,
-            judged=False,
-            passed=True,
-        )
-        for device, need in found.items()
-    ]

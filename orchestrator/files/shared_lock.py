@@ -49,8 +49,8 @@ def lock_in_time(
             go_on()
             if time.monotonic() > deadline:
                 raise FleetError(
-                    f"{_holders(file) or 'another process'} has held {path} for {limit_s:.0f} s",
-                    hint=f"wait until it ends, or end it; see who it is: fuser -v {path}",
+                    f"another process has held {path} for {limit_s:.0f} s{_holders(file)}",
+                    hint=f"see who: fuser -v {path}",
                 ) from None
             time.sleep(0.01)
 
@@ -61,7 +61,7 @@ def _holders(file: int) -> str:
     with contextlib.suppress(OSError):
         rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         pids = {row[4] for row in rows if len(row) == 8 and row[5].endswith(f":{inode}")}
-    return f"process {', '.join(sorted(pids))}" if pids else ""
+    return f" (process {', '.join(sorted(pids))})" if pids else ""
 
 
 def open_lock(path: Path) -> int:

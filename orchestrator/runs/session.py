@@ -10,7 +10,6 @@ import platform
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 import torch
@@ -27,7 +26,6 @@ from orchestrator.boards.members import with_facts
 from orchestrator.broker.open_broker import Broker
 from orchestrator.broker.own import OwnBroker
 from orchestrator.calibration.calibrate import Calibration, calibrate
-from orchestrator.calibration.head_room import measure_needs, rows
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
@@ -47,6 +45,7 @@ from orchestrator.fleet.spec.environment import fleets_over
 from orchestrator.fleet.spec.profile import FleetSpec, load_profile
 from orchestrator.records.words.vocabulary import held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
+from orchestrator.runs import speed as device_speed
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import Series
@@ -58,16 +57,6 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.speed import (
-    at_wanted_speed,
-    before_measuring,
-    costs_of_tasks,
-    measured_index,
-    speed_name,
-    whole_task,
-    with_needs,
-    yardstick,
-)
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -100,7 +89,7 @@ async def standing_fleet(
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    spec = await asyncio.to_thread(at_wanted_speed, spec)
+    spec = await asyncio.to_thread(device_speed.at_wanted_speed, spec)
     becomes = [msgspec.structs.replace(each, speed=spec.speed) for each in becomes]
     kind = backend_class(backend or spec.backend) if spec.here else None
     name, choose = (BoardsBackend.name, admit) if kind is None else (backend or spec.backend, kind.admit)
@@ -108,9 +97,7 @@ async def standing_fleet(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(timed(notify))
         boards = claim_boards(stack, spec, fleet_id)
-        fleets = [spec, *becomes]
-        if dilation != "auto" and not (kind is not None and kind.needs.swarm):
-            fleets = [before_measuring(each) for each in fleets]
+        fleets = device_speed.before_measuring((spec, *becomes), name, dilation)
         admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
         if admitted.others:
             notify(str(admitted))
@@ -134,40 +121,21 @@ async def standing_fleet(
         for device in controller.names:
             await controller.put_on_limits(device, "start")
         if spec.speed.reference:
-            speed = (await _measured(controller, work, notify)).speed
-            dilated = (controller.dilation, controller.dilation_by)
-            if many_hosts(devices) is None:
+            spec = await device_speed.measured_speed(controller, work, notify)
+            hosts = many_hosts(devices)
+            if hosts is None:
                 admitted.claim.close()
-                fleets = [msgspec.structs.replace(each, speed=speed) for each in (spec, *becomes)]
+                fleets = [spec, *(msgspec.structs.replace(each, speed=spec.speed) for each in becomes)]
                 admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
-                dilated = (admitted.dilation, admitted.set_by)
-            await controller.adopt(speed, *dilated)
+            await controller.adopt(spec, *((admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()))
         for line in _limits_in_words(controller):
             notify(line)
         yield controller
 
 
-async def _measured(controller: FleetController, work: Assignment | None, notify: Notify) -> FleetSpec:
-    """The fleet with what its devices need to keep their reference's time."""
-    notify("measuring what the devices need to keep the reference's time")
-    name = controller.spec.speed.reference
-    by = await asyncio.to_thread(yardstick, name, work, controller.limits)
-    if by is None:
-        notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
-        return controller.spec
-    needs = await measure_needs(controller.prober, controller.limits, by)
-    for row in rows(needs):
-        controller.record(row)
-    return with_needs(controller.spec, needs)
-
-
 def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
-    if needs := spec.speed.needs.values():
-        most = max(need.p99 for need in needs)
-        mean = fmean(need.mean for need in needs)
-        yield f"for a CPU second of the reference this host needs {mean:.2f}, quotas allow up to {most:.2f}"
     yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
 
 
@@ -257,7 +225,7 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
                 heartbeat_s=experiment.training.heartbeat_s,
                 grain=experiment.grain,
                 notify=watch.notify,
-                work=whole_task(experiment, prepared.classes, prepared.input_shape),
+                work=device_speed.whole_task(experiment, prepared.classes, prepared.input_shape),
             ) as controller,
         ):
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
@@ -388,9 +356,9 @@ def _platform(
         calibrated=calibration.passed,
         host=host_facts(trainer.hardware),
         recording=load.recording,
-        costs=costs_of_tasks(controller),
-        speed=speed_name(controller.spec),
-        host_index=functools.partial(measured_index, controller.spec.speed.reference),
+        costs=device_speed.costs_of_tasks(controller),
+        speed=device_speed.speed_name(controller.spec),
+        host_index=functools.partial(device_speed.measured_index, controller.spec.speed.reference),
     )
 
 

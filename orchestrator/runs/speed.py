@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -11,11 +12,13 @@ from edgebed.models.staged import MODELS
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Optimizer
-from orchestrator.calibration.head_room import Yardstick
+from orchestrator.calibration.head_room import Yardstick, measure_needs
 from orchestrator.experiment import Experiment
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.host.reference_loop import loop_times
-from orchestrator.fleet.spec.profile import FleetSpec, Limits, Need, Speed
+from orchestrator.fleet.spec.profile import FleetSpec, Limits
+from orchestrator.fleet.spec.speed import Need, Speed
 from orchestrator.records.types import HostIndex
 from orchestrator.references.reference import load_reference
 from orchestrator.references.task_costs import TaskCosts
@@ -64,18 +67,39 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
     return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, spread=spec.spread))
 
 
-def before_measuring(spec: FleetSpec) -> FleetSpec:
-    """The fleet as it is admitted where a factor of dilation is given: whether it fits is known once it was measured."""
-    if not spec.speed.reference:
+def before_measuring(fleets: Sequence[FleetSpec], backend: str, dilation: str | float) -> Sequence[FleetSpec]:
+    """The fleets as they are admitted first. Where a dilation is given, it is known later whether they fit it; not on a
+    Swarm, whose placement needs the index."""
+    if dilation == "auto" or backend == "swarm" or not fleets[0].speed.reference:
+        return fleets
+    unknown = msgspec.structs.replace(fleets[0].speed, demand=1e-3)
+    return [msgspec.structs.replace(each, speed=unknown) for each in fleets]
+
+
+async def measured_speed(
+    controller: FleetController, task: Assignment | None, notify: Callable[[str], None]
+) -> FleetSpec:
+    """The fleet with what its devices need to keep their reference's time.
+
+    Args:
+        task: of the experiment.
+    """
+    spec = controller.spec
+    by = await asyncio.to_thread(yardstick, spec.speed.reference, task, controller.limits)
+    if by is None:
+        notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
         return spec
-    return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, demand=1e-3))
+    notify("measuring what the devices need to keep the reference's time")
+    needs = await measure_needs(controller.prober, controller.limits, by)
+    mean, most = demand(spec, needs), max(need.p99 for need in needs.values())
+    notify(f"a CPU second of the reference takes {mean / MARGIN:.2f} of this host, in quotas for up to {most:.2f}")
+    return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=mean))
 
 
-def with_needs(spec: FleetSpec, needs: Mapping[str, Need]) -> FleetSpec:
-    """The fleet with what its devices need, as measured: the mean is the demand, by which D is chosen."""
+def demand(spec: FleetSpec, needs: Mapping[str, Need]) -> float:
+    """CPU seconds of this host for one of the reference: mean of the devices on it, by their CPUs, with a margin."""
     here = [(needs[device.name].mean, device.profile.limits.cpus) for device in spec.here]
-    demand = MARGIN * sum(mean * cpus for mean, cpus in here) / sum(cpus for _, cpus in here) if here else 1.0
-    return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=demand))
+    return MARGIN * sum(mean * cpus for mean, cpus in here) / sum(cpus for _, cpus in here) if here else 1.0
 
 
 def whole_task(experiment: Experiment, classes: int, input_shape: tuple[int, ...]) -> Assignment:

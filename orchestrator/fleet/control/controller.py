@@ -24,7 +24,7 @@ from orchestrator.fleet.control.restarts import WITHIN_S, RestartBudget
 from orchestrator.fleet.control.run_fleet import NORMAL, Applied, ResolveProfile, RunFleet
 from orchestrator.fleet.host.cores import tick_s
 from orchestrator.fleet.mixed import backend_of
-from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, Speed, only_rates
+from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import Fault
 from orchestrator.scenario.agenda import Condition
 
@@ -134,12 +134,10 @@ class FleetController(RunFleet):
         self._ready.add(name)
         self._ready_changed.set()
 
-    async def adopt(self, speed: Speed, dilation: float, dilation_by: str) -> None:
-        """Take over what the start has measured, before the first run: how fast this host is, and the dilation that
-        follows from it. All devices get their limits again."""
+    async def adopt(self, spec: FleetSpec, dilation: float, dilation_by: str) -> None:
+        """Take over the speed that the start has measured. All devices get their limits again."""
         self._heartbeat_s *= dilation / self.dilation
-        self.spec = msgspec.structs.replace(self.spec, speed=speed)
-        self.dilation, self.dilation_by = dilation, dilation_by
+        self.spec, self.dilation, self.dilation_by = spec, dilation, dilation_by
         for name in self.names:
             self._assign(name)
             await self.membership.configure(name, self._settings(name, await self._limit(name, "measured")))
@@ -206,10 +204,8 @@ class FleetController(RunFleet):
         rates = await self._put_limits(name) if condition.running else Applied()
         if condition.rival_cpus != before.rival_cpus:
             said.append(await self.backend.set_rival(name, condition.rival_cpus / self.dilation))
-        if self.spec.speed.reference and (condition.running, condition.rival_cpus) != (
-            before.running,
-            before.rival_cpus,
-        ):
+        whole = self.cpus[name] * self.dilation
+        if self.spec.speed.reference and condition.share(whole) != before.share(whole):
             await self.membership.configure(name, self._settings(name, self.limits[name]))
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))

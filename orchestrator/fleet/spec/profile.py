@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +21,7 @@ from orchestrator.experiment import SPEED_WORDS, SpeedWord
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, convert, load_yaml
 from orchestrator.fleet.backends import BACKENDS, DEFAULT, choices
+from orchestrator.fleet.spec.speed import Speed
 from orchestrator.fleet.spec.swarm import SwarmFile
 
 SHIPPED = shipped("profiles") / "devices"
@@ -49,9 +50,6 @@ WORDS = {
 }
 """What messages about fleet and profile files say of a key's value."""
 
-UNMEASURED = 1.5
-"""Head room of the quotas under which it is measured how much the devices need."""
-
 Cpus = Annotated[float, msgspec.Meta(gt=0, le=1024)]
 
 
@@ -79,44 +77,6 @@ class DeviceSpec(msgspec.Struct, frozen=True):
     profile: ProfileSpec
     board: str = ""
     accelerator: Accelerator | None = None
-
-
-class Need(msgspec.Struct, frozen=True):
-    """CPU seconds that a device takes on this host for one of the reference: mean and 99th percentile of pieces."""
-
-    mean: float
-    p99: float
-
-
-class Speed(msgspec.Struct, frozen=True):
-    """What a CPU second of a device is.
-
-    Attributes:
-        reference: name of the reference whose CPU seconds they are; "": they are those of the host.
-        demand: CPU seconds that this host is taken to need, on average, for one of the reference.
-        index: CPU seconds of the reference for one of this host, as the reference loop told.
-        needs: by device, as measured under its quota; empty before.
-        spread: whether pieces vary as those of the reference did.
-    """
-
-    reference: str = ""
-    demand: float = 1.0
-    index: float = 1.0
-    needs: Mapping[str, Need] = {}
-    spread: bool = False
-
-    @property
-    def threads(self) -> int:
-        """Of torch, where a profile names none: references are recorded with one. 0: they follow the quota."""
-        return 1 if self.reference else 0
-
-    def index_of(self, device: str) -> float:
-        """CPU seconds of the reference for one of this host, by the device's own work where that was measured."""
-        return 1 / self.needs[device].mean if device in self.needs else self.index
-
-    def ceiling(self, device: str) -> float:
-        """CPUs of a quota on this host for one CPU of a device."""
-        return self.needs[device].p99 if device in self.needs else self.demand * (UNMEASURED if self.reference else 1.0)
 
 
 class FleetSpec(msgspec.Struct, frozen=True):

@@ -37,12 +37,9 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1].time_to_target_s if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     notes = _notes(summaries) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
-    notes = (
-        look_alike_notes(summaries)
-        + differing_hosts(summaries)
-        + notes
-        + [note for each in summaries for note in _boards(each)]
-    )
+    indices = {each.run: index for each in summaries if each.speed == HOST and (index := each.host_index) is not None}
+    notes = [*look_alike_notes(summaries), *differing_hosts(indices), *notes]
+    notes += [note for each in summaries for note in _boards(each)]
     texts = [_texts(summary, base) for summary in summaries]
     return Comparison(rows, texts, {key: column.label for key, column in COLUMNS.items()}, notes)
 

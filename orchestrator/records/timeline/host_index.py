@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from statistics import fmean, stdev
 
-from edgebed.pacing import HOST
 from orchestrator.records.run_index import RunFacts
-from orchestrator.records.summary import Progress
 from orchestrator.records.types import HostIndex
 
 FAR_SHARE, FAR_ERRORS = 0.1, 3.0
@@ -41,18 +39,17 @@ def index_text(found: HostIndex) -> str:
     return f"{found.index:.2f} ± {found.error:.2f} CPU s of {found.reference} per CPU s{slow}, drift {found.drift:+.0%}"
 
 
-def differing_hosts(runs: Sequence[Progress]) -> list[str]:
-    """A note for the comparison of runs at the speed of hosts that were not equally fast."""
-    known = [(run.run, index) for run in runs if run.speed == HOST and (index := run.host_index) is not None]
-    known.sort(key=lambda each: each[1].index)
-    if not known:
+def differing_hosts(runs: Mapping[str, HostIndex]) -> list[str]:
+    """A note for the comparison of runs, by name, at the speed of hosts that were not equally fast."""
+    if not runs:
         return []
-    (slow, least), (fast, most) = known[0], known[-1]
+    slow, fast = (end(runs, key=lambda name: runs[name].index) for end in (min, max))
+    least, most = runs[slow], runs[fast]
     if least.reference != most.reference or not _far(least, most):
         return []
     return [
-        f"with speed: host, the host of {slow} was slower than that of {fast} ({index_text(least)}; {index_text(most)}):"
-        " their seconds and ratios are not comparable; use speed: reference NAME"
+        f"the host of {slow} was slower than that of {fast} ({index_text(least)}; {index_text(most)}), so with speed: "
+        "host their seconds and ratios are not comparable; use speed: reference NAME"
     ]
 
 
