@@ -48,14 +48,21 @@ MOST_KEPT = 64
 
 def seconds(cost: Cost, size: float) -> float:
     """CPU seconds of a piece: between two recorded sizes on the line through them, outside on the line through the
-    nearest two; from a single size in proportion. Never below 0."""
+    nearest two, where one is at least twice the other: a line through sizes that differ little tells their noise. Else,
+    and from a single size, in proportion to the nearest. Never below 0."""
     points = cost.points
-    if len(points) == 1:
-        known, taken = points[0]
-        return taken * size / known if known > 0 else taken
     place = min(max(bisect_right([point[0] for point in points], size), 1), len(points) - 1)
     (low, least), (high, most) = points[place - 1], points[place]
+    if (high < 2 * low and not low <= size <= high) or len(points) == 1:
+        known, taken = points[0] if size < low else points[-1]
+        return taken * size / known if known > 0 else taken
     return max(0.0, least + (most - least) * (size - low) / (high - low))
+
+
+def batch_s(costs: Mapping[str, Cost], samples: int) -> float | None:
+    """CPU seconds of a batch whose features go up; None where they are not known."""
+    kinds = ("forward", "rest")
+    return sum(seconds(costs[kind], samples) for kind in kinds) if all(kind in costs for kind in kinds) else None
 
 
 SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)

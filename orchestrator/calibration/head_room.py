@@ -19,26 +19,28 @@ from orchestrator.fleet.spec.speed import Need
 
 MEASURE_S = 3.0
 
+KINDS = ("first batch", "batch")
+
 ESTIMATE = 4
 """Batches that a device does at least, for the time that a slow one takes."""
 
 
 class Yardstick(msgspec.Struct, frozen=True):
-    """Work that the devices do to be measured, and what its batch costs on the reference."""
+    """Work that the devices do to be measured, and what its pieces cost on the reference, by kind."""
 
     task: Assignment
-    batch: Cost
+    costs: dict[str, Cost]
 
     @property
     def batch_s(self) -> float:
-        """CPU seconds of the reference."""
-        return seconds(self.batch, self.task.batch_size)
+        """CPU seconds of the reference for a batch."""
+        return seconds(self.costs["batch"], self.task.batch_size)
 
 
-def ratios(work: Sequence[PieceTimes], batch: Cost) -> list[float]:
-    """CPU time ÷ the reference's, of each batch. A task's first one is left out: it depends on what the process did
-    before."""
-    return [us / 1e6 / seconds(batch, each.size) for each in work if each.kind == "batch" for us in each.each_us]
+def ratios(work: Sequence[PieceTimes], costs: Mapping[str, Cost]) -> list[float]:
+    """CPU time ÷ the reference's, of each batch; also of the first one, which finds cold caches."""
+    known = [(each, seconds(costs[each.kind], each.size)) for each in work if each.kind in costs and each.kind in KINDS]
+    return [us / 1e6 / cost_s for each, cost_s in known for us in each.each_us if cost_s > 0]
 
 
 def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:
@@ -74,7 +76,7 @@ async def measure_needs(prober: Prober, limits: Mapping[str, Limits], yardstick:
         )
         longest_s = MEASURE_S + ESTIMATE * yardstick.batch_s / limits[device].cpus
         result = await ask(prober, device, probe, longest_s)
-        if found := ratios(result.work, yardstick.batch):
+        if found := ratios(result.work, yardstick.costs):
             return found
         raise CalibrationError(
             f"{device} did not measure what it needs for the reference: {result.error or 'it did no batch'}",

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edgebed.device.pieces import seconds
+from edgebed.device.pieces import batch_s
 from edgebed.methods.base import Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.messages import Assignment
@@ -342,11 +342,8 @@ class MethodRun:
             uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
             codec=training.codec,
         )  # fmt: skip
-        kinds = self._platform.costs(device, task)
-        if not {"forward", "rest"} <= set(kinds):
-            return cost
-        device_s = sum(seconds(kinds[kind], training.batch_size) for kind in ("forward", "rest"))
-        return msgspec.structs.replace(cost, device_s=device_s)
+        device_s = batch_s(self._platform.costs(device, task), training.batch_size)
+        return cost if device_s is None else msgspec.structs.replace(cost, device_s=device_s)
 
 
 def profiled(records: Path) -> dict[int, CutCost]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from edgebed.device.pieces import seconds
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS
 from edgebed.pacing import HOST
@@ -121,9 +122,9 @@ def yardstick(name: str, task: Assignment | None, limits: Mapping[str, Limits]) 
     """
     costs, slowest = TaskCosts(load_reference(name)), min(each.cpus for each in limits.values())
     found = [
-        Yardstick(msgspec.structs.replace(each, steps=10**6), kinds["batch"])
+        Yardstick(msgspec.structs.replace(each, steps=10**6), kinds)
         for each in (task, SMALL_TASK)
-        if each is not None and "batch" in (kinds := costs.of(each))
+        if each is not None and "batch" in (kinds := costs.of(each)) and seconds(kinds["batch"], each.batch_size) > 0
     ]
     return next((each for each in found if each.batch_s / slowest < IN_TIME_S), found[-1] if found else None)
 
