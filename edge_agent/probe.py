@@ -257,11 +257,13 @@ def _task(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
     y = torch.arange(task.batch_size) % task.classes
     channels = (0.5,) * task.input_shape[0]
     shard = Shard(x, y, About(VERSION, channels, channels, task.classes), "")
-    weights = MODELS.create(task.model, "probe").build(task.input_shape, task.classes).weights()
+    weights = encode_tensors(
+        MODELS.create(task.model, "probe").build(task.input_shape, task.classes).weights(), Codec()
+    )
     io = _Batches(probe.seconds, throttle)
     with contextlib.suppress(Cancelled):
         trainer = DeviceTrainer(shard, PhaseLog(time.monotonic_ns))
-        trainer.run(Task("probe", "", 0, task), encode_tensors(weights, Codec()), io, probe.threads)
+        trainer.run(Task("probe", "", 0, task), weights, io, probe.threads)
     return ProbeResult(device, probe.id, work=io.pieces.times())
 
 
