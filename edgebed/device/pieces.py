@@ -82,11 +82,11 @@ class Variation:
 
     def __init__(self, cost: Cost, seed: str) -> None:
         self._cost, self._lag, self._random = cost, max(-0.99, min(0.99, cost.lag)), random.Random(seed)
-        self._last = self._random.gauss()
+        self._last = self._random.gauss(0.0, 1.0)
 
     def draw(self) -> float:
         share = 0.5 * (1 + math.erf(self._last / math.sqrt(2)))
-        self._last = self._lag * self._last + math.sqrt(1 - self._lag**2) * self._random.gauss()
+        self._last = self._lag * self._last + math.sqrt(1 - self._lag**2) * self._random.gauss(0.0, 1.0)
         return factor_at(self._cost.spread, share)
 
 

@@ -40,7 +40,7 @@ class Yardstick(msgspec.Struct, frozen=True):
 def ratios(work: Sequence[PieceTimes], costs: Mapping[str, Cost]) -> list[float]:
     """CPU time ÷ the reference's, of each batch; also of the first one, which finds cold caches."""
     known = [(each, seconds(costs[each.kind], each.size)) for each in work if each.kind in costs and each.kind in KINDS]
-    return [us / 1e6 / cost_s for each, cost_s in known for us in each.each_us if cost_s > 0]
+    return [us / 1e6 / cost_s for each, cost_s in known for us in each.each_us if cost_s > 0 < us]
 
 
 def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:

@@ -50,6 +50,7 @@ def test_each_batch_is_compared_with_the_reference_and_the_first_one_with_a_firs
     assert ratios(work, COSTS) == pytest.approx([50.0, 1.0, 2.0, 3.0])
     assert ratios(work, {"batch": COSTS["batch"]}) == pytest.approx([1.0, 2.0, 3.0])
     assert ratios(work, {"batch": Cost(((32, 0.0),))}) == []
+    assert ratios([PieceTimes("batch", 32, 2, 0.0, (0, -5))], COSTS) == [], "no time that a device can have"
 
 
 def test_the_head_room_of_a_device_with_few_batches_is_that_of_all_around_its_own_mean() -> None:
