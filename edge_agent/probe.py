@@ -6,6 +6,7 @@ CPU time is counted over whole quota periods; a partial period would make an err
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -14,12 +15,18 @@ from collections.abc import Callable
 import torch
 
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
+from edge_agent.training import DeviceTrainer, Unheard
+from edgebed.datasets.shard import VERSION, About, Shard
+from edgebed.device.core import Cancelled
 from edgebed.device.phases import PhaseLog
+from edgebed.device.pieces import Pieces
 from edgebed.errors import UsageError
 from edgebed.link import link_probe
 from edgebed.models.staged import MODELS
 from edgebed.pacing import Pacer
-from edgebed.wire.messages import Probe, ProbeResult
+from edgebed.wire.codecs import encode_tensors
+from edgebed.wire.messages import Probe, ProbeResult, Task
+from edgebed.wire.settings import Codec
 
 GAP = 0.4
 """As a share of the quota's period. A busy thread that stops for longer was throttled; in shorter pauses other programs
@@ -64,8 +71,8 @@ def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle, pacer: Pace
     """Do one measurement; returns when it is done. Never raises: the result holds the error.
 
     `busy`, `step`, `real step` and `reference` keep `probe.threads` threads busy for `probe.seconds`; `grain` and
-    `grain step` do pieces of work after rests; `upload` and `download` move `probe.size` bytes over
-    `probe.connections` connections.
+    `grain step` do pieces of work after rests; `task` does batches of `probe.assignment`; `upload` and `download` move
+    `probe.size` bytes over `probe.connections` connections.
     """
     try:
         match probe.kind:
@@ -77,6 +84,8 @@ def run_probe(probe: Probe, device: str, throttle: SoftwareThrottle, pacer: Pace
                 return _cpu(probe, device, throttle, real_step)
             case "grain" | "grain step":
                 return _pieces(probe, device, throttle, pacer)
+            case "task":
+                return _task(probe, device, throttle)
             case "upload" | "download":
                 return _link(probe, device, throttle)
             case other:
@@ -214,6 +223,48 @@ def _warm(work: Work) -> Work:
     """The same work, done once: the first call sets things up and is not measured."""
     work()
     return work
+
+
+LEAST_BATCHES = 2
+"""Batches that a slow device does of `task`, though they take longer than they should."""
+
+
+class _Batches(Unheard):
+    """The `TaskIO` of `task`: measures the pieces, and ends it in time."""
+
+    def __init__(self, seconds: float, throttle: SoftwareThrottle) -> None:
+        super().__init__()
+        self.pieces, self.pace = Pieces(time.process_time, {}), throttle.pace  # type: ignore[method-assign]
+        self._end, self._left = time.monotonic() + seconds, LEAST_BATCHES
+
+    def done(self, kind: str, size: int) -> None:
+        self.pieces.done(kind, size)
+
+    def progress(self) -> None:
+        self._left -= 1
+
+    def check(self) -> None:
+        if self._left <= 0 and time.monotonic() > self._end:
+            raise Cancelled("the measurement is over")
+
+
+def _task(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
+    """Batches of a task as the agent does them, on samples that are all alike."""
+    task = probe.assignment
+    if task is None:
+        raise UsageError("a probe of the kind task needs an assignment")
+    x = torch.zeros(task.batch_size, *task.input_shape, dtype=torch.uint8)
+    y = torch.arange(task.batch_size) % task.classes
+    channels = (0.5,) * task.input_shape[0]
+    shard = Shard(x, y, About(VERSION, channels, channels, task.classes), "")
+    weights = encode_tensors(
+        MODELS.create(task.model, "probe").build(task.input_shape, task.classes).weights(), Codec()
+    )
+    io = _Batches(probe.seconds, throttle)
+    with contextlib.suppress(Cancelled):
+        trainer = DeviceTrainer(shard, PhaseLog(time.monotonic_ns))
+        trainer.run(Task("probe", "", 0, task), weights, io, probe.threads)
+    return ProbeResult(device, probe.id, work=io.pieces.times())
 
 
 def _use(cpu_s: float) -> None:

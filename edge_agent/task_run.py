@@ -69,7 +69,7 @@ class TaskRun:
     def work(self, trainer: DeviceTrainer, threads: int, cpus: float) -> Result:
         """In the training thread."""
         self._tools.thread_cpu.watch(threading.get_ident())
-        self._pieces = Pieces(time.thread_time, self.task.costs, self.task.index)
+        self._pieces = Pieces(time.thread_time, self.task.costs, self.task.index, self.task.assignment.seed)
         self._tools.pacer.charge(self._pieces.charge("receive", self.metrics.download_bytes))
         self.hold(waited=True)  # for the CPU time of the download, which is no work
         return trainer.run(self.task, self._take_body(), self, threads, cpus)

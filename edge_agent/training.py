@@ -201,8 +201,8 @@ WARM_UP_TASKS = (
 """Objective, stages, uploads, optimizer and codec of the tasks of `warm_up`: a whole model, and a device half."""
 
 
-class _Unheard:
-    """The `TaskIO` of `warm_up`: nobody hears of it."""
+class Unheard:
+    """A `TaskIO` of work of which nobody hears: `warm_up`."""
 
     def __init__(self) -> None:
         self.metrics = TaskMetrics()
@@ -242,5 +242,5 @@ def warm_up(accelerator: torch.device = CPU) -> None:
             uploads=uploads, batch_size=2, optimizer=optimizer, codec=codec,
         )  # fmt: skip
         weights = encode_tensors(model.weights(), Codec())
-        trainer.run(Task("warm-up", "", 0, assignment), weights, _Unheard(), threads=1)
+        trainer.run(Task("warm-up", "", 0, assignment), weights, Unheard(), threads=1)
     torch.set_rng_state(state)

@@ -161,6 +161,9 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 SpeedWord = Annotated[str, msgspec.Meta(pattern=r"^(host|reference \S.*)$")]
 """`host`, or `reference NAME`: name or file of the reference whose CPU seconds those of the devices are."""
 
+SPEED_WORDS = "host, or reference and the name or file of one, such as reference x86-avx512 (edgebed reference show)"
+"""What messages say of it."""
+
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A server with CPUs of its own: a quota on the process that trains the server halves, divided by the dilation."""
@@ -187,6 +190,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dilation: Literal["auto", "off"] | Annotated[float, msgspec.Meta(ge=1, lt=1e6)] = "auto"
     grain: Grain = "pacing"
     speed: SpeedWord | None = None  # None: what the fleet file says
+    spread: bool | None = None  # whether pieces vary as those of the reference did; None: what the fleet file says
 
     def __post_init__(self) -> None:
         if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
@@ -247,7 +251,7 @@ def _checked(document: Document, overrides: Overrides) -> Experiment:
             hint="give an experiment file, which names a fleet and methods; `edgebed init DIR` writes one",
         )
     _override(document, overrides)
-    experiment = convert(document, Experiment, path)
+    experiment = convert(document, Experiment, path, {"speed": SPEED_WORDS})
     if not NAME.fullmatch(experiment.name):
         raise UsageError(
             f"{document.where('name')} is {shown(experiment.name)}, which is not a valid name",

@@ -22,6 +22,8 @@ The first batch of a task makes the optimizer's state and finds cold caches, so 
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
@@ -46,14 +48,46 @@ MOST_KEPT = 64
 
 def seconds(cost: Cost, size: float) -> float:
     """CPU seconds of a piece: between two recorded sizes on the line through them, outside on the line through the
-    nearest two; from a single size in proportion. Never below 0."""
+    nearest two, where one is at least twice the other: a line through sizes that differ little tells their noise. Else,
+    and from a single size, in proportion to the nearest. Never below 0."""
     points = cost.points
-    if len(points) == 1:
-        known, taken = points[0]
-        return taken * size / known if known > 0 else taken
     place = min(max(bisect_right([point[0] for point in points], size), 1), len(points) - 1)
     (low, least), (high, most) = points[place - 1], points[place]
+    if (high < 2 * low and not low <= size <= high) or len(points) == 1:
+        known, taken = points[0] if size < low else points[-1]
+        return taken * size / known if known > 0 else taken
     return max(0.0, least + (most - least) * (size - low) / (high - low))
+
+
+def batch_s(costs: Mapping[str, Cost], samples: int) -> float | None:
+    """CPU seconds of a batch whose features go up; None where they are not known."""
+    kinds = ("forward", "rest")
+    return sum(seconds(costs[kind], samples) for kind in kinds) if all(kind in costs for kind in kinds) else None
+
+
+SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
+"""Of the pieces of one kind, those that cost at most the factors of `Cost.spread`."""
+
+
+def factor_at(spread: Sequence[float], share: float) -> float:
+    """The factor that this share of the pieces does not exceed: on the lines through the known ones."""
+    place = min(max(bisect_right(SHARES, share), 1), len(SHARES) - 1)
+    low, high = SHARES[place - 1], SHARES[place]
+    return spread[place - 1] + (spread[place] - spread[place - 1]) * (share - low) / (high - low)
+
+
+class Variation:
+    """Draws the factors of one kind's pieces: those of `spread`, each correlated with the one before. A normal process
+    of first order tells the share; the correlation of the factors is a little smaller than its own."""
+
+    def __init__(self, cost: Cost, seed: str) -> None:
+        self._cost, self._lag, self._random = cost, max(-0.99, min(0.99, cost.lag)), random.Random(seed)
+        self._last = self._random.gauss(0.0, 1.0)
+
+    def draw(self) -> float:
+        share = 0.5 * (1 + math.erf(self._last / math.sqrt(2)))
+        self._last = self._lag * self._last + math.sqrt(1 - self._lag**2) * self._random.gauss(0.0, 1.0)
+        return factor_at(self._cost.spread, share)
 
 
 class Kinds:
@@ -90,10 +124,12 @@ class Pieces:
         cpu: CPU seconds of the thread that trains.
         costs: by kind, on the reference. Empty: the device keeps no reference's time.
         index: the reference's CPU seconds for a CPU second of this device, for kinds that are not in `costs`.
+        seed: of the task, for costs that vary.
     """
 
-    def __init__(self, cpu: Callable[[], float], costs: Mapping[str, Cost], index: float = 1.0) -> None:
+    def __init__(self, cpu: Callable[[], float], costs: Mapping[str, Cost], index: float = 1.0, seed: int = 0) -> None:
         self._cpu, self._costs, self._index = cpu, costs, index
+        self._varying = {kind: Variation(cost, f"{seed} {kind}") for kind, cost in costs.items() if cost.spread}
         self._since = cpu()
         self._times: dict[tuple[str, int], list[float]] = {}
         self.reference_s: dict[str, float] = {}
@@ -113,6 +149,8 @@ class Pieces:
             return 0.0
         cost = self._costs.get(kind)
         origin, cpu_s = (BY_INDEX, taken * self._index) if cost is None else (cost.origin, seconds(cost, size))
+        if kind in self._varying:
+            cpu_s *= self._varying[kind].draw()
         self.reference_s[origin] = self.reference_s.get(origin, 0.0) + cpu_s
         return cpu_s
 

@@ -18,6 +18,7 @@ class Limits(msgspec.Struct, frozen=True):
     """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
     as a quota of CPU time in every `period_us`.
 
+    `named_threads`: of torch, whatever the dilation; 0: they follow the CPUs.
     `unlimited`: nothing is held, it is a real board. Then CPUs are its cores, and the other figures are what it has
     about: methods plan their first round with them.
     """
@@ -29,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True):
     latency_ms: float = 0.0
     period_us: int = PERIOD_US
     unlimited: bool = False
+    named_threads: int = 0
 
     def dilated(self, dilation: float, grain: Grain = "quota", tick_us: int = TICK_US) -> Limits:
         """The same device with every quota and rate divided by `dilation`, the quota's period and the latency
@@ -48,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True):
     @property
     def threads(self) -> int:
         """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
-        return max(1, int(self.cpus))
+        return self.named_threads or max(1, int(self.cpus))
 
 
 NONE_SET = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)

@@ -107,11 +107,11 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """Ask for a calibration measurement (edge_agent.probe). `kind`: busy, step, real step, grain, grain step, upload,
-    download, reference.
+    download, reference, task.
 
     `host` and `port` name the probe server of a link probe; `size` is bytes over all connections; `period_s` is the
     period of the device's CPU quota. `grain` does pieces of work of `seconds` of CPU time, `grain step` single training
-    steps, `times` times.
+    steps, `times` times. `task` does batches of an assignment on blank samples for `seconds`.
     """
 
     id: str
@@ -124,6 +124,7 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     threads: int = 1
     period_s: float = 0.1
     times: int = 1
+    assignment: Assignment | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -196,7 +197,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
     """Outcome of a Probe: seconds on the wall, CPU seconds used, bytes moved, work units done; or an error. Of a busy
     thread: median and 95th percentile of its uninterrupted runs and of the gaps between them, in seconds. Of `grain`:
-    wall and CPU seconds of the median piece."""
+    wall and CPU seconds of the median piece. Of `task`: the process's CPU time in its pieces (`work`)."""
 
     device: str
     id: str
@@ -207,6 +208,7 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
     error: str = ""
     runs_s: tuple[float, ...] = ()
     gaps_s: tuple[float, ...] = ()
+    work: tuple[PieceTimes, ...] = ()
 
 
 # ---- control, both ways: transfers -----------------------------------------------------------------------------------
@@ -270,10 +272,13 @@ class Cost(msgspec.Struct, frozen=True, array_like=True):
     """What pieces of one kind cost on a reference (`edgebed.device.pieces`).
 
     `points`: sizes in ascending order, each with the CPU seconds of such a piece. `origin`: `recorded`, or `layers`,
-    added up from what layers cost there."""
+    added up from what layers cost there. `spread`: factors of the cost at `pieces.SHARES` of the pieces, whose mean is
+    1; empty: all cost the same. `lag`: correlation of one piece with the next."""
 
     points: tuple[tuple[float, float], ...]
     origin: str = "recorded"
+    spread: tuple[float, ...] = ()
+    lag: float = 0.0
 
 
 class Task(msgspec.Struct, frozen=True, tag="task"):

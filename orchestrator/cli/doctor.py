@@ -16,12 +16,15 @@ from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.fleet.backends import DEFAULT
 from orchestrator.fleet.host.checkup import Check, FleetFit, check, fit, fit_fleet
 from orchestrator.fleet.host.facts import gather
+from orchestrator.fleet.host.reference_loop import LOOK_S
 from orchestrator.fleet.named import backend_class
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.fleet.swarm.checkup import Swarm, check_swarm, fit_swarm
+from orchestrator.records.timeline.host_index import index_text
 from orchestrator.records.words.formatting import NONE, number
 from orchestrator.records.words.vocabulary import UNLIMITED
 from orchestrator.runs.find import runs_folder
+from orchestrator.runs.speed import measured_index
 
 
 def command(
@@ -36,7 +39,8 @@ def command(
     needs = backend_class(backend).needs
     with log.status("checking this host"):
         facts, swarm = gather(runs_folder()), _swarm()
-    rows = [*check(facts, needs, len(spec.devices) if spec else 0), *check_swarm(swarm, needs.swarm)]
+        speed = Check("speed", index_text(measured_index(seconds=LOOK_S)))
+    rows = [*check(facts, needs, len(spec.devices) if spec else 0), speed, *check_swarm(swarm, needs.swarm)]
     fitting = None if spec is None else fit_swarm(spec, swarm) if needs.swarm else fit_fleet(spec, facts, needs)
     healthy = fit(rows) and (fitting is None or fitting.fits)
     if as_json:

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
+from edgebed.device.pieces import BATCH, FIRST
 from edgebed.errors import UsageError
 from edgebed.wire.topics import check_name
 from orchestrator.cli.arguments import BackendOption
@@ -20,10 +22,10 @@ from orchestrator.cli.run import watching
 from orchestrator.experiment import load
 from orchestrator.files.output import try_file
 from orchestrator.files.shipped import shipped
-from orchestrator.fleet.host.reference_loop import loop_s
+from orchestrator.fleet.host.reference_loop import loop_times
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
-from orchestrator.records.words.formatting import number, seconds
+from orchestrator.records.words.formatting import NONE, number, seconds, size
 from orchestrator.references.layer_profile import measure
 from orchestrator.references.recording import record as make
 from orchestrator.references.reference import SUFFIX, Reference, known_references, load_reference, save_reference
@@ -67,13 +69,13 @@ def record(
         made = make(name, runs, {}, said)
     else:
         with tempfile.TemporaryDirectory(prefix="edgebed-reference-") as folder, watching(quiet, live=False) as watch:
-            folders, index = [], [loop_s()]
+            folders, index = [], [loop_times().s]
             for experiment in experiments or RECORDED:
                 changes = [f"training.rounds={rounds}", "training.stop_at_target=false", "speed=host"]
                 wanted = load(experiment, changes if load(experiment).server else [*changes, "server={cpus: 1}"])
                 request = Request(wanted, experiment, Path(folder), backend=backend, each_piece=True)
                 folders += run_to_end(session.run_experiment(request, watch))
-                index.append(loop_s())
+                index.append(loop_times().s)
             runs = [sort(read(folder / "records.jsonl")) for folder in folders]
         with log.status("measuring layers"):
             layers = measure()
@@ -94,9 +96,7 @@ def show_reference(
         return
     for known in known_references():
         reference = load_reference(known)
-        console.print(
-            f"{known}: {reference.origin.get('core', '')}, {len(reference.work)} kinds of tasks", highlight=False
-        )
+        show(f"{known}: {reference.origin.get('core', '')}, {len(reference.work)} kinds of tasks")
 
 
 @commands.command()
@@ -114,9 +114,17 @@ def compare(one: Name, other: Name) -> None:
             for each in sizes:
                 if (kind, each.size) in theirs and (taken := theirs[kind, each.size]) > 0:
                     cells = (seconds(each.mean_s), seconds(taken), number(each.mean_s / taken, 3))
-                    table.add_row(kind, number(each.size), *cells)
+                    table.add_row(escape(kind), _size(kind, each.size), *cells)
         console.print(table)
+    show(f"ratio: {first.name} ÷ {second.name}; above 1, {first.name} takes longer.")
     show(f"index: {seconds(first.index_s)} and {seconds(second.index_s)}")
+
+
+def _size(kind: str, known: float) -> str:
+    """With its unit."""
+    if kind.removeprefix(FIRST) in (*BATCH, "more"):
+        return f"{known:g} samples"
+    return NONE if kind == "finish" else size(known)
 
 
 def _print(reference: Reference) -> None:
@@ -129,9 +137,10 @@ def _print(reference: Reference) -> None:
             for each in sizes:
                 spread = number(each.sd_s / each.mean_s, 2) if each.mean_s > 0 else "–"
                 p99 = seconds(each.quantiles_s[-1]) if each.quantiles_s else "–"
-                row = (number(each.size), str(each.count), seconds(each.mean_s), spread, p99, number(each.lag, 2))
-                table.add_row(kind, *row)
+                row = (str(each.count), seconds(each.mean_s), spread, p99, number(each.lag, 2))
+                table.add_row(escape(kind), _size(kind, each.size), *row)
         console.print(table)
+    show("lag: correlation of a piece with the next one of its task. 0: noise; near 1: the core drifted.")
     if reference.layers:
         error = reference.unseen.error
         show(f"Other tasks by their layers, ± {error:.0%} (each recorded task told by the others).")

@@ -10,6 +10,7 @@ from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
+from orchestrator.records.timeline.host_index import index_text
 from orchestrator.records.words.drawing import six_digits
 from orchestrator.records.words.palette import style
 
@@ -80,6 +81,7 @@ def head(state: RunState) -> dict[str, Any]:
     judged = [row for row in state.calibration if row.judged]
     return {
         **{name: getattr(now, name) for name in SHOWN},
+        "host_index": now.host_index and f"host: {index_text(now.host_index)}",
         "style": msgspec.structs.asdict(style(now.method)),
         "serving": now.method == "serve",
         "checks": len(judged),

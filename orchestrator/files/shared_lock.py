@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +28,10 @@ def shared_lock(path: Path, limit_s: float, go_on: Callable[[], None] = lambda: 
         os.close(file)
 
 
-def lock_in_time(file: int, path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> None:
-    """Lock an open file for this process alone.
+def lock_in_time(
+    file: int, path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None, kind: int = fcntl.LOCK_EX
+) -> None:
+    """Lock an open file, for this process alone unless `kind` is LOCK_SH.
 
     Args:
         path: of the file, for messages.
@@ -40,27 +43,41 @@ def lock_in_time(file: int, path: Path, limit_s: float, go_on: Callable[[], None
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             go_on()
             if time.monotonic() > deadline:
                 raise FleetError(
-                    f"another process has held {path} for {limit_s:.0f} s", hint=f"see who: fuser {path}"
+                    f"another process has held {path} for {limit_s:.0f} s{_holders(file)}",
+                    hint=f"see who: fuser -v {path}",
                 ) from None
             time.sleep(0.01)
 
 
+def _holders(file: int) -> str:
+    """The processes that hold the lock of an open file, as far as /proc/locks tells."""
+    inode, pids = os.fstat(file).st_ino, set[str]()
+    with contextlib.suppress(OSError):
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        pids = {row[4] for row in rows if len(row) == 8 and row[5].endswith(f":{inode}")}
+    return f" (process {', '.join(sorted(pids))})" if pids else ""
+
+
 def open_lock(path: Path) -> int:
     """A file of any user that can be locked: opened to read, because the kernel forbids to open another user's file in
-    /tmp with O_CREAT (fs.protected_regular)."""
+    /tmp with O_CREAT (fs.protected_regular). Raises FleetError for what is no file: a FIFO, which anybody may have put
+    there, is opened without waiting for its other end."""
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDONLY):
         try:
-            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except (FileNotFoundError, FileExistsError):
             continue
         except OSError as error:
             raise FleetError(f"{path} cannot be opened: {error.strerror}", hint=f"chmod 644 {path}") from None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise FleetError(f"{path} is no file", hint=f"rm {path}")
         with contextlib.suppress(PermissionError):  # it is another user's
             os.fchmod(file, 0o644)
         return file

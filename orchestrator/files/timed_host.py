@@ -59,8 +59,9 @@ def computing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(name: str) -> Iterator[None]:
-    with _opened(_file(name)) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    path = _file(name)
+    with _opened(path) as file:
+        lock_in_time(file, path, PAUSE_S, kind=fcntl.LOCK_SH)
         yield
 
 

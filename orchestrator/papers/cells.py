@@ -22,7 +22,7 @@ from edgebed.models.staged import MODELS
 from edgebed.plugins import Registry
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
-from orchestrator.fleet.spec.profile import fleet_of
+from orchestrator.fleet.spec.profile import ProfileSpec, fleet_of
 from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.tables import Job, ScaleName
 from orchestrator.records.compare.quantities import RunFigures
@@ -140,7 +140,9 @@ def plain(value: Any) -> dict[str, Any]:
 def same_settings(stored: Settings, now: Settings) -> bool:
     """Whether they are equal. A key that is newer than the stored settings has its default there."""
     try:
-        return msgspec.structs.replace(stored, experiment=_again(stored.experiment), probe=_again(stored.probe)) == now
+        profiles = plain(msgspec.convert(stored.profiles, dict[str, ProfileSpec]))
+        found = {"experiment": _again(stored.experiment), "probe": _again(stored.probe), "profiles": profiles}
+        return msgspec.structs.replace(stored, **found) == now
     except (msgspec.ValidationError, EdgebedError):
         return False
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -131,27 +131,29 @@ class Workers:
         """Stop the processes while something is timed on this host."""
         while True:
             with computing():
-                self._signal(signal.SIGCONT)
+                _signal(self._running.values(), signal.SIGCONT)
                 while not is_timed():  # noqa: ASYNC110 - another process decides
                     await asyncio.sleep(LOOK_S)
-                self._stop()
+                stop(self._running.values())
             self._notify("  paused: something is timed on this host")
             while is_timed():
-                self._stop()  # those that started meanwhile
+                stop(self._running.values())  # those that started meanwhile
                 await asyncio.sleep(LOOK_S)
             self._notify("  going on")
 
-    def _stop(self) -> None:
-        """Stop the processes; returns when none of them runs any more."""
-        self._signal(signal.SIGSTOP)
-        for process in self._running.values():
-            with contextlib.suppress(ChildProcessError):  # it has ended
-                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+def stop(processes: Iterable[asyncio.subprocess.Process]) -> None:
+    """Stop children of this process; returns when none of them runs any more."""
+    _signal(processes, signal.SIGSTOP)
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def _signal(processes: Iterable[asyncio.subprocess.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
 
 
 @contextlib.asynccontextmanager

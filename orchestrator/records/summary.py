@@ -15,6 +15,7 @@ import msgspec
 
 from orchestrator.records.critical.bound_by import Part, RoundBounds, in_words
 from orchestrator.records.critical.whatif import Saving
+from orchestrator.records.types import HostIndex
 
 
 class NodeOfRound(msgspec.Struct, frozen=True):
@@ -119,6 +120,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     dilation: float
     grain: str = ""
     speed: str = ""
+    host_index: HostIndex | None = None
     kernel: str = ""
     hz: int | None = None
     dilation_by: str = ""

@@ -48,8 +48,20 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     held_server_cpus: float | None = None  # its quota as read back; None: nothing is in force
     queued_uploads: int = 4  # of one device that may wait for its server half; older versions had 4 and did not say so
     speed: str = "host"  # name of the reference whose CPU seconds those of the devices are, or host
-    demand: float = 1.0  # CPU seconds that this host needs for one of the reference, by the index
+    demand: float = 1.0  # CPU seconds that this host needs for one of the reference, on average, as D allows for
     head_room: float = 1.0  # quotas ÷ what this host needs on average
+    spread: bool = False  # pieces vary as those of the reference did, drawn from the seed
+    host_index: HostIndex | None = None  # at the start; None: not measured, as in simulations and older versions
+
+
+class HostIndex(msgspec.Struct, frozen=True):
+    """CPU seconds of a reference for one of this host while no device works, as a small loop tells, with its standard
+    error. `drift`: by how much the loop became slower meanwhile. The devices' own work differs by kind."""
+
+    reference: str
+    index: float
+    error: float
+    drift: float
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -64,6 +76,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     board: str = ""  # name of the real board that it is
     look_alike_of: str = ""  # name of the real board to which its profile was fitted
     unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
+    threads: int = 0  # of torch; 0: they follow the CPUs after dilation
 
 
 class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
@@ -72,7 +85,7 @@ class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):
 
     at_ns: int
     device: str
-    why: str  # start | rejoin | reprofile
+    why: str  # start | measured | rejoin | reprofile
     profile: str
     cpus: float
     uplink_bit_s: int
@@ -361,6 +374,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     at_ns: int
     why: str
     ending: Ending | None = None
+    host_index: HostIndex | None = None  # None: not measured, as in `RunStarted`, or the run did not finish
 
 
 Happened = DeviceOut | DeviceJoined | DeviceLeft | Fault | ScenarioStep | BoardMark

@@ -156,7 +156,9 @@ def fault(reference: Reference) -> str:
             known = [each.size for each in sizes]
             if not known or any(low >= high for low, high in pairwise([-1.0, *known])):
                 return f"the sizes of {kind} of {short(key)} are not in ascending order"
-            numbers += [number for each in sizes for number in (each.size, each.mean_s)]
+            numbers += [number for each in sizes for number in (each.size, each.mean_s, *each.quantiles_s)]
+            if any(len(each.quantiles_s) not in (0, len(QUANTILES)) for each in sizes):
+                return f"the quantiles of {kind} of {short(key)} are not {len(QUANTILES)}"
     for laws in reference.layers.values():
         if not laws or any(low >= high for low, high in pairwise([0.0, *(law.width for law in laws)])):
             return "the widths of its layers are not in ascending order"

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgebed.device.pieces import BATCH, BY_BYTES, BY_LAYERS, FIRST, RECORDED
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import real_work
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.references.reference import Reference, half_key, task_key
+from orchestrator.references.reference import PieceStats, Reference, half_key, task_key
 from orchestrator.references.unseen import half_law, layer_law, size_kind, upper_bytes
 from orchestrator.references.work_laws import LEAST, SizeLaw
+
+LEAST_SEEN = 10
+"""Pieces of a kind that tell how it varies."""
 
 LARGE = 1 << 20
 """Bytes at which a line through two points is drawn."""
 
 
 class TaskCosts:
-    """The costs on one reference, worked out once for each kind of task."""
+    """The costs on one reference, worked out once for each kind of task.
 
-    def __init__(self, reference: Reference) -> None:
-        self.reference = reference
+    Args:
+        spread: recorded pieces vary as they did on the reference. The others cost the same each time.
+    """
+
+    def __init__(self, reference: Reference, *, spread: bool = False) -> None:
+        self.reference, self._spread = reference, spread
         self._known: dict[str, dict[str, Cost]] = {}
 
     def of(self, assignment: Assignment) -> dict[str, Cost]:
@@ -61,8 +70,16 @@ class TaskCosts:
     def _recorded(self, key: str) -> dict[str, Cost]:
         kinds = self.reference.work.get(key, {})
         return {
-            kind: Cost(tuple((each.size, each.mean_s) for each in sizes), RECORDED) for kind, sizes in kinds.items()
+            kind: Cost(tuple((each.size, each.mean_s) for each in sizes), RECORDED, *self._varying(sizes))
+            for kind, sizes in kinds.items()
         }
+
+    def _varying(self, sizes: Sequence[PieceStats]) -> tuple[tuple[float, ...], float]:
+        """Spread and lag of the size that was seen most."""
+        known = max(sizes, key=lambda each: each.count)
+        if not (self._spread and known.count >= LEAST_SEEN and known.mean_s > 0 and known.quantiles_s):
+            return (), 0.0
+        return spread_of(known), known.lag
 
     def _by_bytes(self, work: Assignment) -> dict[str, Cost]:
         laws = self.reference.unseen.sizes
@@ -90,6 +107,15 @@ class TaskCosts:
         shares = dict(zip(BATCH, (1.0, law.forward, 1.0 - law.forward), strict=True)) | {"more": law.forward}
         costs = {kind: cost(share) for kind, share in shares.items()}
         return costs | {f"{FIRST}{kind}": cost(share * unseen.first) for kind, share in shares.items()}
+
+
+def spread_of(stats: PieceStats) -> tuple[float, ...]:
+    """Factors of the mean at `SHARES`. The least one is not recorded: it is where the mean is kept, not below 0."""
+    middle, high, most = stats.quantiles_s
+    above_s = 0.2 * (middle + high) + 0.045 * (high + most) + 0.01 * most  # the mean's part above the median
+    least = min(middle, max(0.0, 4 * (stats.mean_s - above_s) - middle))
+    mean_s = above_s + 0.25 * (least + middle)
+    return tuple(value / mean_s for value in (least, middle, high, most, most))
 
 
 def _line(law: SizeLaw, origin: str) -> Cost:

@@ -17,6 +17,7 @@ from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
 from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.summary import Summary
+from orchestrator.records.timeline.host_index import index_text, is_slow
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import palette
@@ -168,6 +169,9 @@ def badges(summary: Summary) -> list[Badge]:
         result.append((f"speed: {summary.speed}", "bad" if late or early else "good", said + early))
     elif summary.speed:
         result.append((f"speed: {HOST}", "plain", OF_HOST))
+    if (index := summary.host_index) is not None:
+        marked = "bad" if summary.speed == HOST and is_slow(index) else "plain"
+        result.append(("slow host" if is_slow(index) else "host's index", marked, f"{index_text(index)}."))
     if costs:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:

@@ -136,7 +136,7 @@ class RoundDriver:
         bounds = bounds_of(self._method, assignment, self._settings.samples[device])
         settings = self._settings
         costs = settings.costs(device, assignment)
-        task = Task(unique, settings.run, self._round, assignment, costs, settings.index)
+        task = Task(unique, settings.run, self._round, assignment, costs, settings.indices.get(assignment.device, 1.0))
         return DeviceWork(task, msgspec.structs.replace(bounds, held=bool(costs)), settings.queued_uploads)
 
     def _send_tasks(self) -> None:

@@ -29,8 +29,8 @@ class RoundSettings(msgspec.Struct, frozen=True):
         deadline_s, quorum, liveness_s, ceiling_s: as in `machine.RoundMachine`.
         queued_uploads: of one device that may wait for its server half.
         costs: what the pieces of a device's task cost on the reference whose time it keeps; {}: it keeps none.
-        index: CPU seconds of the reference for one of this host.
         earned, limits: of the devices, for those that keep a reference's time.
+        indices: by device, CPU seconds of the reference for one of this host.
         each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
     """
@@ -44,9 +44,9 @@ class RoundSettings(msgspec.Struct, frozen=True):
     max_update_norm: float | None = None
     queued_uploads: int = QUEUED_UPLOADS
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
-    index: float = 1.0
     earned: Mapping[str, Earned] = {}
     limits: Mapping[str, Limits] = {}
+    indices: Mapping[str, float] = msgspec.field(default_factory=dict)
     each_piece: bool = False
 
 

@@ -19,11 +19,12 @@ from orchestrator.scenario.spec import ScenarioEvent, misfit
 
 
 def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
-    """The fleet of an experiment that was read from `path`, with the CPUs of its server and its speed. Raises
-    UsageError."""
+    """The fleet of an experiment that was read from `path`, with the CPUs of its server, its speed and its spread.
+    Raises UsageError."""
     cpus, spec = None if experiment.server is None else experiment.server.cpus, fleet_of(path, experiment.fleet)
     speed = spec.wanted_speed if experiment.speed is None else found_speed(experiment.speed, path)
-    return msgspec.structs.replace(spec, server_cpus=cpus, wanted_speed=speed)
+    spread = spec.spread if experiment.spread is None else experiment.spread
+    return msgspec.structs.replace(spec, server_cpus=cpus, wanted_speed=speed, spread=spread)
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:

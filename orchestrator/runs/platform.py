@@ -16,7 +16,7 @@ from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.run_fleet import RunFleet
-from orchestrator.records.types import Record
+from orchestrator.records.types import HostIndex, Record
 from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.settings import no_costs as no_task_costs
@@ -125,6 +125,7 @@ class Platform(msgspec.Struct, frozen=True):
         costs: what the pieces of a device's task cost on the reference whose time it keeps.
         held_server: the same of the server; None: it keeps none.
         speed: name of that reference, or `host`.
+        host_index: measures how fast the host is; None: it does not matter.
         recording: gives the function that the run writes its records with, from the one that appends to the file.
         mark: stands in the run's id, after the method's name.
         world: what checkpoints hold of it.
@@ -146,4 +147,5 @@ class Platform(msgspec.Struct, frozen=True):
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
     held_server: HeldTo | None = None
     speed: str = HOST
+    host_index: Callable[[], HostIndex] | None = None
     world: World = msgspec.field(default_factory=World)

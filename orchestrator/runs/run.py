@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edgebed.device.pieces import seconds
+from edgebed.device.pieces import batch_s, seconds
 from edgebed.methods.base import Context, CutCost, Method
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.messages import Assignment
@@ -22,7 +23,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
-from orchestrator.records.types import SIMULATED, CutProfiled, Ending, RunFinished, RunStarted, TurnEnded
+from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
@@ -60,9 +61,9 @@ class MethodRun:
         self._record = platform.recording(self._recorder.record)
         training, samples = self._experiment.training, request.prepared.samples()
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
-        speed = self._fleet.spec.speed
+        indices = {name: self._fleet.spec.speed.index_of(name) for name in self._fleet.names}
         self._settings = msgspec.structs.replace(
-            settings, costs=platform.costs, index=speed.index, each_piece=request.each_piece,
+            settings, costs=platform.costs, indices=indices, each_piece=request.each_piece,
             earned=self._fleet.earned, limits=self._fleet.limits,
         )  # fmt: skip
         self._to_close = contextlib.AsyncExitStack()
@@ -126,7 +127,7 @@ class MethodRun:
         self._open = True
         if not self._goes_on:
             await self._fleet.reset()
-            self._write_start(saved.progress)
+            self._write_start(saved.progress, await self._host_index())
         self._seen_ns = now_ns()
         await self._or_end(self._prepare(saved))
 
@@ -147,7 +148,7 @@ class MethodRun:
     async def finish(self) -> None:
         """No round is left: the final test, the last record, summary and report. Raises as `execute`."""
         why = await self._or_end(self._loop.end())
-        await self._conclude(why, "finished")
+        await self._conclude(why, "finished", await self._or_end(self._host_index()))
         if self._recorder.failure is not None:
             raise self._recorder.failure
 
@@ -188,7 +189,12 @@ class MethodRun:
         self._fleet.attach(None)
         self._seen_ns = now_ns()
 
-    def _write_start(self, progress: Progress) -> None:
+    async def _host_index(self) -> HostIndex | None:
+        """While no device works."""
+        measure = self._platform.host_index
+        return None if measure is None else await asyncio.to_thread(measure)
+
+    def _write_start(self, progress: Progress, index: HostIndex | None) -> None:
         """The first records: what runs, on which devices, and what is true of them now."""
         fleet, training = self._fleet, self._experiment.training
         self._record(
@@ -217,19 +223,21 @@ class MethodRun:
                 queued_uploads=self._settings.queued_uploads,
                 speed=self._platform.speed,
                 demand=fleet.spec.speed.demand,
-                head_room=fleet.spec.speed.head_room,
+                head_room=fleet.spec.head_room,
+                spread=fleet.spec.speed.spread,
+                host_index=index,
             )
         )
         for record in fleet.facts():
             self._record(record)
         fleet.attach(self._record)
 
-    async def _conclude(self, why: str, ending: Ending) -> None:
+    async def _conclude(self, why: str, ending: Ending, index: HostIndex | None = None) -> None:
         """The last record, summary and report. A disk that is full here is told, and hides no earlier error."""
         self._open = False
         await self._to_close.aclose()
         self._fleet.end_work()
-        self._recorder.last(RunFinished(now_ns(), why, ending))
+        self._recorder.last(RunFinished(now_ns(), why, ending, index))
         try:
             await self._fleet.flush()
         finally:
@@ -336,10 +344,9 @@ class MethodRun:
             uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
             codec=training.codec,
         )  # fmt: skip
-        kinds = self._platform.costs(device, task)
-        if not {"forward", "rest"} <= set(kinds):
+        device_s = batch_s(self._platform.costs(device, task), training.batch_size)
+        if device_s is None:
             return cost
-        device_s = sum(seconds(kinds[kind], training.batch_size) for kind in ("forward", "rest"))
         held = self._platform.held_server
         step = None if held is None else held.costs(self._method.name, task).get("step")
         slot_cpus = self._fleet.spec.slot_cpus / self._fleet.dilation

@@ -19,6 +19,7 @@ from edgebed.errors import CalibrationError
 from edgebed.limits.shell import which
 from edgebed.methods.base import METHODS, Method
 from edgebed.pacing import LATE_S
+from edgebed.wire.messages import Assignment
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
 from orchestrator.boards.boards_broker import BoardsBroker
@@ -45,6 +46,7 @@ from orchestrator.fleet.spec.environment import fleets_over
 from orchestrator.fleet.spec.profile import FleetSpec, load_profile
 from orchestrator.records.words.vocabulary import HELD, OF_HOST, held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
+from orchestrator.runs import speed as device_speed
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
 from orchestrator.runs.folder import Series
@@ -56,7 +58,6 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, server_held_to, speed_name
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
@@ -75,6 +76,7 @@ async def standing_fleet(
     grain: Grain = "pacing",
     notify: Notify = quiet,
     becomes: Sequence[FleetSpec] = (),
+    work: Assignment | None = None,
 ) -> AsyncIterator[FleetController]:
     """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end. Long
     computations on this host pause meanwhile.
@@ -83,11 +85,12 @@ async def standing_fleet(
         spec: as `with_facts` gives it.
         becomes: other fleets that this one becomes, because its devices change profiles; as `with_facts` gives them.
             The dilation fits them too.
+        work: a task of the experiment, by which it is measured what the devices need to keep a reference's time.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
-    spec = await asyncio.to_thread(at_wanted_speed, spec)
+    spec = await asyncio.to_thread(device_speed.at_wanted_speed, spec)
     becomes = [msgspec.structs.replace(each, speed=spec.speed) for each in becomes]
     kind = backend_class(backend or spec.backend) if spec.here else None
     name, choose = (BoardsBackend.name, admit) if kind is None else (backend or spec.backend, kind.admit)
@@ -95,7 +98,8 @@ async def standing_fleet(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(timed(notify))
         boards = claim_boards(stack, spec, fleet_id)
-        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, (spec, *becomes), dilation))
+        fleets = device_speed.before_measuring((spec, *becomes), name, dilation)
+        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
@@ -117,6 +121,14 @@ async def standing_fleet(
         await controller.membership.wait_joined(JOIN_TIMEOUT_S)
         for device in controller.names:
             await controller.put_on_limits(device, "start")
+        if spec.speed.reference:
+            spec = await device_speed.measured_speed(controller, work, notify)
+            hosts = many_hosts(devices)
+            if hosts is None:
+                admitted.claim.close()
+                fleets = [spec, *(msgspec.structs.replace(each, speed=spec.speed) for each in becomes)]
+                admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
+            await controller.adopt(spec, *((admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()))
         for line in _limits_in_words(controller):
             notify(line)
         yield controller
@@ -125,9 +137,9 @@ async def standing_fleet(
 def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
-    yield f"speed: {speed_name(spec)}. {HELD if spec.speed.reference else OF_HOST}"
-    cpus = {device.profile.name: device.profile.limits.cpus for device in spec.here}
-    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, cpus)))
+    yield f"speed: {device_speed.speed_name(spec)}. {HELD if spec.speed.reference else OF_HOST}"
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
 
 
 async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) -> Admitted:
@@ -221,6 +233,7 @@ async def _run_seed(request: Request, watch: Watch) -> list[Path]:
                 heartbeat_s=experiment.training.heartbeat_s,
                 grain=experiment.grain,
                 notify=watch.notify,
+                work=device_speed.whole_task(experiment, prepared.classes, prepared.input_shape),
             ) as controller,
         ):
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
@@ -324,9 +337,9 @@ async def _limit_server(
     spec = controller.spec
     if spec.server_cpus is None:
         return None
-    factor, held_to, quota, held = controller.dilation, server_held_to(spec), None, None
+    factor, held_to, quota, held = controller.dilation, device_speed.server_held_to(spec), None, None
     if held_to is None or os.geteuid() == 0:
-        cpus = spec.server_cpus * spec.speed.ceiling / factor
+        cpus = spec.server_cpus * spec.speed.ceiling("") / factor
         quota = ServerQuota(
             controller.fleet_id, len(controller.names), cpus, controller.grain, controller.tick_us, factor
         )
@@ -358,9 +371,10 @@ def _platform(
         calibrated=calibration.passed,
         host=host_facts(trainer.hardware),
         recording=load.recording,
-        costs=costs_of_tasks(controller),
-        held_server=server_held_to(controller.spec),
-        speed=speed_name(controller.spec),
+        costs=device_speed.costs_of_tasks(controller),
+        held_server=device_speed.server_held_to(controller.spec),
+        speed=device_speed.speed_name(controller.spec),
+        host_index=functools.partial(device_speed.measured_index, controller.spec.speed.reference),
     )
 
 

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from edgebed.device.pieces import seconds
 from edgebed.errors import UsageError
+from edgebed.models.staged import MODELS
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
+from edgebed.wire.settings import Optimizer
+from orchestrator.calibration.head_room import Yardstick, measure_needs
+from orchestrator.experiment import Experiment
+from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.control.run_fleet import RunFleet
-from orchestrator.fleet.host.reference_loop import loop_s
-from orchestrator.fleet.spec.profile import FleetSpec, Speed
+from orchestrator.fleet.host.reference_loop import loop_times
+from orchestrator.fleet.spec.profile import FleetSpec, Limits
+from orchestrator.fleet.spec.speed import Need, Speed
+from orchestrator.records.types import HostIndex
 from orchestrator.references.reference import load_reference
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.rounds.settings import no_costs
 from orchestrator.training.slot import HeldTo
 
-HEAD_ROOM = 1.6
-"""Quotas ÷ what this host needs on average. The same piece takes some hosts a third more CPU time under a quota than
-without, and it varies by a tenth and more from one to the next (docs/throttling.md)."""
-
 MARGIN = 1.1
 """By which the host may become slower after it was measured."""
 
+IN_TIME_S = 1.5
+"""Longest batch by which a device is measured, where there is a smaller one."""
+
+INDEX_S = 0.6
+USUAL = "x86-avx512"
+"""The reference with which hosts are compared that keep none."""
+
+SMALL_TASK = Assignment(
+    "", {"name": "resnet-tiny"}, 10, (1, 8, 8), 8, "output", batch_size=32, optimizer=Optimizer("adam")
+)
+"""About 10 ms a batch. Measures devices without an experiment, and those that are too slow for its batches."""
+
 
 def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
-    """The fleet with the speed that its file wants, as this host can keep it. Runs the reference loop for a moment.
+    """The fleet with the speed that its file wants, as the reference loop tells it. Runs the loop for a moment.
 
     Raises:
         UsageError: there is no such reference, or a device cannot be held to it.
     """
     name = spec.wanted_speed.partition(" ")[2].strip()
     if not name:
+        if spec.spread:
+            raise UsageError("spread: true plays how the pieces of a reference vary", hint="set speed: reference NAME")
         return spec
     reference = load_reference(name)
     if spec.unlimited:
@@ -46,8 +65,80 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
             f"{', '.join(cuda)} train on a GPU, whose work is not CPU time and cannot be held to a reference",
             hint="use speed: host, or accelerator: cpu",
         )
-    index = reference.index_s / loop_s()
-    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, HEAD_ROOM))
+    index = reference.index_s / loop_times().s
+    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, spread=spec.spread))
+
+
+def before_measuring(fleets: Sequence[FleetSpec], backend: str, dilation: str | float) -> Sequence[FleetSpec]:
+    """The fleets as they are admitted first. Where a dilation is given, it is known later whether they fit it; not on a
+    Swarm, whose placement needs the index."""
+    if dilation == "auto" or backend == "swarm" or not fleets[0].speed.reference:
+        return fleets
+    unknown = msgspec.structs.replace(fleets[0].speed, demand=1e-3)
+    return [msgspec.structs.replace(each, speed=unknown) for each in fleets]
+
+
+async def measured_speed(
+    controller: FleetController, task: Assignment | None, notify: Callable[[str], None]
+) -> FleetSpec:
+    """The fleet with what its devices need to keep their reference's time.
+
+    Args:
+        task: of the experiment.
+    """
+    spec = controller.spec
+    by = await asyncio.to_thread(yardstick, spec.speed.reference, task, controller.limits)
+    if by is None:
+        notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
+        return spec
+    notify("measuring what the devices need to keep the reference's time")
+    needs = await measure_needs(controller.prober, controller.limits, by)
+    mean, most = demand(spec, needs), max(need.p99 for need in needs.values())
+    notify(f"a CPU second of the reference takes {mean / MARGIN:.2f} of this host, in quotas for up to {most:.2f}")
+    return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=mean))
+
+
+def demand(spec: FleetSpec, needs: Mapping[str, Need]) -> float:
+    """CPU seconds of this host for one of the reference: mean of the devices on it, by their CPUs, with a margin."""
+    here = [(needs[device.name].mean, device.profile.limits.cpus) for device in spec.here]
+    return MARGIN * sum(mean * cpus for mean, cpus in here) / sum(cpus for _, cpus in here) if here else 1.0
+
+
+def whole_task(experiment: Experiment, classes: int, input_shape: tuple[int, ...]) -> Assignment:
+    """Training of an experiment's whole model."""
+    training = experiment.training
+    stages = len(MODELS.create(experiment.model, "model").build(input_shape, classes))
+    return Assignment(
+        "", experiment.model, classes, input_shape, stages, "output",
+        batch_size=training.batch_size, optimizer=training.optimizer, codec=training.codec,
+    )  # fmt: skip
+
+
+def yardstick(name: str, task: Assignment | None, limits: Mapping[str, Limits]) -> Yardstick | None:
+    """By what devices are measured: the task, or the small one where the slowest device takes too long for a batch of
+    it. None: the reference does not know what such batches cost.
+
+    Args:
+        name: of the reference; `limits`: in force.
+    """
+    costs, slowest = TaskCosts(load_reference(name)), min(each.cpus for each in limits.values())
+    found = [
+        Yardstick(msgspec.structs.replace(each, steps=10**6), kinds)
+        for each in (task, SMALL_TASK)
+        if each is not None and "batch" in (kinds := costs.of(each)) and seconds(kinds["batch"], each.batch_size) > 0
+    ]
+    return next((each for each in found if each.batch_s / slowest < IN_TIME_S), found[-1] if found else None)
+
+
+def measured_index(name: str = "", seconds: float = INDEX_S) -> HostIndex:
+    """How fast this host is now.
+
+    Args:
+        name: of the reference that it is compared with; "": one that comes with Edgebed.
+    """
+    reference, found = load_reference(name or USUAL), loop_times(seconds)
+    index = reference.index_s / found.s
+    return HostIndex(reference.name, index, index * found.error_s / found.s, found.drift)
 
 
 def speed_name(spec: FleetSpec) -> str:
@@ -66,5 +157,5 @@ def costs_of_tasks(fleet: RunFleet) -> Callable[[str, Assignment], dict[str, Cos
     """Tells what the pieces of a device's task cost on the reference to which the fleet is held."""
     if not fleet.spec.speed.reference:
         return no_costs
-    known = TaskCosts(load_reference(fleet.spec.speed.reference))
+    known = TaskCosts(load_reference(fleet.spec.speed.reference), spread=fleet.spec.speed.spread)
     return lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))

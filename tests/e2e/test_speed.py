@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from edgebed.wire.messages import Report
 from orchestrator.records.account import load_summary
 from orchestrator.records.reader import read
-from orchestrator.records.types import LimitsSet, RunStarted, UpdateReceived
-from orchestrator.references.reference import load_reference, save_reference
+from orchestrator.records.types import LimitsSet, RunFinished, RunStarted, UpdateReceived
+from orchestrator.references.reference import Reference, load_reference, save_reference
 from tests.e2e.cli import command
 from tests.hangs import run
 
@@ -56,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def times(factor: int, value: Any, key: str = "") -> Any:
+def times(factor: float, value: Any, key: str = "") -> Any:
     """A reference with all seconds but the index multiplied, so that ceilings stay as they are."""
     if isinstance(value, dict):
         return {name: times(factor, inner, name) for name, inner in value.items()}
@@ -126,6 +127,12 @@ def test_the_account_says_whose_seconds_these_are(held: dict[str, list[Path]]) -
         started = next(each for each in read(run_folder / "records.jsonl") if isinstance(each, RunStarted))
         assert (summary.speed, started.speed) == ("times-2", "times-2")
         assert started.head_room > 1
+        assert started.host_index is not None
+        assert started.host_index.reference == "times-2"
+        finished = next(each for each in read(run_folder / "records.jsonl") if isinstance(each, RunFinished))
+        assert finished.host_index is not None
+        assert summary.host_index is not None
+        assert summary.host_index.index == pytest.approx((started.host_index.index + finished.host_index.index) / 2)
         assert set(summary.reference_s) == {"recorded"}
         assert summary.late_rounds is not None
         assert summary.calibrated == (started.calibrated and summary.late_rounds == 0)
@@ -155,3 +162,15 @@ def test_a_reference_that_does_not_exist_is_refused_before_anything_starts(folde
     code, said = edgebed(folder, "run", "experiment.yaml", "--set", "speed=fast")
     assert code == 2
     assert "speed" in said
+    assert "reference x86-avx512" in said
+
+
+def test_a_dilation_that_is_too_small_for_what_the_devices_need_is_refused_with_the_figure(folder: Path) -> None:
+    """The reference is 20 times as fast as this host."""
+    fast = msgspec.convert(times(0.05, msgspec.to_builtins(load_reference(str(folder / "mine.json")))), Reference)
+    save_reference(msgspec.structs.replace(fast, name="fast"), folder / "fast.json")
+    run = ("run", "experiment.yaml", "--set", f"speed=reference {folder / 'fast.json'}")
+    code, said = edgebed(folder, *run, "--set", "dilation=1")
+    assert code == 3, said
+    assert re.search(r"wants [\d.]+ CPUs, the host has|needs [\d.]+ of a core for each of its threads", said), said
+    assert re.search(r"use dilation: auto \(here [\d.]+\)", said), said

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from edgebed.errors import UsageError
 from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.tables import assignments_table, readings_table
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import marks_of
 from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.run_index import sort
+from orchestrator.references.recording import record
 from tests.summaries import summarised
 from tests.synthetic import Synthetic
 
@@ -42,6 +44,13 @@ def test_a_power_that_grows_evenly_counts_with_its_mean() -> None:
     run, _, ends = run_with({tenth: float(tenth) + 20 for tenth in range(-10, 60)})
     mean = 20 + 10 * ends[0].seconds / 2
     assert summarised(run)["joules"]["weak"][0] == pytest.approx(mean * ends[0].seconds)
+
+
+def test_a_board_that_throttled_makes_no_reference() -> None:
+    run, _, _ = run_with({1: None, 2: None}, throttled=0x50004)
+    with pytest.raises(UsageError, match=r"the board weak was slowed down during .* \(throttled\)") as refused:
+        record("x", [sort(run)], {}, {})
+    assert "cool the board" in refused.value.hint
 
 
 @pytest.mark.parametrize("watts", [{0: 4.0}, {0: 4.0, 1: 4.0}, {0: None, 20: None}, {-200: 4.0, 200: 4.0}])

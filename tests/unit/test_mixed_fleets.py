@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgebed.limits.spec import Limits
-from edgebed.wire.messages import Configure
+from edgebed.wire.messages import Assignment, Configure
 from orchestrator.calibration.far_end import far_end
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.many_hosts import FarEnd, NodeReading, ProbePeer, TlsListener
 from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
+from orchestrator.fleet.spec.speed import UNMEASURED, Need, Speed
+from orchestrator.references.task_costs import TaskCosts
+from orchestrator.runs.speed import costs_of_tasks
 from tests.component._fleet import NO_BROKER, NoBackend
 from tests.memory_link import MemoryHub, MemoryLink
 
 SMALL = ProfileSpec("small", Limits(0.5, 10**7, 10**7, 512))
+FOUR = ProfileSpec("four", Limits(4.0, 10**7, 10**7, 512, named_threads=3))
 
 
 class Configured:
@@ -54,6 +59,55 @@ async def test_a_limited_board_beside_devices_of_software_is_held_by_its_own_ker
     }
     assert configured.settings["limited"].cpus == 0.25
     assert controller.enforcement is Enforcement.SOFTWARE
+
+
+async def test_measured_ceilings_and_dilation_replace_those_of_the_start() -> None:
+    devices = (DeviceSpec("a", SMALL), DeviceSpec("b", FOUR))
+    spec = FleetSpec("f", "local", 0.0, devices, Path("f.yaml"), speed=Speed("x86-avx512", demand=1.0, index=0.8))
+    links = [MemoryLink(MemoryHub()) for _ in range(2)]
+    controller = FleetController(
+        "f1", spec, NoBackend(Enforcement.KERNEL), NO_BROKER, *links, lambda name: SMALL, dilation=2.0, heartbeat_s=1.0
+    )
+    controller.membership = configured = Configured()  # type: ignore[assignment]
+    for name in controller.names:
+        await controller.put_on_limits(name, "start")
+    assert controller.limits["a"].cpus == pytest.approx(0.25 * UNMEASURED)
+    assert {name: each.threads for name, each in configured.settings.items()} == {"a": 1, "b": 3}
+
+    needs = {"a": Need(0.5, 0.8), "b": Need(1.0, 1.2)}
+    measured = msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=1.1))
+    await controller.adopt(measured, 5.0, "CPUs")
+    assert controller.cpus == {"a": pytest.approx(0.1), "b": pytest.approx(0.8)}
+    told = configured.settings
+    assert {name: (each.cpus, each.ceiling) for name, each in told.items()} == {
+        "a": (pytest.approx(0.1), pytest.approx(0.1 * 0.8)),
+        "b": (pytest.approx(0.8), pytest.approx(0.8 * 1.2)),
+    }
+    assert {name: each.threads for name, each in told.items()} == {"a": 1, "b": 3}
+    assert told["a"].heartbeat_s == pytest.approx(2.5)
+    assert (controller.dilation, controller.dilation_by) == (5.0, "CPUs")
+
+
+async def test_a_task_costs_what_the_reference_takes_at_the_devices_own_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(TaskCosts, "of", lambda self, given: seen.append(given.cpus) or {})
+    spec = FleetSpec("f", "local", 0.0, (DeviceSpec("a", SMALL), DeviceSpec("b", FOUR)), Path("f.yaml"))
+    links = [MemoryLink(MemoryHub()) for _ in range(2)]
+
+    def costs(speed: Speed) -> None:
+        fleet = msgspec.structs.replace(spec, speed=speed)
+        controller = FleetController(
+            "f1", fleet, NoBackend(Enforcement.KERNEL), NO_BROKER, *links, lambda name: SMALL, dilation=2.0,
+            heartbeat_s=1.0,
+        )  # fmt: skip
+        of = costs_of_tasks(controller)
+        for name in ("a", "b"):
+            assert of(name, Assignment(name, {}, 10, (1, 8, 8), 1, "output", cpus=9.0)) == {}
+
+    costs(Speed())
+    assert seen == []
+    costs(Speed("x86-avx512", demand=3.0))
+    assert seen == pytest.approx([0.25, 2.0])
 
 
 class OnNodes(NoBackend):

@@ -7,10 +7,10 @@ import pytest
 from edge_agent.probe import run_probe
 from edge_agent.software_throttle import SoftwareThrottle
 from edgebed.pacing import Pacer
-from edgebed.wire.messages import Probe, ProbeResult
+from edgebed.wire.messages import Assignment, Probe, ProbeResult
 
 
-def probe(kind: str, cpus: float = 0.0, **more: float) -> ProbeResult:
+def probe(kind: str, cpus: float = 0.0, **more: float | Assignment) -> ProbeResult:
     pacer = Pacer()
     pacer.set(cpus)
     asked = Probe(id="0" * 32, kind=kind, period_s=0.002, times=3, **more)  # type: ignore[arg-type]
@@ -40,3 +40,23 @@ def test_a_busy_thread_does_work_and_knows_its_runs(kind: str) -> None:
 
 def test_an_unknown_probe_is_an_error_and_no_exception() -> None:
     assert "no probe" in probe("dance").error
+
+
+def test_batches_of_a_task_are_timed_as_its_pieces_and_a_slow_device_does_two_at_least() -> None:
+    task = Assignment("d", {"name": "fcnn"}, 10, (1, 8, 8), 5, "output", batch_size=4, steps=10**6)
+    short = probe("task", seconds=0.0, assignment=task)
+    assert short.error == ""
+    assert {each.kind: (each.size, each.count) for each in short.work if "batch" in each.kind} == {
+        "first batch": (4, 1),
+        "batch": (4, 1),
+    }
+    longer = next(each for each in probe("task", seconds=0.2, assignment=task).work if each.kind == "batch")
+    assert longer.count > 1
+    assert longer.cpu_s > 0
+    assert len(longer.each_us) == min(longer.count, 64)
+
+
+def test_a_task_that_is_not_said_or_cannot_be_done_is_an_error_and_no_crash() -> None:
+    assert "needs an assignment" in probe("task").error
+    strange = Assignment("d", {"name": "no-such-model"}, 10, (1, 8, 8), 5, "output", batch_size=4)
+    assert "no-such-model" in probe("task", assignment=strange).error

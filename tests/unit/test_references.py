@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from edgebed.device.pieces import BY_LAYERS, RECORDED, seconds
+from edgebed.device.pieces import BY_LAYERS, RECORDED, SHARES, seconds
 from edgebed.errors import UsageError
+from edgebed.methods.base import RESOLVES
 from edgebed.wire.messages import Assignment, PieceTimes
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.records.run_index import RunFacts, sort
@@ -16,7 +18,7 @@ from orchestrator.records.types import HalfWork, Record, RoundStarted, RunStarte
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
 from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, server_work, transfers
 from orchestrator.references.reference import PieceStats, Reference, half_key, load_reference, save_reference, task_key
-from orchestrator.references.task_costs import TaskCosts
+from orchestrator.references.task_costs import TaskCosts, spread_of
 from orchestrator.references.unseen import Unseen, unseen, upper_bytes
 from orchestrator.references.work_laws import SizeLaw
 
@@ -121,6 +123,63 @@ def test_a_device_that_chooses_its_work_is_charged_for_what_it_chose() -> None:
     work = {**recorded_work([task(times("batch", 32, 10), assignment=assignment(train_from=1))])}
     costs = TaskCosts(reference(work)).of(assignment(train_from=1))
     assert costs["batch"].origin == RECORDED
+
+
+def test_forward_and_the_rest_make_a_batch() -> None:
+    costs = TaskCosts(reference({}, Unseen(batch_s=0.5, factor=2.0, first=3.0))).of(
+        assignment(objective="head", stages=2, uploads=("features", "weights"))
+    )
+    for first in ("", "first "):
+        parts = [seconds(costs[f"{first}{kind}"], 32) for kind in ("forward", "rest")]
+        assert sum(parts) == pytest.approx(seconds(costs[f"{first}batch"], 32))
+        assert min(parts) > 0
+
+
+def test_the_first_batch_takes_as_much_longer_as_the_recorded_ones_did() -> None:
+    key, other = assignment(batch_size=8), assignment(batch_size=16)
+    work = {
+        "x": {"batch": [PieceStats(8, 9, 0.01)], "first batch": [PieceStats(8, 3, 0.03), PieceStats(7, 1, 9.0)]},
+        "y": {"rest": [PieceStats(16, 9, 0.01)], "first rest": [PieceStats(16, 3, 0.05)]},
+    }
+    told = unseen({"x": key, "y": other}, work, LAYERS, {})
+    assert told.first == pytest.approx(4.0), "sizes that differ tell nothing"
+    assert unseen({"x": key}, {"x": {"batch": [PieceStats(8, 9, 0.01)]}}, LAYERS, {}).first == 1.0
+
+
+def test_a_task_is_that_of_the_work_which_the_device_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half that resolves its assignment by the device's CPUs is charged for what it then does."""
+    monkeypatch.setitem(
+        RESOLVES, "output", lambda given: msgspec.structs.replace(given, train_from=0 if given.cpus > 0.5 else 3)
+    )
+    work = recorded_work([task(times("batch", 32, 10), assignment=assignment(train_from=3, cpus=0.2))])
+    costs = TaskCosts(reference(work))
+    assert costs.of(assignment(cpus=0.2))["batch"].origin == RECORDED
+    assert costs.of(assignment(cpus=1.0))["batch"].origin == BY_LAYERS
+
+
+# ---- how recorded pieces vary ----
+
+
+def test_the_played_spread_has_the_recorded_mean_and_quantiles() -> None:
+    taken = [0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.2, 1.6, 3.0] * 5
+    stats = piece_stats(32, [times("batch", 32, *taken)])
+    least, middle, high, most, last = spread_of(stats)
+    assert [middle, high, most] == pytest.approx([each / stats.mean_s for each in stats.quantiles_s], rel=0.1)
+    assert 0 <= least <= middle
+    assert last == most
+    points = list(zip(SHARES, (least, middle, high, most, last), strict=True))
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
+    assert area == pytest.approx(1.0)
+
+
+def test_pieces_vary_only_where_that_is_asked_for_and_known() -> None:
+    many, few = times("batch", 32, *([10, 12, 20] * 10)), times("first batch", 32, 30, 40)
+    made = reference(recorded_work([task(many, few)]))
+    assert all(cost.spread == () for cost in TaskCosts(made).of(assignment()).values())
+    varying = TaskCosts(made, spread=True).of(assignment())
+    assert varying["batch"].spread != ()
+    assert varying["batch"].lag == pytest.approx(made.work[task_key(assignment())]["batch"][0].lag)
+    assert varying["first batch"].spread == ()
 
 
 def test_bodies_cost_by_their_bytes_where_they_were_not_recorded() -> None:

@@ -41,6 +41,21 @@ def test_five_per_cent_of_cpu_time(share: float, passed: bool) -> None:
     assert cpu(share).passed is passed
 
 
+def test_ceilings_that_all_devices_share_may_not_be_used_up_and_are_never_exceeded() -> None:
+    """Quotas that add up to more than the cores: together a device may get less, alone it must get all."""
+    ceilings = msgspec.structs.replace(context(), ceilings=True)
+
+    def passes(share: float, *, together: bool) -> bool:
+        result = ProbeResult("d", "1", 2.0, 2.0 * share)
+        return j.judge_cpu(ceilings, j.Item("busy", together, seconds=2.0), result).passed
+
+    assert passes(0.05, together=True)
+    assert not passes(0.25, together=True)
+    assert not passes(0.05, together=False)
+    assert passes(0.2, together=False)
+    assert not cpu(0.05).passed
+
+
 def test_headers_count_as_bytes_of_the_link() -> None:
     assert link(1.0).error == pytest.approx(0.0)
     assert link(1.0).measured == pytest.approx(10.0)

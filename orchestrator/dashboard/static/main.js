@@ -105,6 +105,7 @@ function strip() {
     [head.ended ? `ended: ${head.ended}` : "running", head.ended ? "" : "good"],
     [head.enforcement === "unlimited" ? "unlimited: real boards" : `limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
     [head.speed && head.speed !== "host" ? `speed of ${head.speed}` : "speed of this host", ""],
+    ...(head.host_index ? [[head.host_index, head.host_index.includes("slow") ? "warn" : ""]] : []),
     [head.dilation > 1 ? `D = ${number(head.dilation)}: limits and seconds divided` : "D = 1", head.dilation > 1 ? "warn" : ""],
     [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
     [`${head.backend}, seed ${head.seed}`, ""],

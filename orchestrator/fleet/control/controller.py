@@ -134,6 +134,14 @@ class FleetController(RunFleet):
         self._ready.add(name)
         self._ready_changed.set()
 
+    async def adopt(self, spec: FleetSpec, dilation: float, dilation_by: str) -> None:
+        """Take over the speed that the start has measured. All devices get their limits again."""
+        self._heartbeat_s *= dilation / self.dilation
+        self.spec, self.dilation, self.dilation_by = spec, dilation, dilation_by
+        for name in self.names:
+            self._assign(name)
+            await self._configure(name, await self._limit(name, "measured"))
+
     async def _limit(self, name: str, why: str) -> Limits:
         """Set the limits that a device is to have, read them back and record them."""
         limits = self.limits[name]
@@ -152,7 +160,7 @@ class FleetController(RunFleet):
         by_reference = bool(self.spec.speed.reference)
         return Configure(
             seq=0,  # set by the membership
-            threads=1 if by_reference else limits.threads,
+            threads=limits.threads,
             heartbeat_s=self._heartbeat_s,
             software=self._held_by_agent(name),
             cpus=self.cpus[name],
@@ -202,10 +210,8 @@ class FleetController(RunFleet):
         rates = await self._put_limits(name) if condition.running else Applied()
         if condition.rival_cpus != before.rival_cpus:
             said.append(await self.backend.set_rival(name, condition.rival_cpus / self.dilation))
-        if self.spec.speed.reference and (condition.running, condition.rival_cpus) != (
-            before.running,
-            before.rival_cpus,
-        ):
+        whole = self.cpus[name] * self.dilation
+        if self.spec.speed.reference and condition.share(whole) != before.share(whole):
             await self._configure(name, self.limits[name])
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))

@@ -155,6 +155,7 @@ class RunFleet(ABC):
             board=self.boards.get(name, ""),
             look_alike_of=profile.look_alike_of,
             unlimited=limits.unlimited,
+            threads=limits.named_threads or self.spec.speed.threads,
         )
 
     def _labels_of(self, name: str) -> tuple[int, ...]:
@@ -214,7 +215,9 @@ class RunFleet(ABC):
         self.profiles[name] = profile_under(self.conditions[name], self.own[name], self._resolve)
         limits = self.profiles[name].limits
         self.cpus[name] = limits.cpus if limits.unlimited else limits.cpus / self.dilation
-        ceiling = msgspec.structs.replace(limits, cpus=limits.cpus * self.spec.speed.ceiling)
+        speed = self.spec.speed
+        threads = limits.named_threads or speed.threads
+        ceiling = msgspec.structs.replace(limits, cpus=limits.cpus * speed.ceiling(name), named_threads=threads)
         self.limits[name] = ceiling.dilated(self.dilation, self.grain, self.tick_us)
 
     # ---- who can work ----

@@ -110,7 +110,8 @@ class Admitted(msgspec.Struct, frozen=True):
 def admit(
     backend: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float, *, over_links: bool = True
 ) -> Admitted:
-    """Choose the dilation of a fleet beside those that stand, and claim its CPUs.
+    """Choose the dilation of a fleet beside those that stand, and claim its CPUs. A fleet that stands may ask again,
+    after it has closed its claim.
 
     Args:
         fleets: what the fleet will be in the course of the run.
@@ -126,7 +127,7 @@ def admit(
     carried = carried_for(fleets, by_cpus) if over_links else None
     alone = dilation_over(fleets, setting, cores, carried)
     with lock():
-        others = standing()
+        others = [each for each in standing() if each.fleet_id != fleet_id]
         factor = _dilation_beside(others, fleets, setting, cores, carried)
         cpus = max(fleet.cpus for fleet in fleets) / factor
         spec = fleets[0]

@@ -7,11 +7,15 @@ standard input ends, and so with the process that started it, however that ends.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import stdev
+from typing import NamedTuple
 
 REST_S = 0.3
 STEPS = 15_000
@@ -31,16 +35,37 @@ def work(buffer: bytes) -> int:
 
 
 LOOK_S = 1.5
+PARTS = 10
 
 
-def loop_s() -> float:
-    """CPU seconds of one piece of work on this host, 90th percentile of LOOK_S: a host that others share is slower a
-    moment later."""
-    buffer, taken, end = bytes(BYTES), list[float](), time.monotonic() + LOOK_S
-    while time.monotonic() < end:
+class LoopTimes(NamedTuple):
+    """CPU seconds of one piece of work: 90th percentile, because a host that others share is slower a moment later.
+    `error_s`: its standard error, from PARTS parts of the time. `drift`: of the second half ÷ the first, − 1."""
+
+    s: float
+    error_s: float
+    drift: float
+
+
+def loop_times(seconds: float = LOOK_S) -> LoopTimes:
+    """On this host, measured for so many seconds."""
+    buffer, taken, end = bytes(BYTES), list[float](), time.monotonic() + seconds
+    while time.monotonic() < end or len(taken) < 2 * PARTS:
         begun = time.thread_time()
         work(buffer)
         taken.append(time.thread_time() - begun)
+    return times_of(taken)
+
+
+def times_of(taken: Sequence[float]) -> LoopTimes:
+    """From the CPU seconds of at least 2 × PARTS pieces, in the order of time."""
+    count = len(taken)
+    parts = [_slow(taken[count * part // PARTS : count * (part + 1) // PARTS]) for part in range(PARTS)]
+    halves = _slow(taken[: count // 2]), _slow(taken[count // 2 :])
+    return LoopTimes(_slow(taken), stdev(parts) / math.sqrt(PARTS), halves[1] / halves[0] - 1)
+
+
+def _slow(taken: Sequence[float]) -> float:
     return sorted(taken)[int(0.9 * len(taken))]
 
 

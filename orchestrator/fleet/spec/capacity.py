@@ -29,21 +29,21 @@ def path_dilation(spec: FleetSpec, carried: Carried | None) -> float:
 
 
 def needed_dilation(spec: FleetSpec, cores: float) -> float:
-    """The smallest factor by which the quotas must be divided to fit on `cores` minus the reserve; 1 if they fit, or if
-    there are none: a fleet of boards.
+    """The smallest factor by which the quotas must be divided to fit on `cores` minus the reserve, and each device's on
+    its threads; 1 if they fit, or if there are none: a fleet of boards.
 
     Raises:
         CapacityError: the reserve leaves nothing.
     """
     if not spec.cpus:
-        return 1.0
+        return max(1.0, spec.by_threads)
     room = cores - spec.reserve_cpus
     if room <= 0:
         raise CapacityError(
             f"{spec.path}: reserve_cpus {spec.reserve_cpus:g} leaves nothing of this host's {cores:g} cores",
             hint=f"set reserve_cpus below {cores:g}",
         )
-    return max(1.0, spec.cpus / room)
+    return max(1.0, spec.cpus / room, spec.by_threads)
 
 
 def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Carried | None = None) -> float:
@@ -72,6 +72,13 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
             f"the links of the fleet {spec.name} are {up / 1e6:g} Mbit/s up and {down / 1e6:g} Mbit/s down together"
             f"{f', / {factor:g}' if factor > 1 else ''}; this host's network path carries {carried}",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or slower links, or a larger host",
+        )
+    if factor < spec.by_threads * (1 - 1e-9):
+        raise CapacityError(
+            f"a device of the fleet {spec.name} needs {spec.by_threads / factor:.3g} of a core for each of its threads "
+            f"to do what the reference {spec.speed.reference} does in the same time",
+            hint=f"use dilation: auto (here {needed:.3g}), a slower reference, a faster host, or more `threads` in its "
+            "profile",
         )
     if factor < needed * (1 - 1e-9):
         raise CapacityError(

@@ -17,10 +17,11 @@ from edgebed.pacing import HOST
 from edgebed.typed import nearest, shown
 from edgebed.wire.boards import Accelerator
 from edgebed.wire.topics import check_name
-from orchestrator.experiment import SpeedWord
+from orchestrator.experiment import SPEED_WORDS, SpeedWord
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import Document, convert, load_yaml
 from orchestrator.fleet.backends import BACKENDS, DEFAULT, choices
+from orchestrator.fleet.spec.speed import Speed
 from orchestrator.fleet.spec.swarm import SwarmFile
 
 SHIPPED = shipped("profiles") / "devices"
@@ -35,6 +36,8 @@ WORDS = {
     "downlink_mbit_s": MBIT,
     "memory_mib": "a whole number of MiB of at least 64, such as 2048",
     "latency_ms": f"a number of milliseconds one way from 0 to {MOST_LATENCY_MS:.0f}, such as 20",
+    "threads": "a whole number of threads of torch from 1 to 1024, such as 4",
+    "speed": SPEED_WORDS,
     "profile": "the name of a device profile, such as cpu1, or the path of its file",
     "board": "the name of a board that has joined (edgebed boards ls)",
     "accelerator": "cpu, cuda or auto (cuda where the board's torch can use it)",
@@ -76,31 +79,10 @@ class DeviceSpec(msgspec.Struct, frozen=True):
     accelerator: Accelerator | None = None
 
 
-class Speed(msgspec.Struct, frozen=True):
-    """What a CPU second of a device is.
-
-    Attributes:
-        reference: name of the reference whose CPU seconds they are; "": they are those of the host.
-        demand: CPU seconds that this host is taken to need, on average, for one of the reference.
-        index: CPU seconds of the reference for one of this host, as the reference loop told.
-        head_room: by how much a quota is larger than what the host needs on average.
-    """
-
-    reference: str = ""
-    demand: float = 1.0
-    index: float = 1.0
-    head_room: float = 1.0
-
-    @property
-    def ceiling(self) -> float:
-        """CPUs of a quota on this host for one CPU of a device."""
-        return self.demand * self.head_room
-
-
 class FleetSpec(msgspec.Struct, frozen=True):
     """A fleet file, resolved. `reserve_cpus` of the host stay free for the orchestrator and the broker. `server_cpus`:
     of a server with CPUs of its own, before dilation; None: it has what the host leaves, not dilated. `wanted_speed`:
-    `host` or `reference NAME`, as files have it; `speed`: as it is kept on this host."""
+    `host` or `reference NAME`, as files have it, and `spread`; `speed`: as it is kept on this host."""
 
     name: str
     backend: str
@@ -110,6 +92,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     server_cpus: float | None = None
     swarm: SwarmFile | None = None
     wanted_speed: str = HOST
+    spread: bool = False
     speed: Speed = Speed()
 
     @property
@@ -149,6 +132,26 @@ class FleetSpec(msgspec.Struct, frozen=True):
         return min(1.0, self.server_cpus or 1.0)
 
     @property
+    def by_threads(self) -> float:
+        """The smallest dilation at which the threads of every device that was measured can do what the reference does
+        in the same time: a thread uses at most one core."""
+        known = [(each.profile.limits, self.speed.needs.get(each.name)) for each in self.devices]
+        return max((need.mean * own.cpus / (own.named_threads or 1) for own, need in known if need), default=0.0)
+
+    @property
+    def threads_follow(self) -> dict[str, float]:
+        """CPUs by profile, of the devices on this host whose threads follow the CPUs after dilation."""
+        limits = {each.profile.name: each.profile.limits for each in self.here}
+        host = self.wanted_speed == HOST
+        return {name: each.cpus for name, each in limits.items() if host and not each.named_threads}
+
+    @property
+    def head_room(self) -> float:
+        """Quotas of all devices ÷ what this host needs for them on average."""
+        quotas = sum(self.speed.ceiling(each.name) * each.profile.limits.cpus for each in self.devices)
+        return quotas / (self.speed.demand * sum(each.profile.limits.cpus for each in self.devices))
+
+    @property
     def rates(self) -> tuple[int, int]:
         """Bits per second of all uplinks and of all downlinks on this host, before dilation."""
         limits = [device.profile.limits for device in self.here]
@@ -166,6 +169,7 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     downlink_mbit_s: Mbit
     memory_mib: Annotated[int, msgspec.Meta(ge=64, le=4 * 2**20)]
     latency_ms: LatencyMs = 0.0
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
 
 
 class FleetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -200,6 +204,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     reserve_cpus: Annotated[float, msgspec.Meta(ge=0, le=1024)] = 0.5
     swarm: SwarmFile | None = None
     speed: SpeedWord = HOST
+    spread: bool = False
     devices: Annotated[list[FleetEntry], msgspec.Meta(min_length=1)]
 
 
@@ -231,7 +236,9 @@ def load_fleet(path: Path) -> FleetSpec:
         raise UsageError(f"{path}: two devices are the board {shared[0]!r}", hint="a board is one device")
     name = _named(file.name, "fleet", document.where("name"))
     speed = found_speed(file.speed, path)
-    return FleetSpec(name, file.backend, file.reserve_cpus, devices, path, swarm=file.swarm, wanted_speed=speed)
+    return FleetSpec(
+        name, file.backend, file.reserve_cpus, devices, path, swarm=file.swarm, wanted_speed=speed, spread=file.spread
+    )
 
 
 def found_speed(word: str, near: Path) -> str:
@@ -363,6 +370,7 @@ def _profile(file: ProfileFile, document: Document) -> ProfileSpec:
         downlink_bit_s=round(file.downlink_mbit_s * 1e6),
         memory_mib=file.memory_mib,
         latency_ms=file.latency_ms,
+        named_threads=file.threads or 0,
     )
     name = _named(file.name or document.path.stem, "profile", document.where("name"))
     return ProfileSpec(name, limits, file.source, file.look_alike_of)

@@ -13,6 +13,7 @@ from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
 from orchestrator.records.summary import Summary
+from orchestrator.records.timeline.host_index import differing_hosts, index_text, is_slow
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import vocabulary
@@ -36,7 +37,9 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
     base = summaries[-1].time_to_target_s if summaries else None
     rows = [_row(summary, base) for summary in summaries]
     notes = _notes(summaries) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
-    notes = look_alike_notes(summaries) + notes + [note for each in summaries for note in _boards(each)]
+    indices = {each.run: index for each in summaries if each.speed == HOST and (index := each.host_index) is not None}
+    notes = [*look_alike_notes(summaries), *differing_hosts(indices), *notes]
+    notes += [note for each in summaries for note in _boards(each)]
     texts = [_texts(summary, base) for summary in summaries]
     return Comparison(rows, texts, {key: column.label for key, column in COLUMNS.items()}, notes)
 
@@ -101,6 +104,7 @@ COLUMNS: dict[str, Column] = {
     "dilation": Column("dilation", lambda run: run.dilation, number),
     "grain": Column("grain", lambda run: run.grain, str),
     "speed": Column("speed", lambda run: run.speed or NONE, str),
+    "host_index": Column("the host's index", lambda run: run.host_index, index_text),
     "reference_s": Column(
         "CPU seconds of the reference",
         lambda run: run.reference_s,
@@ -153,6 +157,8 @@ def _doubts(summary: Summary) -> Iterable[str]:
         yield f"devices were later than those of the reference {summary.speed} in {summary.late_rounds} rounds"
     for device, early in summary.early_s.items():
         yield f"{device} did not hold: it was up to {seconds(early)} earlier than a device of {summary.speed}"
+    if summary.speed == HOST and (index := summary.host_index) is not None and is_slow(index):
+        yield f"the host was slow throughout ({index_text(index)}), and so its devices"
     if guessed := vocabulary.guessed_share(summary.reference_s):
         yield f"{percent(guessed)} of the devices' work is not recorded in the reference {summary.speed}"
     if summary.grain != "pacing" and (summary.batches_in_quota_share or 0.0) >= UNSLOWED:

@@ -21,6 +21,7 @@ from orchestrator.records.summary import BoundBy, DeviceFigures, NodeOfRound, Pr
 from orchestrator.records.timeline.board import BoardRound, board_facts
 from orchestrator.records.timeline.disturbance import HostOfRound, usual_loop_ms
 from orchestrator.records.timeline.held import by_origin, early_s, late_rounds
+from orchestrator.records.timeline.host_index import host_index
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
 from orchestrator.records.types import SIMULATED, RunStarted
@@ -90,6 +91,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         dilation=run.dilation,
         grain=started.grain,
         speed="" if run.enforcement == SIMULATED else started.speed,
+        host_index=host_index(run),
         kernel=started.host.get("kernel", ""),
         hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,
         dilation_by=started.dilation_by,
@@ -136,8 +138,8 @@ def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
 
 
 def _limited_cpus(started: RunStarted) -> dict[str, float]:
-    """CPUs by profile, without real boards."""
-    return {device.profile: device.cpus for device in started.devices if not device.unlimited}
+    """CPUs by profile, without real boards and devices whose number of threads is set."""
+    return {device.profile: device.cpus for device in started.devices if not (device.unlimited or device.threads)}
 
 
 # ---- rounds ----

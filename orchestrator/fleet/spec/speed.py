@@ -1,0 +1,48 @@
+"""What a CPU second of a device is: one of this host, or one of a reference. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+UNMEASURED = 1.5
+"""Head room of the quotas under which it is measured how much the devices need."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """CPU seconds that a device takes on this host for one of the reference: mean and 99th percentile of pieces."""
+
+    mean: float
+    p99: float
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What a CPU second of a device is.
+
+    Attributes:
+        reference: name of the reference whose CPU seconds they are; "": they are those of the host.
+        demand: CPU seconds that this host is taken to need, on average, for one of the reference.
+        index: CPU seconds of the reference for one of this host, as the reference loop told.
+        needs: by device, as measured under its quota; empty before.
+        spread: whether pieces vary as those of the reference did.
+    """
+
+    reference: str = ""
+    demand: float = 1.0
+    index: float = 1.0
+    needs: Mapping[str, Need] = {}
+    spread: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of torch, where a profile names none: references are recorded with one. 0: they follow the quota."""
+        return 1 if self.reference else 0
+
+    def index_of(self, device: str) -> float:
+        """CPU seconds of the reference for one of this host, by the device's own work where that was measured."""
+        return 1 / self.needs[device].mean if device in self.needs else self.index
+
+    def ceiling(self, device: str) -> float:
+        """CPUs of a quota on this host for one CPU of a device, or of what was not measured: the server."""
+        return self.needs[device].p99 if device in self.needs else self.demand * (UNMEASURED if self.reference else 1.0)
