@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import pytest
+import torch
 
+from edgebed.methods.base import ServerHalf
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
 from orchestrator.records.words.vocabulary import server_note, threads_note
-from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.cpu import Cpu, PlainCpu
-from orchestrator.simulation.server import server_cpu, slots
-from orchestrator.simulation.virtual import START_S, VirtualLoop
+from orchestrator.simulation.paper_costs import PaperCosts
+from orchestrator.simulation.server import SimulatedTrainer, slots
+from orchestrator.simulation.virtual import VirtualLoop
 from tests.virtual import run_virtual
 
 
@@ -29,26 +30,33 @@ def test_a_server_trains_one_half_for_each_whole_cpu(cpus: float | None, at_once
     assert slots(Simulation(server_slots=0), 5, cpus) == at_once
 
 
-class Costs:
-    """A cost model that divides CPU seconds by CPUs."""
+class Costs(PaperCosts):
+    """A step takes two seconds."""
 
-    def cpu(self, who: Callable[[], Device]) -> PlainCpu:
-        return PlainCpu(lambda: who().limits.cpus)
-
-
-async def _wall_s(cpu: Cpu, seconds: float, loop: VirtualLoop) -> float:
-    start = loop.time()
-    await cpu.use(seconds)
-    return loop.time() - start
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        return 2.0
 
 
-def test_a_simulated_server_with_a_quarter_of_a_cpu_takes_four_times_as_long() -> None:
-    costs = cast(CostModel, Costs())
-    quarter = server_cpu(costs, 0.25)
-    assert quarter is not None
-    assert run_virtual(partial(_wall_s, quarter, 2.0)) == pytest.approx(8.0)
-    assert server_cpu(costs, None) is None
-    assert server_cpu(costs, 2.0) is None  # each slot has a whole CPU
+class Nothing:
+    """A server half that learns nothing."""
+
+    def step(self, uploads: Mapping[str, Weights]) -> dict[str, Weights]:
+        return {}
+
+    def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
+        return []
+
+
+@pytest.mark.parametrize(("cpus", "seconds"), [(0.25, 8.0), (None, 2.0), (2.0, 2.0)])  # each slot has a whole CPU
+def test_a_simulated_server_with_a_quarter_of_a_cpu_takes_four_times_as_long(
+    cpus: float | None, seconds: float
+) -> None:
+    async def step(loop: VirtualLoop) -> float:
+        trainer = SimulatedTrainer(torch.device("cpu"), 1, Costs(), cpus)
+        _, start_ns, end_ns = await trainer.run_step(cast(ServerHalf, Nothing()), {})
+        return (end_ns - start_ns) / 1e9
+
+    assert run_virtual(step) == pytest.approx(seconds)
 
 
 def test_outputs_name_profiles_that_have_one_thread_left() -> None:
@@ -57,18 +65,3 @@ def test_outputs_name_profiles_that_have_one_thread_left() -> None:
     assert threads_note(4.87, {"cpu1": 1.0}) == ""
     assert "cpu2 (2 CPUs) runs one thread" in threads_note(1.5, cpus)
     assert "cpu2 (2 CPUs), cpu4 (4 CPUs) run one thread" in threads_note(4.87, cpus)
-
-
-def test_callers_share_a_device_and_urgent_work_goes_first() -> None:
-    async def main(loop: VirtualLoop) -> list[float]:
-        cpu, ends = PlainCpu(lambda: 0.5), list[float]()
-
-        async def caller(after_s: float, seconds: float, urgent: bool) -> None:
-            await asyncio.sleep(after_s)
-            await cpu.use(seconds, urgent=urgent)
-            ends.append(loop.time() - START_S)
-
-        await asyncio.gather(caller(0.0, 1.0, False), caller(1.0, 0.5, True), caller(1.0, 0.5, True))
-        return ends
-
-    assert run_virtual(main) == pytest.approx([3.0, 3.0, 4.0])
