@@ -145,7 +145,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     server_slots: number of server halves that train at the same time. 0: no half waits for another (S²FL eq. 1).
     server_time: false: the server's steps take no time (the clock of DTFL's authors). Methods plan as with true.
     faults: superseded by `scenario`.
-    calibration: files of older versions have it; only null is read.
+    calibration: a file of costs, which older versions read; only None is taken.
     """
 
     cost: str | None = None
@@ -157,7 +157,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     batched: bool = True
     as_if: Surrogate | None = None
     faults: list[SimulatedFault] | msgspec.UnsetType = msgspec.UNSET
-    calibration: str | msgspec.UnsetType | None = msgspec.UNSET
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         if self.calibration or self.cost in ("calibrated", "host"):
