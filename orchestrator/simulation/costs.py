@@ -12,7 +12,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment, Cost, Header
 from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation.link import LinkCost
-from orchestrator.training.process import HeldTo
+from orchestrator.training.slot import HeldTo
 
 
 class BatchCost(msgspec.Struct, frozen=True):

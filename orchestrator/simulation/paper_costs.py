@@ -20,7 +20,7 @@ from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation.costs import BatchCost
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.training.process import HeldTo
+from orchestrator.training.slot import HeldTo
 
 
 class PaperCosts:
@@ -95,16 +95,17 @@ class TimedCosts(PaperCosts):
     kind = "timed"
 
     def __init__(self, laws: WorkLaws, server_speed: float = 1.0) -> None:
-        self.laws: WorkLaws = laws
+        self.laws: WorkLaws | None = laws
+        self._timed = laws
         self._server_speed = server_speed
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
-        law = self.laws.device_law(assignment)
+        law = self._timed.device_law(assignment)
         seconds = law.seconds(samples)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        laws = [self.laws.server_law(assignment) for assignment in assignments]
+        laws = [self._timed.server_law(assignment) for assignment in assignments]
         return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
 
 

@@ -12,7 +12,7 @@ from orchestrator.references.reference import Reference
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.simulation.link import LinkCost
 from orchestrator.simulation.paper_costs import PaperCosts
-from orchestrator.training.process import HeldTo
+from orchestrator.training.slot import HeldTo
 
 
 class ReferenceCosts(PaperCosts):

@@ -15,7 +15,7 @@ from orchestrator.experiment import Simulation
 from orchestrator.records.words.vocabulary import server_note, threads_note
 from orchestrator.simulation.paper_costs import PaperCosts
 from orchestrator.simulation.server import SimulatedTrainer, slots
-from orchestrator.simulation.virtual import VirtualLoop
+from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.virtual import run_virtual
 
 
@@ -31,14 +31,16 @@ def test_a_server_trains_one_half_for_each_whole_cpu(cpus: float | None, at_once
 
 
 class Costs(PaperCosts):
-    """A step takes two seconds."""
+    """Each piece of the server's work takes some seconds."""
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        return 2.0
+    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
+        return {"make": 1.0, "first step": 3.0, "step": 2.0, "read": 0.5}[kind]
 
 
 class Nothing:
     """A server half that learns nothing."""
+
+    devices = ("a",)
 
     def step(self, uploads: Mapping[str, Weights]) -> dict[str, Weights]:
         return {}
@@ -46,17 +48,21 @@ class Nothing:
     def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
         return []
 
+    def weights(self) -> Weights:
+        return {}
 
-@pytest.mark.parametrize(("cpus", "seconds"), [(0.25, 8.0), (None, 2.0), (2.0, 2.0)])  # each slot has a whole CPU
-def test_a_simulated_server_with_a_quarter_of_a_cpu_takes_four_times_as_long(
-    cpus: float | None, seconds: float
-) -> None:
-    async def step(loop: VirtualLoop) -> float:
-        trainer = SimulatedTrainer(torch.device("cpu"), 1, Costs(), cpus)
-        _, start_ns, end_ns = await trainer.run_step(cast(ServerHalf, Nothing()), {})
-        return (end_ns - start_ns) / 1e9
 
-    assert run_virtual(step) == pytest.approx(seconds)
+@pytest.mark.parametrize(("cpus", "factor"), [(0.25, 4.0), (1.0, 1.0)])
+def test_every_piece_of_a_simulated_servers_work_takes_its_seconds(cpus: float, factor: float) -> None:
+    async def pieces(loop: VirtualLoop) -> list[float]:
+        trainer, half = SimulatedTrainer(torch.device("cpu"), 1, Costs(), cpus), cast(ServerHalf, Nothing())
+        ends = []
+        for work in (trainer.run_step(half, {}), trainer.run_step(half, {}), trainer.read_weights(half)):
+            await work
+            ends.append(loop.time() - START_S)
+        return ends
+
+    assert run_virtual(pieces) == pytest.approx([3.0 * factor, 5.0 * factor, 5.5 * factor])
 
 
 def test_outputs_name_profiles_that_have_one_thread_left() -> None:
