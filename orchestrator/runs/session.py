@@ -56,9 +56,10 @@ from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
-from orchestrator.runs.speed import at_wanted_speed, costs_of_tasks, server_held_to, speed_name
+from orchestrator.runs.speed import KeptSpeed, at_wanted_speed, kept_speed
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
+from orchestrator.training.slot import HeldTo
 
 JOIN_TIMEOUT_S = 180.0
 
@@ -253,13 +254,14 @@ async def run_methods(
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())
         await trainer.ready()
-        held = await _limit_server(stack, controller, trainer)
+        kept = kept_speed(controller)
+        held = await _limit_server(stack, controller, trainer, kept.server)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
         hosts = many_hosts(controller.backend)
         nodes = tuple if hosts is None else hosts.nodes
         load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
         return await _run_methods(
-            request, controller, prepared, _platform(controller, calibration, load, trainer, held), watch
+            request, controller, prepared, _platform(controller, calibration, load, trainer, held, kept), watch
         )
 
 
@@ -309,7 +311,7 @@ def _run_request(
 
 
 async def _limit_server(
-    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess
+    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess, held_to: HeldTo | None
 ) -> float | None:
     """Give the trainer's process the CPUs of the experiment's server, divided by the dilation. `stack` ends the process
     and removes its cgroup.
@@ -318,7 +320,7 @@ async def _limit_server(
     spec = controller.spec
     if spec.server_cpus is None:
         return None
-    factor, held_to, quota, held = controller.dilation, server_held_to(spec), None, None
+    factor, quota, held = controller.dilation, None, None
     if held_to is None or os.geteuid() == 0:
         cpus = spec.server_cpus * spec.speed.ceiling / factor
         quota = ServerQuota(
@@ -339,6 +341,7 @@ def _platform(
     load: HostLoad,
     trainer: TrainerProcess,
     held_server_cpus: float | None,
+    kept: KeptSpeed,
 ) -> Platform:
     return Platform(
         fleet=controller,
@@ -352,9 +355,9 @@ def _platform(
         calibrated=calibration.passed,
         host=host_facts(trainer.hardware),
         recording=load.recording,
-        costs=costs_of_tasks(controller),
-        held_server=server_held_to(controller.spec),
-        speed=speed_name(controller.spec),
+        costs=kept.costs,
+        held_server=kept.server,
+        speed=kept.name,
     )
 
 

@@ -50,21 +50,30 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
     return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, HEAD_ROOM))
 
 
-def speed_name(spec: FleetSpec) -> str:
-    """`host`, or the name of the reference that the devices are held to."""
-    return load_reference(spec.speed.reference).name if spec.speed.reference else HOST
+class KeptSpeed(msgspec.Struct, frozen=True):
+    """What a fleet is held to.
+
+    Attributes:
+        name: of the reference, or `host`.
+        costs: of the pieces of a device's task on it; {}: devices keep no reference's time.
+        server: the same of a server with CPUs of its own; None: it keeps none.
+    """
+
+    name: str = HOST
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
+    server: HeldTo | None = None
 
 
-def server_held_to(spec: FleetSpec) -> HeldTo | None:
-    """The reference to which a server with CPUs of its own is held; None: to none."""
-    if not spec.speed.reference or spec.server_cpus is None:
-        return None
-    return HeldTo(TaskCosts(load_reference(spec.speed.reference)).of_half, spec.speed.index)
-
-
-def costs_of_tasks(fleet: RunFleet) -> Callable[[str, Assignment], dict[str, Cost]]:
-    """Tells what the pieces of a device's task cost on the reference to which the fleet is held."""
-    if not fleet.spec.speed.reference:
-        return no_costs
-    known = TaskCosts(load_reference(fleet.spec.speed.reference))
-    return lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))
+def kept_speed(fleet: RunFleet) -> KeptSpeed:
+    """Reads the reference, if there is one, once. Raises UsageError as `load_reference`."""
+    speed = fleet.spec.speed
+    if not speed.reference:
+        return KeptSpeed()
+    reference = load_reference(speed.reference)
+    known = TaskCosts(reference)
+    server = None if fleet.spec.server_cpus is None else HeldTo(known.of_half, speed.index)
+    return KeptSpeed(
+        reference.name,
+        lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device])),
+        server,
+    )
