@@ -62,7 +62,7 @@ class SimulationContext:
         shards: by device.
         built: devices whose agents have built their model; all runs share one standing fleet.
         server_slots: server halves that train at once.
-        slot_cpus: CPUs of each, after dilation.
+        slot_cpus: CPUs of each, after dilation; 1 where the server has none of its own.
         file: goes into the folder of every run.
     """
 
@@ -88,7 +88,7 @@ class SimulationContext:
         self._batch = prepared.sample(self.experiment.training.batch_size)
         self.costs = self._costs(self.build(), wanted.as_if)
         self.dilation = wanted.dilation or 1.0
-        self.slot_cpus = spec.slot_cpus / self.dilation
+        self.slot_cpus = 1.0 if spec.server_cpus is None else spec.slot_cpus / self.dilation
         self.server_slots = slots(wanted, len(spec.devices), spec.server_cpus)
 
     def costs_of(self, method: Method) -> CostModel:
