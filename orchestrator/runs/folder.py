@@ -52,7 +52,7 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.series = path / "series.json"
-        self.simulation = path / "simulation.json"  # only of a simulation: what it goes on with (`simulation.kept`)
+        self.simulation = path / "simulation.json"  # of a simulation: what it goes on with (`simulation_file`)
         self.plan = path / "plan.jsonl"  # only of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"

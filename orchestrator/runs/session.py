@@ -254,7 +254,7 @@ async def run_methods(
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())
         await trainer.ready()
-        kept = kept_speed(controller)
+        kept = kept_speed(controller.spec, controller.cpus)
         held = await _limit_server(stack, controller, trainer, kept.server)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
         hosts = many_hosts(controller.backend)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.host.reference_loop import loop_s
 from orchestrator.fleet.spec.profile import FleetSpec, Speed
 from orchestrator.references.reference import load_reference
@@ -64,16 +63,23 @@ class KeptSpeed(msgspec.Struct, frozen=True):
     server: HeldTo | None = None
 
 
-def kept_speed(fleet: RunFleet) -> KeptSpeed:
-    """Reads the reference, if there is one, once. Raises UsageError as `load_reference`."""
-    speed = fleet.spec.speed
+def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:
+    """Reads the reference, if there is one, once.
+
+    Args:
+        cpus: of the devices, as they are when a task is sent.
+
+    Raises:
+        UsageError: as `load_reference`.
+    """
+    speed = spec.speed
     if not speed.reference:
         return KeptSpeed()
     reference = load_reference(speed.reference)
     known = TaskCosts(reference)
-    server = None if fleet.spec.server_cpus is None else HeldTo(known.of_half, speed.index)
+    server = None if spec.server_cpus is None else HeldTo(known.of_half, speed.index)
     return KeptSpeed(
         reference.name,
-        lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device])),
+        lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=cpus[device])),
         server,
     )

@@ -14,11 +14,9 @@ from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.types import HalfWork, Record, RoundStarted, RunStarted, ServerStep, Spent
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
+from orchestrator.references.lines import line_through
 from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, server_work, transfers
 from orchestrator.references.reference import PieceStats, Reference, half_key, load_reference, save_reference, task_key
-from orchestrator.references.lines import line_through
-from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, transfers
-from orchestrator.references.reference import PieceStats, Reference, load_reference, save_reference, task_key
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.references.unseen import Unseen, unseen, upper_bytes
 from orchestrator.references.work_laws import SizeLaw
