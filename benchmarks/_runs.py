@@ -19,6 +19,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
 from orchestrator.runs import session
 from orchestrator.runs.data import Prepared, prepare_data
+from orchestrator.runs.feasibility import experiment_fleet
 
 
 class Opened(NamedTuple):
@@ -30,7 +31,7 @@ class Opened(NamedTuple):
 @contextlib.asynccontextmanager
 async def opened(experiment: Experiment, path: Path, backend: str) -> AsyncIterator[Opened]:
     """The calibrated fleet of an experiment that was read from `path`."""
-    spec = load_fleet((path.parent / experiment.fleet).resolve())
+    spec = experiment_fleet(experiment, path)
     profiles = {device.name: device.profile.name for device in spec.devices}
     with tempfile.TemporaryDirectory() as shards:
         data = prepare_data(experiment, list(profiles), Path(shards), profiles)

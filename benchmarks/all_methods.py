@@ -1,12 +1,10 @@
-"""All methods on one fleet, and the simulator's error for each, calibrated on runs with another seed.
+"""All methods on one fleet that is held to a reference, and the simulator's error for each, with the same reference.
 
-Each method's two runs follow one another, so that a host that drifts is the same for both. The last column is what
-no simulator can beat for long: the error of a method's other real run, taken as the prediction. A shared
-host does not give a CPU second the same worth from one minute to the next. (`simulator_error` holds the simulator
-against methods that its calibration has not seen.)
+The last column is the error of a method's run with another seed, taken as the prediction. (`simulator_error` prints
+the error of every part of a round.)
 
 Environment: METHODS_EXPERIMENT (methods | methods-mnist), METHODS_BACKEND (local), METHODS_ROUNDS (those of the file),
-METHODS_TAUGHT (6: rounds of the run to calibrate from),
+METHODS_REFERENCE (x86-avx512), METHODS_OTHER (6: rounds of the run with another seed),
 METHODS_FOLDER (keeps the runs there, and takes real runs that are there already instead of new ones).
 """
 
@@ -56,24 +54,19 @@ def main() -> None:
 def measure(folder: Path) -> None:
     path = EXPERIMENTS / f"{os.environ.get('METHODS_EXPERIMENT', 'methods')}.yaml"
     experiment = load(path)
+    speed = f"reference {os.environ.get('METHODS_REFERENCE', 'x86-avx512')}"
+    experiment = msgspec.structs.replace(experiment, speed=speed)
     experiment = _with(experiment, rounds=int(os.environ.get("METHODS_ROUNDS", experiment.training.rounds)))
-    teaching = _with(experiment, seed=2, rounds=int(os.environ.get("METHODS_TAUGHT", "6")), stop_at_target=False)
-    parts = {folder / "taught": teaching, folder / "real": experiment}
+    again = _with(experiment, seed=2, rounds=int(os.environ.get("METHODS_OTHER", "6")), stop_at_target=False)
+    parts = {folder / "other": again, folder / "real": experiment}
     asyncio.run(_play(parts, path))
-    taught, real = (_known(part) for part in parts)
-    request = SimulationRequest(
-        experiment,
-        path,
-        folder / "simulated",
-        calibrate_from=tuple(taught.values()),
-        save_calibration=folder / "calibration.yaml",
-        built=True,
-    )
+    others, real = (_known(part) for part in parts)
+    request = SimulationRequest(experiment, path, folder / "simulated", built=True)
     simulated = simulate(request, session.Watch(session.quiet))
     rows = []
     for method, run in zip(experiment.methods, simulated, strict=True):
         name = str(method["name"])
-        simulation, other = (sim_error(_facts(each), _facts(real[name])) for each in (run, taught[name]))
+        simulation, other = (sim_error(_facts(each), _facts(real[name])) for each in (run, others[name]))
         rows.append(Row(load_summary(real[name]), simulation, other))
     _show(rows)
 

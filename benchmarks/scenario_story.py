@@ -29,6 +29,7 @@ from tests.story import Beside, agreement, side_by_side, story
 
 EXPERIMENT = EXPERIMENTS / "scenario.yaml"
 AGREE = 0.9
+SPEED = "reference x86-avx512"
 
 
 def main() -> None:
@@ -49,7 +50,12 @@ def experiment(method: str) -> Experiment:
         file.training, rounds=rounds, liveness_s=3.0, heartbeat_s=0.5, stop_at_target=False
     )
     return msgspec.structs.replace(
-        file, name=f"story-{method}", methods=[{"name": method}], training=training, scenario="cut-freeze-return.yaml"
+        file,
+        name=f"story-{method}",
+        methods=[{"name": method}],
+        training=training,
+        scenario="cut-freeze-return.yaml",
+        speed=SPEED,
     )
 
 
@@ -61,7 +67,7 @@ def tell(method: str, folder: Path, made: Path) -> None:
         backend = os.environ.get("STORY_BACKEND", "local")
         request = session.Request(wanted, EXPERIMENT, folder, backend=backend)
         (real,) = asyncio.run(session.run_experiment(request, session.Watch(session.quiet)))
-    request_simulated = SimulationRequest(wanted, EXPERIMENT, made / "simulated", calibrate_from=(real,))
+    request_simulated = SimulationRequest(wanted, EXPERIMENT, made / "simulated")
     (simulated,) = simulate(request_simulated, session.Watch(session.quiet))
     told = [read(run / "records.jsonl") for run in (real, simulated)]
     facts = sort(told[0])

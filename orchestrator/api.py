@@ -140,8 +140,6 @@ def simulate(
     runs: AnyPath | None = None,
     devices: int | None = None,
     cost: str | None = None,
-    calibrate_from: AnyRun | Iterable[AnyRun] = (),
-    save_calibration: AnyPath | None = None,
     accelerator: Literal["cpu", "cuda"] = "cpu",
     checkpoint_s: float | None = None,
     on_event: OnEvent | None = None,
@@ -151,9 +149,7 @@ def simulate(
     Args:
         experiment, overrides, methods, fleet, runs, on_event: as for `run`.
         devices: so many devices, with the fleet's profiles in turn.
-        cost: the cost model: host, reference, flops, operations or calibrated; that of the experiment if not given.
-        calibrate_from: real runs that the costs are taken from.
-        save_calibration: the file in which that calibration is kept.
+        cost: the cost model: `reference NAME`, timed, flops or operations; that of the experiment if not given.
         accelerator: where the halves are computed.
         checkpoint_s: least seconds between two checkpoints, from which `run(resume=…)` goes on; if not given, they
             take a twentieth of the time at most.
@@ -184,8 +180,6 @@ def simulate(
         _runs_folder(runs),
         devices=devices,
         accelerator=accelerator,
-        calibrate_from=tuple(_folders(calibrate_from)),
-        save_calibration=None if save_calibration is None else Path(save_calibration),
         checkpoint_s=checkpoint_s,
     )
     return _carry_out(partial(_simulate, request), on_event)

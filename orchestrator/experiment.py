@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,6 +100,9 @@ class PrivacySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     devices: dict[str, PrivacyChoice] = {}
 
 
+COST = re.compile(r"timed|flops|operations|reference( +\S.*)?")
+
+
 class SimulatedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An event of a scenario as version 0.2 wrote it, for simulations only: a device leaves `after_s` seconds into a
     round (from 0), and returns after `away_s`, or never. Read for one more version."""
@@ -133,29 +137,38 @@ class Surrogate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How `edgebed simulate` runs the experiment (docs/simulator.md).
 
-    cost: `reference` (DTFL eq. 5: times of the cuts measured on this host, divided by CPUs; bytes divided by rates),
-        `flops` (S²FL eq. 1), `operations` (FedPMT's counts), `calibrated` (from the file `calibration`), or `host` (the
-        costs of this host, as `edgebed profile host` measured them). None: `host` where these were measured, else
-        `reference`; with `as_if` always `reference`.
+    cost: `reference NAME` (what the pieces of the devices' work cost on that reference), `flops` (S²FL eq. 1),
+        `operations` (FedPMT's counts), or `timed` (DTFL eq. 5: the halves are timed on this host). None: the reference
+        that `speed` names, else `timed`; with `as_if` always `timed`. `reference` alone is an old word for `timed`.
     device_flops, server_flops: operations per second of one CPU and of the server, for `flops` and `operations`. With
-        `as_if` and `reference`, the server is faster than a CPU by the ratio of the two.
+        `as_if` and `timed`, the server is faster than a CPU by the ratio of the two.
     as_if: times and bytes of a larger experiment.
     server_slots: number of server halves that train at the same time. 0: no half waits for another (S²FL eq. 1).
     server_time: false: the server's steps take no time (the clock of DTFL's authors). Methods plan as with true.
-    dilation: None: the calibration's dilation, or 1.
     faults: superseded by `scenario`.
+    calibration: a file of costs, which older versions read; only None is taken.
     """
 
-    cost: Literal["reference", "flops", "operations", "calibrated", "host"] | None = None
-    calibration: str | None = None
+    cost: str | None = None
     device_flops: Annotated[float, msgspec.Meta(gt=0)] = 1e10
     server_flops: Annotated[float, msgspec.Meta(gt=0)] = 5e10
     server_slots: Annotated[int, msgspec.Meta(ge=0)] = 1
     server_time: bool = True
-    dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    dilation: Annotated[float, msgspec.Meta(ge=1)] | None = None  # None: 1
     batched: bool = True
     as_if: Surrogate | None = None
     faults: list[SimulatedFault] | msgspec.UnsetType = msgspec.UNSET
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.calibration or self.cost in ("calibrated", "host"):
+            raise ValueError(
+                "simulations take no calibration and no costs of a host any more; record a reference with `edgebed "
+                "reference record NAME`, then write `simulation: {cost: reference NAME.json}`, or `speed: reference "
+                "NAME.json` for real runs too"
+            )
+        if self.cost is not None and not COST.fullmatch(self.cost):
+            raise ValueError(f"cost {shown(self.cost)}: write `reference NAME`, timed, flops or operations")
 
 
 SpeedWord = Annotated[str, msgspec.Meta(pattern=r"^(host|reference \S.*)$")]

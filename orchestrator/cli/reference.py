@@ -33,7 +33,7 @@ from orchestrator.runs import session
 from orchestrator.runs.request import Request
 from orchestrator.runs.signals import run_to_end
 
-RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("host-costs", "demo")]
+RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("reference", "demo")]
 """The experiments whose pieces a recording knows, unless others are named."""
 
 Name = Annotated[str, typer.Argument(help=f"Name of a reference, or a file that ends in {SUFFIX}.")]

@@ -11,7 +11,7 @@ from orchestrator.cli.arguments import Overrides, Seeds
 from orchestrator.cli.run import carry_out, print_results
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.spec.profile import MOST_DEVICES
-from orchestrator.runs.find import find_run, runs_folder
+from orchestrator.runs.find import runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate
 
 
@@ -25,12 +25,11 @@ def command(
         typer.Option(min=1, max=MOST_DEVICES, help="Number of devices; they take the fleet's profiles in turn."),
     ] = None,
     cost: Annotated[
-        str | None, typer.Option(help="host, reference, flops, operations or calibrated; host where measured.")
+        str | None,
+        typer.Option(
+            help="'reference NAME', timed, flops or operations. Default: the reference that `speed` names, or timed."
+        ),
     ] = None,
-    calibrate_from: Annotated[
-        list[str] | None, typer.Option(help="Fit the costs to this real run (folder or id). Repeatable.")
-    ] = None,
-    save_calibration: Annotated[Path | None, typer.Option(help="Save the fitted calibration to this file.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     checkpoint_s: Annotated[
         float | None,
@@ -53,8 +52,6 @@ def command(
         runs_folder(),
         devices=devices,
         accelerator=accelerator,
-        calibrate_from=tuple(find_run(run) for run in calibrate_from or ()),
-        save_calibration=save_calibration,
         checkpoint_s=checkpoint_s,
     )
     print_results(carry_out(request, quiet, None, simulate), as_json=as_json)

@@ -223,11 +223,10 @@ def run_or_go_on(experiment: Experiment, path: Path, folder: Path, watch: Watch)
 def refuse_measured(experiment: Experiment, path: Path) -> None:
     """Raises UsageError where seconds would be measured on this host: the same cell would differ from host to host."""
     simulation = experiment.simulation
-    named = simulation.cost == "calibrated" and simulation.calibration is not None
-    if simulation.cost not in ("flops", "operations") and not named:
+    if simulation.cost in (None, "timed", "reference"):
         raise UsageError(
             f"{path}: simulation.cost is {simulation.cost or 'left out'}, which is measured on this host",
-            hint="a cell needs counted costs: flops or operations, or `calibrated` with a file",
+            hint="a cell needs counted costs: flops or operations, or those of a `reference NAME`",
         )
     needing = [each["name"] for each in experiment.methods if METHODS.create(each).needs_costs]
     if needing and simulation.cost == "operations":

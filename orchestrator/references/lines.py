@@ -37,11 +37,6 @@ def line_through(points: Sequence[tuple[float, float]]) -> SizeLaw:
     return SizeLaw(max(0.0, y_mean - slope * x_mean), slope)
 
 
-def ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Sum of the first ÷ sum of the second."""
-    return sum(first for first, _ in pairs) / sum(second for _, second in pairs)
-
-
 def relative_parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
     """As `parts`, with the least sum of squared relative errors. Rows whose seconds are 0 are left out."""
     known = [(row, taken) for row, taken in zip(rows, seconds, strict=True) if taken > 0]

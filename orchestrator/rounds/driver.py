@@ -40,7 +40,6 @@ from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
-from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.lateness import LEAST_S, OUT_OF_STEP
 from orchestrator.rounds.settings import RoundSettings
@@ -284,7 +283,7 @@ class RoundDriver:
                 self._record(ServerStep(step.start_ns, step.end_ns, *about))
             self._put(m.Progressed(device))
             if step.replies:
-                body = await in_thread("encode", encode_tensors, step.replies, work.task.assignment.codec)
+                body = await asyncio.to_thread(encode_tensors, step.replies, work.task.assignment.codec)
                 self._spawn(device, self._reply(device, Reply(work.task.id, header.batch), body))
         except EdgebedError as error:
             self._put(_unusable(device, error))
@@ -304,7 +303,7 @@ class RoundDriver:
             most = most_bytes(self._method, self._weights, work, header.report)
             weights = await self._decode(inbound, most)
             checked = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
-            if (bad := await in_thread("check", update_fault, *checked)) is not None:
+            if (bad := await asyncio.to_thread(update_fault, *checked)) is not None:
                 self._put(m.Dropped(device, *bad))
                 return
             self._put(m.Updated(device))
@@ -327,7 +326,7 @@ class RoundDriver:
 
     async def _decode(self, inbound: ReceivedTransfer, most: int) -> Weights:
         """The tensors of a transfer's body, of at most `most` bytes."""
-        return await in_thread("decode", decode_tensors, inbound.body, max_bytes=most, size=len(inbound.body))
+        return await asyncio.to_thread(decode_tensors, inbound.body, max_bytes=most)
 
     async def _server_weights(self, device: str, batches: int) -> Weights:
         await self._halves_ready.wait()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import torch
 
 from edgebed.methods.base import Batch, Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
-from orchestrator.rounds.event_loop import in_thread
 
 
 class LocalEvaluator:
@@ -17,7 +18,7 @@ class LocalEvaluator:
         self._accelerator = accelerator
 
     async def evaluate(self, method: Method, weights: Weights, samples: Batch) -> Score:
-        return await in_thread("evaluation", method.evaluate, weights, *samples, self._accelerator)
+        return await asyncio.to_thread(method.evaluate, weights, *samples, self._accelerator)
 
     async def final(self, method: Method, weights: Weights, validation: Batch, test: Batch) -> Score:
-        return await in_thread("final_test", method.final, weights, validation, test, self._accelerator)
+        return await asyncio.to_thread(method.final, weights, validation, test, self._accelerator)

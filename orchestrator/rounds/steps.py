@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -27,7 +28,6 @@ from orchestrator.records.types import (
     RoundStarted,
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
@@ -169,7 +169,7 @@ class RoundSteps:
         if not result.contributions:
             return weights
         with _phase(self._record, number, "merge"):
-            weights = await in_thread("merge", self.method.merge, weights, result.contributions)
+            weights = await asyncio.to_thread(self.method.merge, weights, result.contributions)
             self.method.observe(number, _sorted(result.outcomes))
         return weights
 
@@ -216,7 +216,7 @@ class RoundSteps:
                 progress.method = self.method.state()
                 progress.simulation = {**world, **rounds()} if world else {}
                 save = partial(self._save, weights, progress, self.method.tensors(), in_hand() if world else {})
-            await in_thread("checkpoint", save)
+            await asyncio.to_thread(save)
 
     def tests_after(self, number: int) -> bool:
         """Whether the weights are tested after this round, if nothing else has them tested."""

@@ -18,7 +18,7 @@ from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep, sync_folder, write_aside
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
-from orchestrator.fleet.spec.profile import fleet_path
+from orchestrator.fleet.spec.profile import fleet_path, found_speed
 from orchestrator.records.older_words import ending_of
 from orchestrator.records.reader import beginning, decode, read
 from orchestrator.records.types import SIMULATED, Ending, RunFinished, RunStarted
@@ -53,7 +53,7 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.series = path / "series.json"
-        self.simulation = path / "simulation.json"  # only of a simulation: what it goes on with (`simulation.kept`)
+        self.simulation = path / "simulation.json"  # of a simulation: what it goes on with (`simulation_file`)
         self.plan = path / "plan.jsonl"  # only of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
@@ -159,10 +159,13 @@ def _named(tensors: Weights, kind: str) -> Weights:
 
 
 def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilation: float) -> bytes:
-    """The experiment file of a run: with one method, one seed, its dilation and absolute paths: it can be
-    resumed."""
+    """The experiment file of a run: with one method, one seed, its dilation and absolute paths: it can be resumed."""
+    simulation, speed = experiment.simulation, experiment.speed
+    cost = simulation.cost and found_speed(simulation.cost, path)
     experiment = msgspec.structs.replace(
         experiment,
+        simulation=msgspec.structs.replace(simulation, cost=cost),
+        speed=speed and found_speed(speed, path),
         fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
         scenario=None if experiment.scenario is None else list(listed(experiment.scenario, path).events),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,9 +18,8 @@ from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.types import HostIndex, Record
-from orchestrator.rounds.event_loop import in_thread
 from orchestrator.rounds.interfaces import Evaluator
-from orchestrator.rounds.settings import no_costs as no_task_costs
+from orchestrator.rounds.settings import no_costs
 from orchestrator.rounds.world import World
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import Series
@@ -62,7 +62,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     simulation: bytes = b""
 
 
-def no_costs(model: StagedModel) -> dict[int, CutCost]:
+def no_cut_costs(model: StagedModel) -> dict[int, CutCost]:
     """For `Platform.known_costs`: no costs are known."""
     return {}
 
@@ -101,8 +101,8 @@ def profile_here(accelerator: torch.device) -> Profile:
     async def profile(
         model: StagedModel, cuts: Sequence[int], batch_size: int, codec: Codec, optimizer: Optimizer, batch: Batch
     ) -> dict[int, CutCost]:
-        return await in_thread(
-            "profiling", profile_cuts, model, cuts, batch_size, codec, optimizer, accelerator, batch=batch
+        return await asyncio.to_thread(
+            profile_cuts, model, cuts, batch_size, codec, optimizer, accelerator, batch=batch
         )
 
     return profile
@@ -141,10 +141,10 @@ class Platform(msgspec.Struct, frozen=True):
     held_server_cpus: float | None = None
     prepare: Callable[[Context], Awaitable[object]] = unprepared
     guard: Guard = unguarded
-    known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_costs
+    known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_cut_costs
     recording: Callable[[Write], Write] = plain
     mark: str = ""
-    costs: Callable[[str, Assignment], dict[str, Cost]] = no_task_costs
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
     held_server: HeldTo | None = None
     speed: str = HOST
     host_index: Callable[[], HostIndex] | None = None

@@ -60,6 +60,7 @@ from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
+from orchestrator.training.slot import HeldTo
 
 JOIN_TIMEOUT_S = 180.0
 
@@ -137,7 +138,7 @@ async def standing_fleet(
 def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
-    yield f"speed: {device_speed.speed_name(spec)}. {HELD if spec.speed.reference else OF_HOST}"
+    yield f"speed: {spec.wanted_speed}. {HELD if spec.speed.reference else OF_HOST}"
     yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
     yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
 
@@ -272,13 +273,14 @@ async def run_methods(
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())
         await trainer.ready()
-        held = await _limit_server(stack, controller, trainer)
+        kept = device_speed.kept_speed(controller.spec, controller.cpus)
+        held = await _limit_server(stack, controller, trainer, kept.server)
         speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
         hosts = many_hosts(controller.backend)
         nodes = tuple if hosts is None else hosts.nodes
         load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
         return await _run_methods(
-            request, controller, prepared, _platform(controller, calibration, load, trainer, held), watch
+            request, controller, prepared, _platform(controller, calibration, load, trainer, held, kept), watch
         )
 
 
@@ -328,7 +330,7 @@ def _run_request(
 
 
 async def _limit_server(
-    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess
+    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess, held_to: HeldTo | None
 ) -> float | None:
     """Give the trainer's process the CPUs of the experiment's server, divided by the dilation. `stack` ends the process
     and removes its cgroup.
@@ -337,7 +339,7 @@ async def _limit_server(
     spec = controller.spec
     if spec.server_cpus is None:
         return None
-    factor, held_to, quota, held = controller.dilation, device_speed.server_held_to(spec), None, None
+    factor, quota, held = controller.dilation, None, None
     if held_to is None or os.geteuid() == 0:
         cpus = spec.server_cpus * spec.speed.ceiling("") / factor
         quota = ServerQuota(
@@ -358,6 +360,7 @@ def _platform(
     load: HostLoad,
     trainer: TrainerProcess,
     held_server_cpus: float | None,
+    kept: device_speed.KeptSpeed,
 ) -> Platform:
     return Platform(
         fleet=controller,
@@ -371,9 +374,9 @@ def _platform(
         calibrated=calibration.passed,
         host=host_facts(trainer.hardware),
         recording=load.recording,
-        costs=device_speed.costs_of_tasks(controller),
-        held_server=device_speed.server_held_to(controller.spec),
-        speed=device_speed.speed_name(controller.spec),
+        costs=kept.costs,
+        held_server=kept.server,
+        speed=kept.name,
         host_index=functools.partial(device_speed.measured_index, controller.spec.speed.reference),
     )
 

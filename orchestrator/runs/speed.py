@@ -16,7 +16,6 @@ from edgebed.wire.settings import Optimizer
 from orchestrator.calibration.head_room import Yardstick, measure_needs
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.host.reference_loop import loop_times
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
 from orchestrator.fleet.spec.speed import Need, Speed
@@ -141,21 +140,37 @@ def measured_index(name: str = "", seconds: float = INDEX_S) -> HostIndex:
     return HostIndex(reference.name, index, index * found.error_s / found.s, found.drift)
 
 
-def speed_name(spec: FleetSpec) -> str:
-    """`host`, or the name of the reference that the devices are held to."""
-    return load_reference(spec.speed.reference).name if spec.speed.reference else HOST
+class KeptSpeed(msgspec.Struct, frozen=True):
+    """What a fleet is held to.
+
+    Attributes:
+        name: of the reference, or `host`.
+        costs: of the pieces of a device's task on it; {}: devices keep no reference's time.
+        server: the same of a server with CPUs of its own; None: it keeps none.
+    """
+
+    name: str = HOST
+    costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
+    server: HeldTo | None = None
 
 
-def server_held_to(spec: FleetSpec) -> HeldTo | None:
-    """The reference to which a server with CPUs of its own is held; None: to none."""
-    if not spec.speed.reference or spec.server_cpus is None:
-        return None
-    return HeldTo(TaskCosts(load_reference(spec.speed.reference)).of_half, spec.speed.index)
+def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:
+    """Reads the reference, if there is one, once.
 
+    Args:
+        cpus: of the devices, as they are when a task is sent.
 
-def costs_of_tasks(fleet: RunFleet) -> Callable[[str, Assignment], dict[str, Cost]]:
-    """Tells what the pieces of a device's task cost on the reference to which the fleet is held."""
-    if not fleet.spec.speed.reference:
-        return no_costs
-    known = TaskCosts(load_reference(fleet.spec.speed.reference), spread=fleet.spec.speed.spread)
-    return lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))
+    Raises:
+        UsageError: as `load_reference`.
+    """
+    speed = spec.speed
+    if not speed.reference:
+        return KeptSpeed()
+    reference = load_reference(speed.reference)
+    known = TaskCosts(reference, spread=speed.spread)
+    server = None if spec.server_cpus is None else HeldTo(known.of_half, speed.index)
+    return KeptSpeed(
+        reference.name,
+        lambda device, assignment: known.of(msgspec.structs.replace(assignment, cpus=cpus[device])),
+        server,
+    )

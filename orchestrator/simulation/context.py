@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import torch
@@ -16,20 +15,14 @@ from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
 from orchestrator.experiment import Surrogate
 from orchestrator.fleet.spec.profile import FleetSpec
-from orchestrator.records.reader import read
-from orchestrator.records.run_index import sort
-from orchestrator.references.layer_profile import measure
-from orchestrator.references.work_laws import WorkLaws
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import ExperimentRequest, Watch
 from orchestrator.runs.run import start_model
-from orchestrator.simulation.calibration import Calibration, save_calibration
-from orchestrator.simulation.choose_costs import calibration_of, cost_model
+from orchestrator.simulation.choose_costs import cost_model, wanted_reference
 from orchestrator.simulation.costs import CostModel
-from orchestrator.simulation.fitting import fit
-from orchestrator.simulation.kept import Kept, kept_now
 from orchestrator.simulation.server import slots
+from orchestrator.simulation.simulation_file import SimulationFile, file_now
 from orchestrator.simulation.surrogate import surrogate_costs
 from orchestrator.simulation.world import WorldState
 
@@ -40,20 +33,16 @@ class SimulationRequest(ExperimentRequest, frozen=True):
     Attributes:
         devices: number of devices, with the profiles of the fleet in turn; None: those of the fleet.
         accelerator: cpu or cuda.
-        calibrate_from: folders of real runs that the costs are taken from.
-        save_calibration: the file that keeps that calibration.
         built: the agents have built the model already, as on a fleet that has carried out another run.
         checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
-        kept: of the runs that go on; None: all runs are new.
+        file: of the runs that go on; None: all runs are new.
     """
 
     devices: int | None = None
     accelerator: str = "cpu"
-    calibrate_from: tuple[Path, ...] = ()
-    save_calibration: Path | None = None
     built: bool = False
     checkpoint_s: float | None = None
-    kept: Kept | None = None
+    file: SimulationFile | None = None
 
 
 class SimulationContext:
@@ -62,10 +51,9 @@ class SimulationContext:
     Attributes:
         shards: by device.
         built: devices whose agents have built their model; all runs share one standing fleet.
-        server_cpus: CPUs of a server of its own, after dilation; None: it is as fast as its costs say.
         server_slots: server halves that train at once.
-        dilation: of the experiment, else that of the fleet whose costs are used.
-        kept: goes into the folder of every run.
+        slot_cpus: CPUs of each, after dilation; 1 where the server has none of its own.
+        file: goes into the folder of every run.
     """
 
     def __init__(
@@ -82,18 +70,16 @@ class SimulationContext:
         for state in self._saved():
             self.built |= {name for name, device in state.fleet.known.items() if device.built}
         self.accelerator = accelerator_named(request.accelerator)
-        self.kept = kept_now(request.kept, request.devices, self.accelerator, request.built)
+        wanted = self.experiment.simulation
+        self.file = file_now(request.file, request.devices, self.accelerator, request.built)
+        if request.file is None:
+            reference = wanted_reference(wanted, spec.wanted_speed, request.path)
+            self.file = msgspec.structs.replace(self.file, reference=reference)
         self._batch = prepared.sample(self.experiment.training.batch_size)
-        model, wanted = self.build(), self.experiment.simulation
-        made = self._calibrate(WorkLaws(model, self._batch, layers=measure())) if request.calibrate_from else None
-        made = made or calibration_of(wanted, request.path) if request.kept is None else request.kept.calibration
-        self.kept = msgspec.structs.replace(self.kept, calibration=made)
-        self.costs: CostModel = self._costs(model, wanted.as_if)
-        asked = self.experiment.simulation.dilation
-        self.dilation = asked if asked is not None else self.costs.dilation
-        server = self.experiment.server
-        self.server_cpus = None if server is None else server.cpus / self.dilation
-        self.server_slots = slots(self.experiment.simulation, len(spec.devices), self.server_cpus)
+        self.costs = self._costs(self.build(), wanted.as_if)
+        self.dilation = wanted.dilation or 1.0
+        self.slot_cpus = 1.0 if spec.server_cpus is None else spec.slot_cpus / self.dilation
+        self.server_slots = slots(wanted, len(spec.devices), spec.server_cpus)
 
     def costs_of(self, method: Method) -> CostModel:
         """The costs of a method's run: those of the experiment's model, or of the method's own form of it."""
@@ -108,9 +94,9 @@ class SimulationContext:
     def _costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
         """As `_new_costs`, with the laws that the runs of the experiment that have begun have measured."""
         costs = self._new_costs(model, wanted)
-        if costs.reference is not None:
+        if costs.laws is not None:
             for state in self._saved():
-                costs.reference.learn(state.laws)
+                costs.laws.learn(state.laws)
         return costs
 
     def _new_costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
@@ -119,23 +105,14 @@ class SimulationContext:
         if wanted is not None:
             samples = [shard.samples for shard in self.shards.values()]
             return surrogate_costs(experiment, wanted, model, samples)
-        made, codec = self.kept.calibration, experiment.training.codec
-        return cost_model(experiment.simulation, model, self._batch, made, experiment.grain, codec)
+        codec = experiment.training.codec
+        return cost_model(experiment.simulation, model, self._batch, self.file.reference, codec)
 
     def _saved(self) -> Iterator[WorldState]:
         """What the runs of the experiment that have begun left behind."""
         for folder in (*self.request.finished.values(), *self.request.begun.values()):
             if saved := RunFolder(folder).progress().simulation:
                 yield msgspec.convert(saved, WorldState)
-
-    def _calibrate(self, reference: WorkLaws) -> Calibration:
-        """A calibration from the runs that the request names; written to a file where it names one."""
-        request = self.request
-        self.watch.notify(f"calibrating from {len(request.calibrate_from)} runs")
-        made = fit([sort(read(folder / "records.jsonl")) for folder in request.calibrate_from], reference)
-        if request.save_calibration is not None:
-            save_calibration(made, request.save_calibration)
-        return made
 
     def build(self, method: Method | None = None) -> StagedModel:
         """A new model, with the weights that every run starts from, or every run of the method."""

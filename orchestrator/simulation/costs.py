@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from edgebed.methods.base import CutCost
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Header
-from edgebed.wire.settings import Codec
-from orchestrator.fleet.spec.profile import Limits
+from edgebed.wire.messages import Assignment, Cost, Header
 from orchestrator.references.work_laws import WorkLaws
-from orchestrator.rounds.event_loop import OwnWork
-from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost
-
-
-class Device(msgspec.Struct, frozen=True):
-    """A device that works: its profile's name and its limits in force (after dilation)."""
-
-    name: str
-    profile: str
-    limits: Limits
+from orchestrator.training.slot import HeldTo
 
 
 class BatchCost(msgspec.Struct, frozen=True):
@@ -37,66 +26,44 @@ class BatchCost(msgspec.Struct, frozen=True):
         return self.forward_s + self.rest_s
 
 
-class ServerTurns(msgspec.Struct, frozen=True):
-    """Seconds of the trainer besides its steps.
-
-    Attributes:
-        half_s: to make one server half at the start of a round.
-        turn_s: between the end of a step and the start of one that waited for it.
-    """
-
-    half_s: float = 0.0
-    turn_s: float = 0.0
-
-
 class CostModel(Protocol):
-    """Costs on a fleet with the dilation of the run. Work of devices is given in CPU seconds, which their `cpu` turns
-    into time. Everything else is given in virtual seconds."""
+    """Work of devices is given in CPU seconds, which their CPUs turn into time. Everything else is given in virtual
+    seconds. The orchestrator's own work takes none."""
 
     kind: str
     """A description for the records: which model, and from what."""
-    calibrated: bool
-    """Whether the costs were measured in real runs, or on the host for which they are made."""
-    dilation: float
-    """The dilation of the fleet on which the costs were measured; 1 if they were not measured on a fleet."""
+    speed: str
+    """Name of the reference whose CPU seconds they are, or `host`: of none."""
+    held_server: HeldTo | None
+    """What its server's pieces cost, for methods that plan with it; None: as it is measured here."""
+    laws: WorkLaws | None
+    """What is timed during the simulation, if anything is."""
 
-    @property
-    def reference(self) -> WorkLaws | None:
-        """What measures laws during the simulation, if anything does."""
+    def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
+        """What a device's task says that its pieces cost, as in a real run that is held to a reference. {}: `piece_s`
+        tells.
 
-    def check(self, assignment: Assignment) -> None:
-        """Raises UsageError for work whose costs the model does not know."""
+        Raises:
+            UsageError: the model does not know what this work costs.
+        """
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """Costs of the cuts, for methods that plan with them. Empty: they are measured on this host."""
 
-    def cpu(self, who: Callable[[], Device]) -> Cpu:
-        """A device's source of CPU time."""
-
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        """One batch of the device half."""
-
-    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        """Seconds to turn a task's body of `size` bytes into a model. `first`: the agent must also build the model."""
-
-    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
-        """Seconds to receive a reply of `size` bytes and turn it into tensors."""
-
-    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        """Seconds to turn tensors of `raw` bytes into a body."""
+    def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
+        """CPU seconds of a piece of a task (`edgebed.device.pieces`)."""
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
         """Bytes of the frames that carry a body of `size` bytes."""
 
-    def uplink(self, device: Device) -> LinkCost: ...
+    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
+        """One direction of a device's link."""
 
-    def downlink(self, device: Device) -> LinkCost: ...
+    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
+        """Seconds of a piece of the server's work on one of its CPUs.
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        """Seconds of one step of a server half, with one upload from each of its devices."""
-
-    def server_turns(self) -> ServerTurns:
-        """What the trainer takes besides its steps."""
-
-    def orchestrator_s(self, work: OwnWork, size: int) -> float:
-        """Seconds of the orchestrator's own work, for `size` bytes if the work depends on them (`decode`)."""
+        Args:
+            method: that made the halves.
+            kind: `make` (a round's halves), `first step` and `step` of a half, or `read` (its weights).
+            work: for each device of the piece its assignment and the samples, or 1.
+        """

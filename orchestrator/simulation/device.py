@@ -19,8 +19,10 @@ from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import real_work
 from edgebed.methods.parts.local_training import Half
 from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Task, Update, Upload
-from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.link import Arrival, Pipe, wire_bytes
+from orchestrator.fleet.spec.profile import Limits
+from orchestrator.simulation.costs import CostModel
+from orchestrator.simulation.cpu import Cpu
+from orchestrator.simulation.link import Arrival, LinkCost, Pipe, wire_bytes
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 
 T = TypeVar("T")
@@ -54,8 +56,8 @@ class SimulatedDevice:
     """Does one task at a time, as `edge_agent.agent`. A newer task replaces one that has not begun.
 
     Args:
-        who: the device's name, profile and limits in force.
-        at_work: the same, with the CPUs that the agent gets of them.
+        limits: in force (after dilation).
+        cpus: that the agent gets of them.
         begin: starts the device half of an assignment, as `core.Begin`.
         report: gets the phases at the end of each task.
         tell_s: a working device is never silent for longer, in seconds.
@@ -64,8 +66,9 @@ class SimulatedDevice:
 
     def __init__(
         self,
-        who: Callable[[], Device],
-        at_work: Callable[[], Device],
+        name: str,
+        limits: Callable[[], Limits],
+        cpus: Callable[[], float],
         shard: Shard,
         costs: CostModel,
         begin: Callable[[Assignment, Body, Batches], Half],
@@ -76,11 +79,10 @@ class SimulatedDevice:
         built: set[str],
     ) -> None:
         self._built = built
-        self._cpu = costs.cpu(at_work)
+        self._cpu = Cpu(cpus)
         self._connected = True
-        self.who, self.costs, self._shard, self._begin_half = who, costs, shard, begin
+        self.name, self._limits, self.costs, self._shard, self._begin_half = name, limits, costs, shard, begin
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
-        self.name = who().name
         self._leftover: Leftover | None = None  # of a run that goes on, until `go_on`
         self.restart_phases()
         self._reset()
@@ -93,7 +95,7 @@ class SimulatedDevice:
         """CPU time of a phase, and the time for which the quota would have stopped the device."""
         if name not in OWN_WORK:
             return 0, 0, 0
-        busy_ns = int(length_ns * min(1.0, self.who().limits.cpus))
+        busy_ns = int(length_ns * min(1.0, self._limits().cpus))
         return busy_ns, length_ns - busy_ns, int(length_ns > busy_ns)
 
     def change(self, connected: bool) -> None:
@@ -107,8 +109,8 @@ class SimulatedDevice:
             each.changed()
 
     def _reset(self) -> None:
-        self._down = Pipe(lambda: self.costs.downlink(self.who()), self._now_ns, self._moved, self._tell_s)
-        self._up = Pipe(lambda: self.costs.uplink(self.who()), self._now_ns, self._moved, self._tell_s)
+        self._down = Pipe(self._downlink, self._now_ns, self._moved, self._tell_s)
+        self._up = Pipe(self._uplink, self._now_ns, self._moved, self._tell_s)
         self._delivering = asyncio.Lock()
         self._task: Task | None = None
         self._ending = False  # does a Leftover
@@ -118,18 +120,26 @@ class SimulatedDevice:
         self._jobs: dict[asyncio.Task[Any], None] = {}
         self._replies: dict[int, asyncio.Future[memoryview]] = {}
 
+    def _downlink(self) -> LinkCost:
+        limits = self._limits()
+        return self.costs.link(limits.latency_ms, limits.downlink_bit_s)
+
+    def _uplink(self) -> LinkCost:
+        limits = self._limits()
+        return self.costs.link(limits.latency_ms, limits.uplink_bit_s)
+
     # ---- what comes down ----
 
     async def receive(self, header: Header, body: bytes | bytearray) -> Arrival:
         """A transfer to this device. Returns when it is acknowledged."""
         size = self._size(header.assignment if isinstance(header, Task) else self._doing, header, body)
-        arrival = await self._down.carry(size, within=isinstance(header, Reply))
+        arrival = await self._down.carry(size)
         view = memoryview(body)
         if isinstance(header, Task):
             self._take(header, view, arrival)
         elif isinstance(header, Reply):
             self._answer(header, view)
-        await asyncio.sleep(self.costs.downlink(self.who()).ack_s)
+        await asyncio.sleep(self._downlink().ack_s)
         return arrival
 
     def _take(self, task: Task, body: memoryview, arrival: Arrival) -> None:
@@ -198,7 +208,7 @@ class SimulatedDevice:
         """Do what is left of a task, as the agent does: it stops at its next step."""
         self.phases.enter(*left.phase)
         self._down.open = self._up.open = self._connected
-        sending = [self.spawn(self._up.carry(size, within=True)) for size in left.transfers]
+        sending = [self.spawn(self._up.carry(size)) for size in left.transfers]
         if left.working:
             self._ending = True
             self.spawn(self._end_work(left.cpu_s, sending))
@@ -211,15 +221,9 @@ class SimulatedDevice:
         self._ending = False
         self._wait()
 
-    def state(self) -> tuple[tuple[str, str, int], list[float]]:
-        """What the later work of a device depends on, with nothing in hand but a Leftover: the open phase, and what
-        its CPU remembers."""
-        return self.phases.open, self._cpu.state()
-
-    def restore(self, phase: tuple[str, str, int], cpu: Sequence[float], left: Leftover | None) -> None:
-        """Take back what `state` gave, and a Leftover that the next `interrupt` returns."""
+    def restore(self, phase: tuple[str, str, int], left: Leftover | None) -> None:
+        """The open phase, and a Leftover that the next `interrupt` returns."""
         self.phases.reopen(*phase)
-        self._cpu.restore(cpu)
         self._leftover = left
 
     # ---- one task ----
@@ -244,18 +248,19 @@ class SimulatedDevice:
         self._begin()
 
     async def _train(self, task: Task, body: memoryview, metrics: TaskMetrics) -> None:
-        assignment = complete_assignment(task.assignment, self.who().limits.cpus, self._shard)
+        assignment = complete_assignment(task.assignment, self._limits().cpus, self._shard)
         doing = self._doing = real_work(assignment)
-        first = self.name not in self._built
+        builds = self.name not in self._built
         self._built.add(self.name)
         batches = ShardBatches(self._shard, assignment)
         steps = run_task(task, assignment, body, self._begin_half, batches, self.phases)
         uploads = SimulatedUploadQueue(self, metrics, doing)
-        result = await TaskExecutor(self, task, doing, steps, uploads, metrics, first=first).run()
+        executor = TaskExecutor(self, task, doing, steps, uploads, metrics, builds=builds)
+        result = await executor.run()
         self.phases.enter("upload_tail")
         await uploads.drained()
         self._check(task)
-        await self._send_end(Update(self.name, task.id, metrics.report(result)), result.body)
+        await self._send_end(Update(self.name, task.id, metrics.report(result, work=executor.pieces)), result.body)
 
     async def _fail(self, task: Task, why: str, diverged: bool = False, trace: str = "") -> None:
         self.phases.enter("upload_tail")
@@ -289,20 +294,14 @@ class SimulatedDevice:
         size = self._size(self._doing, header, body)
         if header.task in self._cancelled:
             raise Cancelled("the task was cancelled")
-        cost = self.costs.uplink(self.who())
-        # Half of an upload's CPU time is charged for its acknowledgement: a device that has used up its quota reads the
-        # acknowledgement late.
-        send_s, hear_s = (cost.cpu_s / 2, cost.cpu_s / 2) if isinstance(header, Upload) else (cost.update_cpu_s, 0.0)
-        await self._cpu.use(send_s + size * cost.byte_cpu_s, urgent=True)
         self._receiver.admit(self.name, header, len(body))
-        arrival = await self._up.carry(size, within=isinstance(header, Upload))
+        arrival = await self._up.carry(size)
         async with self._delivering:  # one at a time, in the order of sending
             view = memoryview(body)
             await self._receiver.deliver(
                 ReceivedTransfer(self.name, header, view, arrival.first_ns, arrival.last_ns, arrival.bytes)
             )
-        await asyncio.sleep(self.costs.uplink(self.who()).ack_s)
-        await self._cpu.use(hear_s, urgent=True)
+        await asyncio.sleep(self._uplink().ack_s)
         return size - (wire_bytes(header, len(body)) - len(body))
 
     def _size(self, doing: Assignment | None, header: Header, body: bytes | bytearray) -> int:

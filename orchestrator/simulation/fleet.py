@@ -22,7 +22,7 @@ from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFle
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
 from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases
 from orchestrator.scenario.agenda import Condition
-from orchestrator.simulation.costs import CostModel, Device
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.device import Leftover, SimulatedDevice
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.virtual import VirtualLoop
@@ -40,10 +40,9 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """A device between two tasks, as it works, and what is left of a task."""
+    """A device between two tasks: its open phase, and what is left of a task."""
 
     phase: tuple[str, str, int]
-    cpu: list[float]
     left: Leftover | None = None
 
 
@@ -103,8 +102,9 @@ class SimulatedFleet(RunFleet):
 
     def _device(self, name: str, shard: Shard, costs: CostModel, built: set[str]) -> SimulatedDevice:
         return SimulatedDevice(
-            lambda: self.who(name),
-            lambda: self.at_work(name),
+            name,
+            lambda: self.limits[name],
+            lambda: self.agent_cpus(name),
             shard,
             costs,
             self._halves.begin,
@@ -123,14 +123,9 @@ class SimulatedFleet(RunFleet):
     def enforcement(self) -> str:
         return SIMULATED
 
-    def who(self, name: str) -> Device:
-        return Device(name, self.profiles[name].name, self.limits[name])
-
-    def at_work(self, name: str) -> Device:
-        """A device with the CPUs that its agent gets: none while it is frozen, and not those that a rival takes."""
-        who, condition = self.who(name), self.conditions[name]
-        limits = msgspec.structs.replace(who.limits, cpus=_left_by(condition, who.limits, self.dilation))
-        return msgspec.structs.replace(who, limits=limits)
+    def agent_cpus(self, name: str) -> float:
+        """CPUs that a device's agent gets: none while it is frozen, and not those that a rival takes."""
+        return _left_by(self.conditions[name], self.limits[name], self.dilation)
 
     @contextlib.contextmanager
     def driven(self, devices: Collection[str], driver: Driver) -> Iterator[None]:
@@ -179,7 +174,7 @@ class SimulatedFleet(RunFleet):
         left = {name: self.devices[name].interrupt() for name in busy}
         if busy:
             await _loop().settled()
-        self._interrupted = {name: Idle(*self.devices[name].state(), each) for name, each in left.items()}
+        self._interrupted = {name: Idle(self.devices[name].phases.open, each) for name, each in left.items()}
         for name, each in left.items():
             self.devices[name].go_on(each)
         if busy:
@@ -191,7 +186,7 @@ class SimulatedFleet(RunFleet):
     def state(self, devices: Collection[str] | None = None) -> FleetState:
         """These devices directly after `settle`, as a run that goes on needs them."""
         idle = {
-            name: self._interrupted.get(name) or Idle(*self.devices[name].state())
+            name: self._interrupted.get(name) or Idle(self.devices[name].phases.open)
             for name in self._without_task(devices)
         }
         return FleetState({name: self._known(name) for name in self.names}, idle, self._beat_s)
@@ -209,7 +204,7 @@ class SimulatedFleet(RunFleet):
         """
         for state in states:
             for name, idle in state.idle.items():
-                self.devices[name].restore(idle.phase, idle.cpu, idle.left)
+                self.devices[name].restore(idle.phase, idle.left)
         for name, each in first.known.items():
             self.own[name], self.conditions[name] = each.profile, each.condition
             self._incarnations[name] = each.incarnation

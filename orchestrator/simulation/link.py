@@ -19,17 +19,11 @@ FRAME_BYTES = 56
 
 
 class LinkCost(msgspec.Struct, frozen=True):
-    """A transfer of n bytes takes `latency_s` + n × `byte_s` seconds, and its acknowledgement `ack_s` back. Where it is
-    known, `least_s` is the latency within a task, of uploads and replies. An upload costs its device `cpu_s` CPU
-    seconds, the update `update_cpu_s`; both cost `byte_cpu_s` per byte besides."""
+    """A transfer of n bytes takes `latency_s` + n × `byte_s` seconds, and its acknowledgement `ack_s` back."""
 
     latency_s: float
     byte_s: float
     ack_s: float = 0.0
-    cpu_s: float = 0.0
-    update_cpu_s: float = 0.0
-    byte_cpu_s: float = 0.0
-    least_s: float | None = None
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -77,22 +71,21 @@ class Pipe:
         """The rate or `open` has changed: the transfer in hand goes on at the new rate."""
         self._pace.changed()
 
-    async def carry(self, size: int, *, within: bool = False) -> Arrival:
-        """Return when the last byte has arrived. Cancelling it frees the link. `within`: a task, not at its ends."""
+    async def carry(self, size: int) -> Arrival:
+        """Return when the last byte has arrived. Cancelling it frees the link."""
         number = next(self._numbers)
         self._left[number] = size
         try:
             async with self._turn:
                 cost = self._cost()
-                latency_s = cost.least_s if within and cost.least_s is not None else cost.latency_s
                 first = min(size, CHUNK_BYTES)
                 # A transfer that directly follows another one has no latency of its own: it is counted once per gap.
                 await self._pass(number, first * cost.byte_s, cost.byte_s)
-                begun_ns = self._now_ns() + round(latency_s * 1e9)
+                begun_ns = self._now_ns() + round(cost.latency_s * 1e9)
                 await self._pass(number, (size - first) * cost.byte_s, cost.byte_s)
         finally:
             del self._left[number]
-        await asyncio.sleep(latency_s)
+        await asyncio.sleep(cost.latency_s)
         self._moved()
         now_ns = self._now_ns()
         return Arrival(min(begun_ns, now_ns), now_ns, size)  # `begun_ns` may have been rounded up

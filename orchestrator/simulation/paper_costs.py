@@ -1,4 +1,4 @@
-"""The cost models of the papers: DTFL eq. 5 from profiled cuts, S²FL eq. 1 from FLOPs, FedPMT from its counts.
+"""The papers' formulas: DTFL's eq. 5 from timed halves, S²FL's eq. 1 from FLOPs, FedPMT from its counts.
 
 In all of them a device's seconds are work ÷ speed and a link's are bytes ÷ rate. There are no quota periods, no latency
 and no cost of encoding, and the orchestrator takes no time.
@@ -7,61 +7,66 @@ and no cost of encoding, and the orchestrator takes no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from edgebed.device.pieces import FIRST
 from edgebed.methods.base import CutCost
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel
-from edgebed.wire.messages import Assignment, Header
+from edgebed.pacing import HOST
+from edgebed.wire.messages import Assignment, Cost, Header
 from edgebed.wire.settings import Codec
 from orchestrator.references.work_laws import WorkLaws
-from orchestrator.rounds.event_loop import OwnWork
-from orchestrator.simulation.costs import BatchCost, Device, ServerTurns
+from orchestrator.simulation.costs import BatchCost
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.cpu import Cpu, PlainCpu
 from orchestrator.simulation.link import LinkCost, wire_bytes
+from orchestrator.training.slot import HeldTo
 
 
 class PaperCosts:
     """The common part of the papers' cost models."""
 
     kind = ""
-    calibrated = False
-    dilation = 1.0
-    reference: WorkLaws | None = None
+    speed = HOST
+    held_server: HeldTo | None = None
+    laws: WorkLaws | None = None
 
-    def check(self, assignment: Assignment) -> None:
-        pass
+    def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
+        return {}
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         return {}
 
-    def cpu(self, who: Callable[[], Device]) -> Cpu:
-        return PlainCpu(lambda: who().limits.cpus)
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
+        """One batch of the device half."""
+        raise NotImplementedError
 
-    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        return 0.0
+    def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
+        match kind.removeprefix(FIRST):
+            case "forward" | "more":
+                return self.work(assignment, size).forward_s
+            case "rest":
+                return self.work(assignment, size).rest_s
+            case "batch":
+                return self.work(assignment, size).total_s
+            case _:
+                return 0.0
 
-    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
-        return 0.0
+    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
+        """Only steps take time."""
+        if not kind.endswith("step"):
+            return 0.0
+        return self.server_step_s([assignment for assignment, _ in work], [samples for _, samples in work])
 
-    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        return 0.0
+    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
+        """One step of a server half, with one upload from each of its devices."""
+        raise NotImplementedError
 
     def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
         return wire_bytes(header, size)
 
-    def uplink(self, device: Device) -> LinkCost:
-        return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.uplink_bit_s)
-
-    def downlink(self, device: Device) -> LinkCost:
-        return LinkCost(device.limits.latency_ms / 1e3, 8 / device.limits.downlink_bit_s)
-
-    def server_turns(self) -> ServerTurns:
-        return ServerTurns()
-
-    def orchestrator_s(self, work: OwnWork, size: int) -> float:
-        return 0.0
+    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
+        return LinkCost(latency_ms / 1e3, 8 / rate_bit_s)
 
 
 BYTES = {"float32": 4, "float16": 2, "uint8": 1}
@@ -83,26 +88,24 @@ def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_
     )
 
 
-class ReferenceCosts(PaperCosts):
-    """DTFL: T^c = reference seconds of the cut ÷ CPUs, T^com = bytes ÷ rate, T^s = reference seconds of the server
+class TimedCosts(PaperCosts):
+    """DTFL: T^c = CPU seconds of the cut, timed on this host, ÷ CPUs, T^com = bytes ÷ rate, T^s = seconds of the server
     ÷ `server_speed`."""
 
-    kind = "reference"
+    kind = "timed"
 
-    def __init__(self, reference: WorkLaws, server_speed: float = 1.0) -> None:
-        self.reference: WorkLaws = reference
+    def __init__(self, laws: WorkLaws, server_speed: float = 1.0) -> None:
+        self.laws: WorkLaws | None = laws
+        self._timed = laws
         self._server_speed = server_speed
 
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
-
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
-        law = self.reference.device_law(assignment)
+        law = self._timed.device_law(assignment)
         seconds = law.seconds(samples)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        laws = [self.reference.server_law(assignment) for assignment in assignments]
+        laws = [self._timed.server_law(assignment) for assignment in assignments]
         return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
 
 
@@ -131,9 +134,6 @@ class FlopCosts(PaperCosts):
         device_s, server_s = self.work(half, samples).total_s, self.server_step_s([half], [samples])
         return cut_cost(model, cut, samples, self._codec, device_s, server_s)
 
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
-
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._flops.device(assignment)
         return BatchCost(forward * samples / self._device, backward * samples / self._device)
@@ -152,11 +152,9 @@ class OperationCosts(PaperCosts):
         self._operations = operations
         self._device = device_flops
 
-    def check(self, assignment: Assignment) -> None:
+    def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
         self._operations.check(assignment)
-
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self.work(assignment, samples)
+        return {}
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._operations.batch(assignment, samples)
@@ -164,5 +162,5 @@ class OperationCosts(PaperCosts):
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         for assignment in assignments:
-            self.check(assignment)
+            self._operations.check(assignment)
         return 0.0  # there are no stages above a whole model

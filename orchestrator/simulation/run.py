@@ -14,9 +14,10 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import read_shard
-from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
-from orchestrator.files.output import try_file, try_folder
+from edgebed.pacing import HOST
+from edgebed.wire.messages import Assignment, Cost
+from orchestrator.files.output import try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
 from orchestrator.rounds.local_evaluator import LocalEvaluator
@@ -28,14 +29,13 @@ from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch, by_seed
 from orchestrator.runs.run import MethodRun
 from orchestrator.simulation.batched import BUDGET_BYTES
-from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
-from orchestrator.simulation.kept import read_kept
-from orchestrator.simulation.old_faults import with_events
+from orchestrator.simulation.older_keys import in_new_words
 from orchestrator.simulation.pool import HalfPool
-from orchestrator.simulation.server import SimulatedTrainer, server_cpu
+from orchestrator.simulation.server import SimulatedTrainer
+from orchestrator.simulation.simulation_file import read_file
 from orchestrator.simulation.virtual import VirtualLoop, virtual_runner
 from orchestrator.simulation.world import SimulatedWorld
 
@@ -43,15 +43,15 @@ from orchestrator.simulation.world import SimulatedWorld
 def resumed(request: Request) -> SimulationRequest:
     """The simulation that goes on, from what `resume_request` gave. Raises UsageError."""
     runs = {**request.finished, **request.begun}
-    kept = read_kept(next(iter(runs.values())))
+    file = read_file(next(iter(runs.values())))
     return SimulationRequest(
         request.experiment,
         request.path,
         request.runs,
-        devices=kept.devices,
-        accelerator=kept.accelerator,
-        built=kept.built,
-        kept=kept,
+        devices=file.devices,
+        accelerator=file.accelerator,
+        built=file.built,
+        file=file,
         series=request.series,
         begun=request.begun,
         finished=request.finished,
@@ -60,7 +60,7 @@ def resumed(request: Request) -> SimulationRequest:
 
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
-    request = msgspec.structs.replace(request, experiment=with_events(request.experiment, request.path, watch.notify))
+    request = msgspec.structs.replace(request, experiment=in_new_words(request.experiment, request.path, watch.notify))
     return [folder for part in by_seed(request) for folder in part.over or _simulate_seed(part, watch)]
 
 
@@ -71,10 +71,6 @@ def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
     try_folder(request.runs)
-    if request.save_calibration is not None:
-        try_file(request.save_calibration)
-        if not request.calibrate_from:
-            raise UsageError("--save-calibration without --calibrate-from", hint="name the real run to calibrate from")
     torch.set_num_threads(1)  # the number of threads may change bits
     profiles = {device.name: device.profile.name for device in spec.devices}
     with OwnedFolder("edgebed-data-") as folder:
@@ -146,7 +142,7 @@ async def _make_run(
         context.accelerator,
         batched=batched,
         notify=notify,
-        memory_bytes=context.kept.memory_bytes or BUDGET_BYTES,
+        memory_bytes=context.file.memory_bytes or BUDGET_BYTES,
     )
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
@@ -162,10 +158,10 @@ async def _make_run(
         series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
         interleaved=interleaved,
         begun=request.begun.get(place),
-        simulation=msgspec.json.encode(context.kept),
+        simulation=msgspec.json.encode(context.file),
     )
-    world = SimulatedWorld(loop, fleet, costs.reference, request.checkpoint_s)
-    return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs), world), context.watch), halves
+    world = SimulatedWorld(loop, fleet, costs.laws, request.checkpoint_s)
+    return MethodRun(wanted, _platform(context, costs, fleet, world), context.watch), halves
 
 
 def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
@@ -182,31 +178,34 @@ def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> Si
     )
 
 
-def _platform(
-    context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging, world: SimulatedWorld
-) -> Platform:
+def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, world: SimulatedWorld) -> Platform:
     accelerator = context.accelerator
+
+    def task_costs(device: str, assignment: Assignment) -> dict[str, Cost]:
+        return costs.task_costs(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))
+
     return Platform(
         fleet=fleet,
         make_trainer=lambda: SimulatedTrainer(
             accelerator,
             context.server_slots,
             costs,
-            charging.assignments,
-            world.server_cpu(server_cpu(costs, context.server_cpus)),
+            context.slot_cpus,
             context.experiment.simulation.server_time,
         ),
         evaluator=LocalEvaluator(accelerator),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
-        calibrated=costs.calibrated,
+        calibrated=costs.speed != HOST,
         host={
             "costs": costs.kind,
             "accelerator": str(accelerator),
             "halves": "batched" if context.experiment.simulation.batched else "one by one",
         },
         known_costs=costs.cut_costs,
-        recording=charging.recording,
+        costs=task_costs,
+        held_server=costs.held_server,
+        speed=costs.speed,
         mark="-sim",
         world=world,
     )

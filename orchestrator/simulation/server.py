@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -13,72 +12,62 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Simulation
-from orchestrator.fleet.spec.profile import Limits
-from orchestrator.rounds.event_loop import in_thread
-from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.cpu import Cpu
+from orchestrator.records.types import Spent
+from orchestrator.simulation.costs import CostModel
 from orchestrator.training.server import ServerTrainer, Step
 
 
 class SimulatedTrainer(ServerTrainer):
-    """A ServerTrainer on a virtual clock: each step keeps one of `slots` workers busy for its virtual seconds.
+    """A ServerTrainer on a virtual clock: each piece of work keeps one of `slots` workers busy for its virtual seconds.
 
     Args:
-        costs: gives the seconds of steps and turns.
-        assignments: by device, those of the rounds in hand.
-        cpu: gives a server with less than one CPU its time. None: steps run at full speed.
-        charged: whether steps take time.
+        costs: gives the seconds.
+        cpus: of each slot.
+        charged: whether the server's work takes time.
     """
 
     def __init__(
-        self,
-        accelerator: torch.device,
-        slots: int,
-        costs: CostModel,
-        assignments: Mapping[str, Assignment],
-        cpu: Cpu | None = None,
-        charged: bool = True,
+        self, accelerator: torch.device, slots: int, costs: CostModel, cpus: float = 1.0, charged: bool = True
     ) -> None:
         super().__init__(accelerator, slots)
         self._free = asyncio.Semaphore(slots)
-        self._costs, self._assignments, self._cpu, self._charged = costs, assignments, cpu, charged
-        self._turns = costs.server_turns()
+        self._costs, self._cpus, self._charged = costs, cpus, charged
+        self._method = ""
+        self._assignments: Mapping[str, Assignment] = {}
+        self._begun: set[tuple[str, ...]] = set()  # devices of the halves that have made a step
 
     async def make_halves(
         self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
     ) -> list[ServerHalf]:
-        halves = await in_thread("server_halves", method.server_halves, weights, assignments, self.accelerator)
-        await asyncio.sleep(self._turns.half_s * len(halves))
+        self._method, self._assignments, self._begun = method.name, assignments, set()
+        halves = method.server_halves(weights, assignments, self.accelerator)
+        async with self._free:
+            await asyncio.sleep(self._seconds("make", [(device, 1) for half in halves for device in half.devices]))
         return halves
 
     async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
-        async with self._turn():
-            start = now_ns()
+        async with self._free:
+            start, devices = now_ns(), tuple(half.devices)
             replies = half.step(uploads)
-            known = [(self._assignments[d], n) for d, n in half.worked(uploads) if d in self._assignments]
-            seconds = self._costs.server_step_s([a for a, _ in known], [n for _, n in known]) if self._charged else 0.0
-            await (asyncio.sleep(seconds) if self._cpu is None else self._cpu.use(seconds))
+            kind = "step" if devices in self._begun else "first step"
+            self._begun.add(devices)
+            await asyncio.sleep(self._seconds(kind, half.worked(uploads)))
             return replies, start, now_ns(), None
 
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One of the slots; the next step gets it a little after this one has ended."""
-        await self._free.acquire()
-        try:
-            yield
-        finally:
-            asyncio.get_running_loop().call_later(self._turns.turn_s, self._free.release)
+    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
+        weights = half.weights()
+        if seconds := self._seconds("read", [(half.devices[0], 1)]):
+            async with self._free:
+                await asyncio.sleep(seconds)
+        return weights, None
+
+    def _seconds(self, kind: str, pieces: Iterable[tuple[str, int]]) -> float:
+        """Virtual seconds of the pieces of these devices and sizes together."""
+        work = [(self._assignments[device], size) for device, size in pieces if device in self._assignments]
+        return self._costs.server_s(self._method, kind, work) / self._cpus if self._charged else 0.0
 
 
 def slots(wanted: Simulation, devices: int, cpus: float | None) -> int:
-    """Server halves that train at once: one for each whole CPU of a server that has CPUs of its own (after dilation),
-    else as the experiment says. 0 in the experiment: one for each device."""
+    """Server halves that train at once: one for each whole CPU of a server that has CPUs of its own (before
+    dilation), else as the experiment says. 0 in the experiment: one for each device."""
     return max(1, int(cpus)) if cpus is not None else wanted.server_slots or devices
-
-
-def server_cpu(costs: CostModel, cpus: float | None) -> Cpu | None:
-    """The CPU time of a server with `cpus` of its own, after dilation. None: its steps run at full speed."""
-    if cpus is None or cpus >= 1:
-        return None
-    server = Device("server", "server", Limits(cpus, 0, 0, 0))
-    return costs.cpu(lambda: server)

@@ -21,14 +21,14 @@ from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
-from edgebed.wire.messages import Assignment, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Cost, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import WorkLaws
-from orchestrator.simulation.costs import BatchCost, Device
+from orchestrator.simulation.costs import BatchCost
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
-from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, ReferenceCosts, cut_cost
+from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, TimedCosts, cut_cost
 
 MEASURED_BATCH = 20
 """Largest batch with which a larger network is measured; the time of its full batch follows from the fitted law."""
@@ -118,7 +118,7 @@ def _paired(small: StagedModel, large: StagedModel) -> dict[int, int]:
     )
 
 
-Counted = FlopCosts | OperationCosts | ReferenceCosts
+Counted = FlopCosts | OperationCosts | TimedCosts
 
 
 class SurrogateCosts(PaperCosts):
@@ -142,11 +142,11 @@ class SurrogateCosts(PaperCosts):
     ) -> None:
         self._counted, self._pair, self._each = counted, pair, samples_each
         self._large_batch, self._batch_size, self._codec = large_batch, batch_size, codec
-        self.kind, self.reference = f"{counted.kind}: {what}", counted.reference
+        self.kind, self.laws = f"{counted.kind}: {what}", counted.laws
         self._factors: dict[tuple[object, ...], float] = {}
 
-    def check(self, assignment: Assignment) -> None:
-        self._counted.check(self._pair.enlarged(assignment))
+    def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
+        return self._counted.task_costs(self._pair.enlarged(assignment))
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         """The costs of the larger network's cuts that the small one has, for a reference device of one CPU."""
@@ -154,16 +154,13 @@ class SurrogateCosts(PaperCosts):
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
         assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
-        device_s = self._batch(assignment, self._batch_size).total_s
+        device_s = self.work(assignment, self._batch_size).total_s
         server_s = self.server_step_s([assignment], [self._batch_size])
         samples = self._batch_size * self._each
         large = cut_cost(self._pair.large, self._pair.cut(cut), samples, self._codec, device_s, server_s)
         return msgspec.structs.replace(large, cut=cut)
 
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
-        return self._batch(assignment, samples)
-
-    def _batch(self, assignment: Assignment, samples: int) -> BatchCost:
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
         cost = self._counted.work(self._pair.enlarged(assignment), self._large_batch)
         share = self._batches(samples)
         return BatchCost(cost.forward_s * share, cost.rest_s * share)
@@ -225,13 +222,13 @@ def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> C
             return FlopCosts(Flops(large), simulation.device_flops, simulation.server_flops)
         case "operations":
             return OperationCosts(Operations(large), simulation.device_flops)
-        case "reference" | None:
+        case "timed" | None:
             key = msgspec.json.encode(wanted, order="sorted")
             if key not in _measured:
                 _measured[key] = WorkLaws(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
-            return ReferenceCosts(_measured[key], simulation.server_flops / simulation.device_flops)
+            return TimedCosts(_measured[key], simulation.server_flops / simulation.device_flops)
         case other:
-            raise UsageError(f"simulation.as_if with cost {other!r}", hint="choose reference, flops or operations")
+            raise UsageError(f"simulation.as_if with cost {other!r}", hint="choose timed, flops or operations")
 
 
 _measured: dict[bytes, WorkLaws] = {}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
 from edgebed.device.core import AwaitReply, Body, Computed, CoreStep, CoreSteps, Decoded, Encoded, Result, SendUpload
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
+from edgebed.device.pieces import Kinds, Pieces
 from edgebed.device.uploads import UploadAccount
 from edgebed.wire.messages import Assignment, Task, Upload
-from orchestrator.simulation.costs import BatchCost, CostModel, Device
+from orchestrator.simulation.costs import CostModel
 
 
 class Working(Protocol):
@@ -20,7 +21,6 @@ class Working(Protocol):
     name: str
     phases: PhaseLog
     costs: CostModel
-    who: Callable[[], Device]
 
     def now_s(self) -> float: ...
     def use(self, task: Task, cpu_s: float) -> Awaitable[float]: ...
@@ -76,12 +76,15 @@ class SimulatedUploadQueue:
 
 
 class TaskExecutor:
-    """One task of a simulated device.
+    """One task of a simulated device. Its pieces of work are those of the agent (`edge_agent.training`).
 
     Args:
         assignment: the work that the device really does; its costs are charged.
         steps: the device core.
-        first: the agent builds its model with this task.
+        builds: the agent builds its model with this task.
+
+    Attributes:
+        pieces: what they took on the reference, if the task says what they cost there.
     """
 
     def __init__(
@@ -93,16 +96,18 @@ class TaskExecutor:
         uploads: SimulatedUploadQueue,
         metrics: TaskMetrics,
         *,
-        first: bool,
+        builds: bool,
     ) -> None:
         self._device, self._task, self._assignment = device, task, assignment
-        self._steps, self._uploads, self._metrics = steps, uploads, metrics
-        self._first = first
-        self._owed: list[float] = []  # CPU seconds of a batch whose features are sent already
-        self._last: BatchCost | None = None
+        self._steps, self._uploads, self._metrics, self._builds = steps, uploads, metrics, builds
+        self.pieces = Pieces(lambda: 0.0, task.costs)
+        self._kinds = Kinds()
+        self._samples = 0  # of the batch in hand
+        self._owed_s = 0.0  # CPU seconds of what was done since the last piece that ended
 
     async def run(self) -> Result:
         """Returns when everything is computed; uploads may still be in the queue."""
+        self._owe("receive", self._metrics.download_bytes)
         answer: Body | None = None
         try:
             while True:
@@ -115,44 +120,64 @@ class TaskExecutor:
 
     async def _carry_out(self, step: CoreStep) -> Body | None:
         """Let the time of the step pass. Returns the body of the reply that the core waits for."""
-        device, costs = self._device, self._device.costs
         match step:
-            case Decoded(size, reply=True):
-                await device.use(self._task, costs.reply_s(device.who(), self._assignment, size))
-            case Decoded(size):
-                await device.use(self._task, costs.decode_s(device.who(), self._assignment, size, self._first))
+            case Decoded(size, reply):
+                await self._end("reply" if reply else "build" if self._builds else "decode", size)
             case Computed(drawn, upload):
                 await self._compute(drawn, upload)
-            case Encoded(raw, codec, update):
-                cpu_s = costs.encode_s(device.who(), self._assignment, raw, codec)
-                wall_s = await device.use(self._task, cpu_s)
+            case Encoded(raw, _, update):
+                wall_s, cpu_s = await self._end("update" if update else "encode", raw)
                 if not update:
                     self._metrics.encode_s += wall_s
                     self._metrics.encode_cpu_s += cpu_s
             case SendUpload(header, body, _):
                 await self._uploads.put(header, body)
+                self._owe("send", len(body))
             case AwaitReply(number):
                 return await self._reply(number)
         return None
 
+    def _owe(self, kind: str, size: int) -> float:
+        """CPU seconds of a piece, which counts until the next one has ended."""
+        known = self._task.costs
+        cpu_s = self.pieces.charge(kind, size) if known else self._device.costs.piece_s(self._assignment, kind, size)
+        self._owed_s += cpu_s
+        return cpu_s
+
+    async def _end(self, kind: str, size: int) -> tuple[float, float]:
+        """Let the time pass until a piece has ended. Returns the wall seconds of that, and the piece's CPU seconds."""
+        cpu_s = self._owe(kind, size)
+        owed_s, self._owed_s = self._owed_s, 0.0
+        return await self._device.use(self._task, owed_s), cpu_s
+
     async def _compute(self, drawn: tuple[int, ...], upload: bool) -> None:
-        """Let the time of the drawn batches pass. If an upload follows, the last batch is charged only to its features:
-        the rest of it is computed after the upload."""
-        who = self._device.who()
-        costs = [self._device.costs.batch(who, self._assignment, samples) for samples in drawn]
-        parts, self._owed = [*self._owed, *(cost.total_s for cost in costs)], []
-        if upload and costs:
-            parts[-1], self._owed = costs[-1].forward_s, [costs[-1].rest_s]
-            self._last = costs[-1]
-        elif upload and self._last is not None and not parts:
-            parts = [self._last.forward_s]  # an upload without a new batch: its features are computed again
-        for cpu_s in parts:
-            self._metrics.compute_s += await self._device.use(self._task, cpu_s)
-            self._metrics.compute_cpu_s += cpu_s
-            self._uploads.check()
+        """Let the time of the drawn batches pass. If an upload follows, the last of them has only its features: the
+        rest of it is computed after the upload."""
+        for samples in drawn:
+            await self._end_batch()
+            self._samples = samples
+        if upload:
+            await self._end_computed(*self._kinds.uploading(drawn))
+        else:
+            await self._end_batch()
+            await self._end_computed(*self._kinds.finished())
+
+    async def _end_batch(self) -> None:
+        if self._samples:
+            await self._end_computed(*self._kinds.ended(self._samples))
+            self._samples = 0
+
+    async def _end_computed(self, kind: str, size: int) -> None:
+        wall_s, cpu_s = await self._end(kind, size)
+        self._metrics.compute_s += wall_s
+        self._metrics.compute_cpu_s += cpu_s
+        self._uploads.check()
 
     async def _reply(self, number: int) -> Body:
         start = self._device.now_s()
+        await self._device.use(self._task, self._owed_s)
+        self._owed_s = 0.0
         answer = await self._device.reply_to(number)
+        self._owe("receive", len(answer))
         self._metrics.reply_s += self._device.now_s() - start
         return answer

@@ -13,20 +13,11 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from edgebed.errors import RunError
-from orchestrator.rounds.event_loop import OwnWork
 
 T = TypeVar("T")
 RESOLUTION_S = 1e-9
 START_S = 1.0
 """Start of the virtual clock. Not 0, because 0 ns means "none" in places."""
-
-Charge = Callable[[OwnWork, int], float]
-"""Virtual seconds that work of the orchestrator on a number of bytes takes."""
-
-
-def free(work: OwnWork, size: int) -> float:
-    """A Charge in which nothing takes time."""
-    return 0.0
 
 
 class _Jumping(selectors.BaseSelector):
@@ -70,17 +61,12 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only through timers and `advance`. Calls for worker threads run inline, in one fixed order. What
+    """Time passes only through timers. Calls for worker threads run inline, in one fixed order. What
     happens depends on nothing but the timers that are set, so a simulation that goes on from a checkpoint with the same
-    timers and the same clock does the same.
-
-    Attributes:
-        charge: virtual seconds that calls through `run_charged` cost; their result arrives that much later.
-    """
+    timers and the same clock does the same."""
 
     def __init__(self) -> None:
         self._now_s = START_S
-        self.charge: Charge = free
         self._scheduled: list[_Timer]
         self._numbers = itertools.count(1)
         self._settling = 0
@@ -134,30 +120,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_at(at_s, lambda: None if reached.done() else reached.set_result(None))
         await reached
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass in which the loop does nothing else, for a computation in the loop's own thread."""
-        self._now_s += max(0.0, seconds)
-
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Run the call at once; it takes no virtual time."""
-        return self._run(func, args, lambda: 0.0)
-
-    def run_charged(self, work: OwnWork, size: int, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run the call at once; its result arrives after the virtual seconds that `charge` gives for the work."""
-        return self._run(call, (), lambda: self.charge(work, size))
-
-    def _run(self, call: Callable[..., T], args: tuple[Any, ...], cost: Callable[[], float]) -> asyncio.Future[T]:
         done: asyncio.Future[T] = self.create_future()
         try:
-            result = call(*args)
+            done.set_result(func(*args))
         except Exception as error:
             done.set_exception(error)
-            return done
-        seconds = cost()
-        if seconds > 0:
-            self.call_later(seconds, lambda: None if done.done() else done.set_result(result))
-        else:
-            done.set_result(result)
         return done
 
 

@@ -1,5 +1,5 @@
 """What a checkpoint of a simulated run holds besides weights and progress, so that the run goes on to the same bits:
-the virtual clock, the devices, the scenario, what the server's CPU remembers, and the laws that were measured."""
+the virtual clock, the devices, the scenario, and the laws that were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import msgspec
 from orchestrator.references.work_laws import Laws, WorkLaws
 from orchestrator.rounds.scenario_player import PlayerState, ScenarioPlayer
 from orchestrator.rounds.world import World
-from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.fleet import FleetState, SimulatedFleet
 from orchestrator.simulation.virtual import VirtualLoop
 
@@ -27,7 +26,6 @@ class WorldState(msgspec.Struct, frozen=True):
     records: int
     fleet: FleetState
     player: PlayerState | None
-    server: list[list[float]]  # of the CPU of each trainer
     laws: Laws
 
 
@@ -35,7 +33,7 @@ class SimulatedWorld(World):
     """The world of one simulated run.
 
     Args:
-        reference: whose laws are measured during the run; None: nothing is.
+        laws: that are measured during the run; None: nothing is.
         every_s: least seconds of wall time between two checkpoints. None: as many as keep them cheap.
     """
 
@@ -43,11 +41,10 @@ class SimulatedWorld(World):
         self,
         loop: VirtualLoop,
         fleet: SimulatedFleet,
-        reference: WorkLaws | None,
+        laws: WorkLaws | None,
         every_s: float | None = None,
     ) -> None:
-        self._loop, self._fleet, self._reference, self._every_s = loop, fleet, reference, every_s
-        self._server_cpus: list[Cpu] = []  # in the order in which they were made
+        self._loop, self._fleet, self._laws, self._every_s = loop, fleet, laws, every_s
         self._saved: WorldState | None = None
         self._records: Callable[[], int] = int
         self._player: ScenarioPlayer | None = None
@@ -65,14 +62,6 @@ class SimulatedWorld(World):
         if player is not None and self._saved is not None and self._saved.player is not None:
             player.restore(self._saved.player)
 
-    def server_cpu(self, cpu: Cpu | None) -> Cpu | None:
-        """The CPU of another trainer, as it was where the run goes on."""
-        if cpu is not None:
-            if self._saved is not None and len(self._server_cpus) < len(self._saved.server):
-                cpu.restore(self._saved.server[len(self._server_cpus)])
-            self._server_cpus.append(cpu)
-        return cpu
-
     async def settle(self, devices: Collection[str] | None = None) -> None:
         await self._fleet.settle(devices)
 
@@ -82,8 +71,7 @@ class SimulatedWorld(World):
             self._records(),
             self._fleet.state(devices),
             None if self._player is None else self._player.state(),
-            [cpu.state() for cpu in self._server_cpus],
-            Laws() if self._reference is None else self._reference.laws(),
+            Laws() if self._laws is None else self._laws.laws(),
         )
         found: dict[str, Any] = msgspec.to_builtins(state)
         return found
@@ -100,5 +88,5 @@ class SimulatedWorld(World):
         self.saved_s, self.first_record = last.now_s, first.records
         self._loop.start_at(min(first.now_s, testing["start_s"]) if testing else first.now_s)
         self._fleet.restore(first.fleet, [state.fleet for state in (last, *in_hand)])
-        if self._reference is not None:
-            self._reference.learn(last.laws)
+        if self._laws is not None:
+            self._laws.learn(last.laws)

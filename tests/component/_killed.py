@@ -20,6 +20,7 @@ from orchestrator.references.work_laws import BatchLaw, WorkLaws
 from orchestrator.runs import platform, session
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.resume import resume_request
+from orchestrator.simulation import choose_costs
 from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 
 
@@ -43,11 +44,14 @@ def measure_as(speed: float) -> None:
     def profile(model: StagedModel, cuts: Sequence[int], *_: object, **__: object) -> dict[int, CutCost]:
         return {cut: CutCost(cut, 1000, 1000 * cut, 0.01 * cut * speed, 0.01 * speed) for cut in cuts}
 
-    def law(self: WorkLaws, assignment: Assignment) -> BatchLaw:
-        return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
+    class Timed(WorkLaws):
+        def _measure_device(self, assignment: Assignment) -> BatchLaw:
+            return BatchLaw(0.0, 0.001 * assignment.stages * speed, 0.5)
+
+        _measure_server = _measure_device
 
     platform.profile_cuts = profile  # type: ignore[assignment]
-    WorkLaws._measure_device = WorkLaws._measure_server = law  # type: ignore[method-assign]  # noqa: SLF001
+    choose_costs.WorkLaws = Timed  # type: ignore[attr-defined]
 
 
 def main(file: Path) -> None:

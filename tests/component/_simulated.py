@@ -10,25 +10,23 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import read_shard
+from edgebed.device.pieces import BY_BYTES
 from edgebed.methods.base import Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Codec
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
-from orchestrator.rounds.event_loop import OwnWork
 from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import QUEUED_UPLOADS, RoundSettings, round_settings
 from orchestrator.scenario.agenda import Scenario
-from orchestrator.simulation.charging import Charging
-from orchestrator.simulation.costs import BatchCost, CostModel, Device
+from orchestrator.simulation.costs import BatchCost, CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.link import LinkCost
 from orchestrator.simulation.paper_costs import PaperCosts
@@ -45,32 +43,17 @@ class PlainCosts(PaperCosts):
 
     kind = "plain"
 
-    def __init__(self, own_s: Mapping[OwnWork, float] | None = None) -> None:
-        self._own_s = {"merge": 0.002} if own_s is None else own_s
-
-    def batch(self, device: Device, assignment: Assignment, samples: int) -> BatchCost:
+    def work(self, assignment: Assignment, samples: int) -> BatchCost:
         return BatchCost(0.1, 0.3 * (1 - assignment.train_from / assignment.stages))
 
-    def decode_s(self, device: Device, assignment: Assignment, size: int, first: bool) -> float:
-        return 0.01
+    def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
+        return 0.01 if kind in BY_BYTES else super().piece_s(assignment, kind, size)
 
-    def reply_s(self, device: Device, assignment: Assignment, size: int) -> float:
-        return 0.01
-
-    def encode_s(self, device: Device, assignment: Assignment, raw: int, codec: Codec) -> float:
-        return 0.01
-
-    def uplink(self, device: Device) -> LinkCost:
-        return LinkCost(0.001, 8 / device.limits.uplink_bit_s)
-
-    def downlink(self, device: Device) -> LinkCost:
-        return LinkCost(0.001, 8 / device.limits.downlink_bit_s)
+    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
+        return LinkCost(0.001, 8 / rate_bit_s)
 
     def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
         return 0.05 * len(assignments)
-
-    def orchestrator_s(self, work: OwnWork, size: int) -> float:
-        return self._own_s.get(work, 0.0)
 
 
 class Played:
@@ -155,25 +138,25 @@ async def _play(
         liveness_s=wanted.liveness_s,
         resolve=lambda name: known[name],
     )
-    charging = Charging(loop, costs)
-    note = charging.recording(record)
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
-    settings = msgspec.structs.replace(settings, queued_uploads=queued_uploads)
-    trainer = SimulatedTrainer(CPU, at_once, costs, charging.assignments)
-    driver = DriverPool(
-        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, note, fleet.lost, settings, job), fleet
+    settings = msgspec.structs.replace(
+        settings, queued_uploads=queued_uploads, costs=lambda device, assignment: costs.task_costs(assignment)
     )
-    note(_started(fleet, at_once, settings))
+    trainer = SimulatedTrainer(CPU, at_once, costs)
+    driver = DriverPool(
+        lambda: trainer, lambda trainer, job: RoundDriver(fleet, trainer, record, fleet.lost, settings, job), fleet
+    )
+    record(_started(fleet, at_once, settings))
     for fact in fleet.facts():
-        note(fact)
-    fleet.attach(note)
+        record(fact)
+    fleet.attach(record)
     player = None
     if scenario is not None:
         named = {device.name: device.profile.name for device in specs}
-        player = ScenarioPlayer(scenario, wanted.seed, named, fleet, note)
+        player = ScenarioPlayer(scenario, wanted.seed, named, fleet, record)
 
     def noted(told: Record) -> None:
-        note(told)
+        record(told)
         if player is not None:
             player.on_record(told)
 

@@ -18,8 +18,8 @@ from orchestrator.experiment import Experiment
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch, quiet
 from orchestrator.runs.resume import resume_request
-from orchestrator.simulation.kept import read_kept
 from orchestrator.simulation.run import SimulationRequest, resumed, simulate
+from orchestrator.simulation.simulation_file import read_file
 from tests.component import _killed
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,13 @@ CASES: dict[str, dict[str, Any]] = {
     "fedat and lost devices": {"methods": [{"name": "fedat", "tiers": 2}], "scenario": LOST},
     "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
     "late devices": {"methods": [{"name": "drop-slowest"}]},
-    "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "reference"}},
+    "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "timed"}},
+    "a reference": {"methods": [{"name": "dtfl", "tiers": 3}], "simulation": {"cost": "reference x86-avx512"}},
+    "fedat and a reference": {
+        "methods": [{"name": "fedat", "tiers": 2}],
+        "simulation": {"cost": "reference x86-avx512"},
+        "scenario": LOST,
+    },
 }
 
 
@@ -113,7 +119,7 @@ def test_what_a_simulation_does_not_go_on_with_is_refused(tmp_path: Path) -> Non
         resume_request(run, ["training.quorum=2"])
     request = resume_request(run, ["training.rounds=11"])
     assert request.backend == "simulated"
-    before = read_kept(run)
+    before = read_file(run)
     (run / "simulation.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(before, simd="AVX1")))
     with pytest.raises(UsageError, match="on a CPU with AVX1; here are"):
         simulate(resumed(request), Watch(quiet))

@@ -30,7 +30,7 @@ from orchestrator.records.types import (
 from orchestrator.scenario.agenda import Scenario
 from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
-from orchestrator.simulation.cpu import PlainCpu
+from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import training
@@ -92,21 +92,10 @@ def test_nothing_moves_over_a_link_that_is_cut() -> None:
     assert run_virtual(main) == pytest.approx(10.25)
 
 
-def test_a_transfer_within_a_task_has_the_least_latency() -> None:
-    async def main(loop: VirtualLoop) -> tuple[float, float]:
-        pipe = Pipe(lambda: LinkCost(0.5, 1e-6, least_s=0.1), loop.virtual_ns, lambda: None, 1000.0)
-        await pipe.carry(1_000_000)
-        outer_s = loop.time() - START_S
-        await pipe.carry(1_000_000, within=True)
-        return outer_s, loop.time() - START_S - outer_s
-
-    assert run_virtual(main) == pytest.approx((1.5, 1.1))
-
-
 def test_cpus_that_change_in_mid_task_count_from_then_on() -> None:
     async def main(loop: VirtualLoop) -> float:
         cpus = [1.0]
-        cpu = PlainCpu(lambda: cpus[0])
+        cpu = Cpu(lambda: cpus[0])
         working = asyncio.ensure_future(cpu.use(1.0))
         for at_s, now in ((0.5, 0.25), (1.5, 0.0), (5.0, 0.5)):
             await asyncio.sleep(START_S + at_s - loop.time())

@@ -167,12 +167,14 @@ def test_measured_costs_are_refused(table: Path) -> None:
     for simulation, method, why in [
         ("{}", "fedavg", "simulation.cost is left out"),
         ("{cost: reference}", "fedavg", "simulation.cost is reference"),
-        ("{cost: host}", "fedavg", "simulation.cost is host"),
+        ("{cost: timed}", "fedavg", "simulation.cost is timed"),
         ("{cost: operations}", "dtfl", "dtfl plans with the costs of the cuts"),
     ]:
         table.write_text(TABLE.replace("{cost: flops}", simulation).replace("fedavg", method))
         with pytest.raises(UsageError, match=why):
             refuse_measured(all_jobs(table)[0].experiment, table)
+    table.write_text(TABLE.replace("{cost: flops}", "{cost: reference x86-avx512}"))
+    refuse_measured(all_jobs(table)[0].experiment, table)
     table.write_text(TABLE.replace("fedavg", "dtfl"))
     refuse_measured(all_jobs(table)[0].experiment, table)
 

@@ -79,7 +79,6 @@ FLEET = "name: f\ndevices: [{profile: cpu0.2, count: 2}]\n"
         (["run", "{here}/experiment.yaml", "--log-file", "{here}/none/log"], "none/log"),
         (["run", "{here}/experiment.yaml"], "runs"),
         (["simulate", "{here}/experiment.yaml"], "runs"),
-        (["simulate", "{here}/experiment.yaml", "--calibrate-from", "{here}/run", "--save-calibration", "{here}"], ""),
     ],
 )
 def test_a_place_that_cannot_be_written_is_told_before_anything_starts(

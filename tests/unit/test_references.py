@@ -16,6 +16,7 @@ from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.types import HalfWork, Record, RoundStarted, RunStarted, ServerStep, Spent
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
+from orchestrator.references.lines import line_through
 from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, server_work, transfers
 from orchestrator.references.reference import PieceStats, Reference, half_key, load_reference, save_reference, task_key
 from orchestrator.references.task_costs import TaskCosts, spread_of
@@ -92,6 +93,13 @@ def test_what_transfers_cost_is_found_from_tasks_that_differ_in_them() -> None:
     assert found["receive"].byte_s == pytest.approx(1e-8)
     assert found["send"].fixed_s == pytest.approx(0.003)
     assert found["send"].byte_s == pytest.approx(2e-8)
+
+
+def test_a_line_has_no_negative_part() -> None:
+    assert line_through([]) == SizeLaw(0.0, 0.0)
+    assert line_through([(1000.0, 1.0), (3000.0, 2.0)]) == SizeLaw(pytest.approx(0.5), pytest.approx(0.0005))
+    assert line_through([(1000.0, 2.0), (3000.0, 1.0)]).byte_s == 0.0
+    assert line_through([(5000.0, 1.0)]) == SizeLaw(1.0, 0.0)
 
 
 NOTHING = Unseen()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import pytest
+import torch
 
+from edgebed.methods.base import ServerHalf
+from edgebed.models.staged import Weights
+from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
 from orchestrator.records.words.vocabulary import server_note, threads_note
-from orchestrator.simulation.costs import CostModel, Device
-from orchestrator.simulation.cpu import Cpu, PlainCpu
-from orchestrator.simulation.server import server_cpu, slots
+from orchestrator.simulation.paper_costs import PaperCosts
+from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.virtual import run_virtual
 
@@ -29,26 +30,39 @@ def test_a_server_trains_one_half_for_each_whole_cpu(cpus: float | None, at_once
     assert slots(Simulation(server_slots=0), 5, cpus) == at_once
 
 
-class Costs:
-    """A cost model that divides CPU seconds by CPUs."""
+class Costs(PaperCosts):
+    """Each piece of the server's work takes some seconds."""
 
-    def cpu(self, who: Callable[[], Device]) -> PlainCpu:
-        return PlainCpu(lambda: who().limits.cpus)
-
-
-async def _wall_s(cpu: Cpu, seconds: float, loop: VirtualLoop) -> float:
-    start = loop.time()
-    await cpu.use(seconds)
-    return loop.time() - start
+    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
+        return {"make": 1.0, "first step": 3.0, "step": 2.0, "read": 0.5}[kind]
 
 
-def test_a_simulated_server_with_a_quarter_of_a_cpu_takes_four_times_as_long() -> None:
-    costs = cast(CostModel, Costs())
-    quarter = server_cpu(costs, 0.25)
-    assert quarter is not None
-    assert run_virtual(partial(_wall_s, quarter, 2.0)) == pytest.approx(8.0)
-    assert server_cpu(costs, None) is None
-    assert server_cpu(costs, 2.0) is None  # each slot has a whole CPU
+class Nothing:
+    """A server half that learns nothing."""
+
+    devices = ("a",)
+
+    def step(self, uploads: Mapping[str, Weights]) -> dict[str, Weights]:
+        return {}
+
+    def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
+        return []
+
+    def weights(self) -> Weights:
+        return {}
+
+
+@pytest.mark.parametrize(("cpus", "factor"), [(0.25, 4.0), (1.0, 1.0)])
+def test_every_piece_of_a_simulated_servers_work_takes_its_seconds(cpus: float, factor: float) -> None:
+    async def pieces(loop: VirtualLoop) -> list[float]:
+        trainer, half = SimulatedTrainer(torch.device("cpu"), 1, Costs(), cpus), cast(ServerHalf, Nothing())
+        ends = []
+        for work in (trainer.run_step(half, {}), trainer.run_step(half, {}), trainer.read_weights(half)):
+            await work
+            ends.append(loop.time() - START_S)
+        return ends
+
+    assert run_virtual(pieces) == pytest.approx([3.0 * factor, 5.0 * factor, 5.5 * factor])
 
 
 def test_outputs_name_profiles_that_have_one_thread_left() -> None:
@@ -57,18 +71,3 @@ def test_outputs_name_profiles_that_have_one_thread_left() -> None:
     assert threads_note(4.87, {"cpu1": 1.0}) == ""
     assert "cpu2 (2 CPUs) runs one thread" in threads_note(1.5, cpus)
     assert "cpu2 (2 CPUs), cpu4 (4 CPUs) run one thread" in threads_note(4.87, cpus)
-
-
-def test_callers_share_a_device_and_urgent_work_goes_first() -> None:
-    async def main(loop: VirtualLoop) -> list[float]:
-        cpu, ends = PlainCpu(lambda: 0.5), list[float]()
-
-        async def caller(after_s: float, seconds: float, urgent: bool) -> None:
-            await asyncio.sleep(after_s)
-            await cpu.use(seconds, urgent=urgent)
-            ends.append(loop.time() - START_S)
-
-        await asyncio.gather(caller(0.0, 1.0, False), caller(1.0, 0.5, True), caller(1.0, 0.5, True))
-        return ends
-
-    assert run_virtual(main) == pytest.approx([3.0, 3.0, 4.0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from edgebed.wire.settings import Codec, Optimizer, Privacy
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import work_key
-from orchestrator.rounds.event_loop import in_thread
 from orchestrator.simulation.batched import (
     BUDGET_BYTES,
     FREE_SHARE,
@@ -42,10 +40,10 @@ from orchestrator.simulation.batched import (
     row_bytes,
     saved_bytes,
 )
-from orchestrator.simulation.choose_costs import calibration_of, cost_model
+from orchestrator.simulation.choose_costs import cost_model, wanted_reference
 from orchestrator.simulation.context import accelerator_named
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.cpu import PlainCpu, QuotaCpu
+from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost, Pipe
 from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts
 from orchestrator.simulation.pool import HalfPool
@@ -79,20 +77,12 @@ def test_an_hour_passes_at_once_and_everybody_sees_it() -> None:
     assert [round(ns / 1e9 - START_S, 6) for _, ns in seen] == [0.25, 3600]
 
 
-def test_a_call_for_a_worker_thread_runs_inline_and_costs_what_is_charged() -> None:
-    async def main(loop: VirtualLoop) -> tuple[float, float, int]:
-        loop.charge = lambda work, size: 2.5 + size if work == "decode" else 0.0
-        quotient, _ = await in_thread("decode", divmod, 7, 3, size=4)
-        charged = loop.time()
-        await in_thread("merge", abs, -1)
-        await asyncio.to_thread(abs, -1)
-        return charged, loop.time(), quotient
+def test_a_call_for_a_worker_thread_runs_inline_and_takes_no_time() -> None:
+    async def main(loop: VirtualLoop) -> tuple[float, int]:
+        quotient, _ = await asyncio.to_thread(divmod, 7, 3)
+        return loop.time(), quotient
 
-    assert run_virtual(main) == (START_S + 6.5, START_S + 6.5, 2)
-
-
-async def test_on_a_real_clock_such_a_call_runs_on_a_worker_thread() -> None:
-    assert await in_thread("merge", threading.get_ident) != threading.get_ident()
+    assert run_virtual(main) == (START_S, 2)
 
 
 def test_an_error_of_such_a_call_is_raised_where_it_is_awaited() -> None:
@@ -165,74 +155,9 @@ def test_a_transfer_given_up_frees_the_link() -> None:
 # ---- CPU ----
 
 
-def used(cpus: float, *seconds: float, threads: int = 1, period_s: float = 0.1) -> list[float]:
-    """When each of several pieces of work, one after another, is done."""
-
-    async def main(loop: VirtualLoop) -> list[float]:
-        cpu = QuotaCpu(lambda: cpus, lambda: threads, loop.time, 0.0, period_s)
-        done = []
-        for each in seconds:
-            await cpu.use(each)
-            done.append(loop.time() - START_S)
-        return done
-
-    return run_virtual(main)
-
-
-def test_without_a_quota_work_takes_its_seconds() -> None:
-    assert used(1.0, 0.25) == [pytest.approx(0.25, abs=1e-3)]
-    assert used(4.0, 1.0, threads=4) == [pytest.approx(0.25, abs=1e-3)]
-
-
-def test_work_within_the_quota_is_quick_and_the_rest_waits_for_the_next_period() -> None:
-    quick, slow = used(0.1, 0.008, 0.008)
-    assert quick == pytest.approx(0.008)
-    assert 0.1 <= slow <= 0.12
-
-
-def test_a_shorter_period_slows_shorter_work() -> None:
-    (usual,), (short,) = used(0.5, 0.040), used(0.5, 0.040, period_s=0.008)
-    assert usual == pytest.approx(0.040)
-    assert short == pytest.approx(0.080, abs=0.010)
-
-
-@pytest.mark.parametrize("cpus", [0.02, 0.1, 0.41, 0.82])
-def test_long_work_takes_its_seconds_divided_by_the_quota(cpus: float) -> None:
-    (done,) = used(cpus, 2.0)
-    assert done == pytest.approx(2.0 / cpus, rel=0.03)
-
-
-def test_an_idle_account_holds_one_quota_and_no_more() -> None:
+def test_cpu_seconds_are_divided_by_the_cpus() -> None:
     async def main(loop: VirtualLoop) -> float:
-        cpu = QuotaCpu(lambda: 0.1, lambda: 1, loop.time, 0.0)
-        await asyncio.sleep(50)
-        start = loop.time()
-        await cpu.use(0.1)
-        return loop.time() - start
-
-    assert run_virtual(main) == pytest.approx(0.9, abs=0.11)
-
-
-def test_urgent_work_goes_first_and_both_share_the_quota() -> None:
-    async def main(loop: VirtualLoop) -> tuple[float, float]:
-        cpu = QuotaCpu(lambda: 0.1, lambda: 1, loop.time, 0.0)
-        ends = {}
-
-        async def use(name: str, seconds: float, urgent: bool) -> None:
-            await cpu.use(seconds, urgent=urgent)
-            ends[name] = loop.time() - START_S
-
-        await asyncio.gather(use("training", 0.1, False), use("link", 0.02, True))
-        return ends["link"], ends["training"]
-
-    link, training = run_virtual(main)
-    assert link < 0.35
-    assert training == pytest.approx(1.2, abs=0.15)
-
-
-def test_the_papers_cpu_is_plain_division() -> None:
-    async def main(loop: VirtualLoop) -> float:
-        await PlainCpu(lambda: 0.2).use(1.0)
+        await Cpu(lambda: 0.2).use(1.0)
         return loop.time() - START_S
 
     assert run_virtual(main) == pytest.approx(5)
@@ -292,7 +217,11 @@ def test_fedpmts_operations_of_a_model_that_is_cut_are_refused() -> None:
     whole = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
     costs = OperationCosts(Operations(whole), 1e9)
     for cut in (assignment(stages=2, objective="server"), assignment(stages=len(whole), objective="head")):
-        for ask in (costs.check, lambda work: costs.work(work, 12), lambda work: costs.server_step_s([work], [12])):
+        for ask in (
+            costs.task_costs,
+            lambda work: costs.work(work, 12),
+            lambda work: costs.server_step_s([work], [12]),
+        ):
             with pytest.raises(UsageError, match="whole models"):
                 ask(cut)
     assert costs.server_step_s([assignment(objective="output", stages=len(whole))], [12]) == 0
@@ -522,13 +451,31 @@ def test_an_accelerator_that_is_not_there_is_refused() -> None:
             accelerator_named(name)
 
 
-def test_costs_of_a_host_that_was_not_measured_are_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path))
+# ---- the choice of costs ----
+
+
+def test_the_costs_are_those_of_the_reference_that_is_named_first() -> None:
     batch = (torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(UsageError, match="not in") as caught:
-        calibration_of(Simulation(cost="host"), tmp_path)
-    assert "edgebed profile host" in caught.value.hint
-    assert calibration_of(Simulation(), tmp_path) is None
-    assert cost_model(Simulation(), model(), batch, None).kind == "reference"
+
+    def kind(wanted: Simulation, speed: str) -> str:
+        reference = wanted_reference(wanted, speed, Path("e.yaml"))
+        return cost_model(wanted, model(), batch, reference).kind
+
+    assert kind(Simulation(), "host") == "timed"
+    assert kind(Simulation(), "reference x86-avx512") == "reference x86-avx512"
+    assert kind(Simulation(cost="reference x86-sse41"), "reference x86-avx512") == "reference x86-sse41"
+    assert kind(Simulation(cost="flops"), "reference x86-avx512") == "flops"
+    assert kind(Simulation(cost="timed"), "reference x86-avx512") == "timed"
+    larger = Simulation(as_if=Surrogate(model={"name": "resnet56"}))
+    assert wanted_reference(larger, "reference x86-avx512", Path("e.yaml")) is None
+    with pytest.raises(UsageError, match="there is no reference 'nowhere'"):
+        wanted_reference(Simulation(cost="reference nowhere"), "host", Path("e.yaml"))
+
+
+def test_a_larger_network_cannot_take_its_costs_from_a_reference() -> None:
+    wanted = Surrogate(model={"name": "resnet56"}, train_samples=900)
+    simulation = Simulation(cost="reference x86-avx512")
+    experiment = Experiment(name="x", fleet="", methods=[], model=MODEL, simulation=simulation)
+    with pytest.raises(UsageError, match="as_if with cost") as caught:
+        surrogate_costs(experiment, wanted, model(), [20, 40, 30])
+    assert caught.value.hint == "choose timed, flops or operations"

@@ -19,7 +19,7 @@ from orchestrator.records.timeline.held import HeldTask, by_origin, late_rounds
 from orchestrator.records.types import DeviceDone, Record, RunStarted, ServerStep, Spent, UpdateReceived
 from orchestrator.references.recording import record
 from orchestrator.references.reference import load_reference
-from orchestrator.runs.speed import HEAD_ROOM, MARGIN, at_wanted_speed, server_held_to
+from orchestrator.runs.speed import HEAD_ROOM, MARGIN, at_wanted_speed, kept_speed
 from orchestrator.scenario.agenda import Condition
 from tests.synthetic import Synthetic
 
@@ -131,7 +131,7 @@ def wanted(folder: Path, speed: str = "reference x86-sse41", **changes: Any) -> 
 def test_a_fleet_at_the_speed_of_its_host_stays_as_it_is(tmp_path: Path) -> None:
     spec = wanted(tmp_path, "host")
     assert at_wanted_speed(spec) is spec
-    assert server_held_to(msgspec.structs.replace(spec, server_cpus=2.0)) is None
+    assert kept_speed(msgspec.structs.replace(spec, server_cpus=2.0), {}).server is None
 
 
 def test_the_demand_has_a_margin_and_the_index_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_a_server_has_a_slot_for_each_whole_cpu_before_dilation(
 def test_a_server_is_held_to_the_reference_of_its_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.runs.speed.loop_s", lambda: 0.004)
     spec = at_wanted_speed(wanted(tmp_path, server_cpus=2.0))
-    held_to = server_held_to(spec)
+    held_to = kept_speed(spec, {}).server
     assert held_to is not None
     assert held_to.index == spec.speed.index
     optimizer = Optimizer("adam")
@@ -177,4 +177,4 @@ def test_a_server_is_held_to_the_reference_of_its_fleet(tmp_path: Path, monkeypa
         ("make", "read", "first step", "step"), "recorded"
     )
     assert held_to.costs("s2fl", demo)["step"].origin == "layers"
-    assert server_held_to(msgspec.structs.replace(spec, server_cpus=None)) is None
+    assert kept_speed(msgspec.structs.replace(spec, server_cpus=None), {}).server is None

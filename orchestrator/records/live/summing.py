@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from edgebed.pacing import HOST
 from orchestrator.records.critical.bound_by import mean_shares, parts_of, sentence
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.stragglers import CAUSES
@@ -90,7 +91,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         costs=started.host.get("costs", ""),
         dilation=run.dilation,
         grain=started.grain,
-        speed="" if run.enforcement == SIMULATED else started.speed,
+        speed="" if run.enforcement == SIMULATED and started.speed == HOST else started.speed,
         host_index=host_index(run),
         kernel=started.host.get("kernel", ""),
         hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,

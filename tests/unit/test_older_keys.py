@@ -1,4 +1,4 @@
-"""`simulation.faults`, a key of version 0.2: it becomes events of the scenario, for simulations only."""
+"""What older versions wrote under `simulation`: faults, which become events of the scenario; words for costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, from_dict
 from orchestrator.runs.feasibility import check_fleet
 from orchestrator.scenario.spec import ScenarioEvent
-from orchestrator.simulation.old_faults import with_events
+from orchestrator.simulation.older_keys import in_new_words
 from tests.unit._fleets import fleet
 
 PATH = Path("e.yaml")
@@ -32,7 +32,7 @@ def test_each_fault_is_an_event_behind_those_of_the_scenario() -> None:
     first = ScenarioEvent(at_s=3.0, device="d3", do="freeze")
     old = experiment(simulation={"faults": FAULTS}, scenario=[msgspec.to_builtins(first)])
     told: list[str] = []
-    new = with_events(old, PATH, told.append)
+    new = in_new_words(old, PATH, told.append)
     assert new.scenario == [
         first,
         ScenarioEvent(round=2, after_s=0.5, device="d0", do="leave", for_s=20.0),
@@ -45,14 +45,14 @@ def test_each_fault_is_an_event_behind_those_of_the_scenario() -> None:
     notice, _, events = said.partition("\n")
     assert notice.startswith("e.yaml: simulation.faults is an old key")
     again = experiment(scenario=[msgspec.to_builtins(first), *yaml.safe_load(events)])
-    assert with_events(again, PATH, told.append) is again
+    assert in_new_words(again, PATH, told.append) is again
     assert again == new
     assert len(told) == 1
 
 
 def test_a_run_does_not_keep_the_old_key() -> None:
     old = experiment(simulation={"faults": FAULTS})
-    new = with_events(old, PATH, lambda text: None)
+    new = in_new_words(old, PATH, lambda text: None)
     assert "faults" in msgspec.to_builtins(old)["simulation"]
     assert "faults" not in msgspec.to_builtins(new)["simulation"]
     assert "faults" not in msgspec.to_builtins(experiment())["simulation"]
@@ -61,7 +61,7 @@ def test_a_run_does_not_keep_the_old_key() -> None:
 def test_a_real_run_leaves_it_out_as_ever_and_an_empty_list_says_nothing() -> None:
     check_fleet(experiment(simulation={"faults": [{"device": "d9", "round": 0}]}), fleet(3), PATH)
     empty = experiment(simulation={"faults": []})
-    assert with_events(empty, PATH, pytest.fail) is empty
+    assert in_new_words(empty, PATH, pytest.fail) is empty
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_real_run_leaves_it_out_as_ever_and_an_empty_list_says_nothing() -> No
 def test_what_cannot_come_to_pass_is_refused(fault: dict[str, Any], message: str, hint: str) -> None:
     """In the words of the event, whose rounds count from 1: the user was told what to write."""
     told: list[str] = []
-    new = with_events(experiment(simulation={"faults": [fault]}), PATH, told.append)
+    new = in_new_words(experiment(simulation={"faults": [fault]}), PATH, told.append)
     with pytest.raises(UsageError, match=rf"^e\.yaml: scenario\[0\]\.{message}") as refused:
         check_fleet(new, fleet(3), PATH)
     assert refused.value.hint == hint
@@ -85,3 +85,31 @@ def test_what_cannot_come_to_pass_is_refused(fault: dict[str, Any], message: str
 def test_a_mistake_in_it_is_named_by_its_place(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"experiment: simulation\.faults"):
         experiment(simulation={"faults": wrong})
+
+
+def test_the_old_word_for_timed_costs_is_read_and_the_new_one_is_told() -> None:
+    told: list[str] = []
+    new = in_new_words(experiment(simulation={"cost": "reference"}), PATH, told.append)
+    assert new == experiment(simulation={"cost": "timed"})
+    assert told == [
+        "e.yaml: simulation.cost: reference is an old word, which the next version refuses; write timed, or name a "
+        "reference: reference NAME"
+    ]
+    assert in_new_words(new, PATH, pytest.fail) is new
+
+
+@pytest.mark.parametrize(
+    "gone", [{"cost": "host"}, {"cost": "calibrated", "calibration": "c.yaml"}, {"calibration": "c"}]
+)
+def test_costs_that_a_reference_replaces_are_refused_with_what_to_do(gone: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no calibration and no costs of a host") as refused:
+        experiment(simulation=gone)
+    assert "`edgebed reference record NAME`" in refused.value.hint
+    assert "{cost: reference NAME.json}" in refused.value.hint
+    assert experiment(simulation={"calibration": None}).simulation.cost is None  # as older versions wrote every run
+
+
+@pytest.mark.parametrize("cost", ["refrence x86", "flop", "", "references x", "timed x"])
+def test_a_strange_cost_is_refused_with_those_that_there_are(cost: str) -> None:
+    with pytest.raises(UsageError, match="simulation: cost"):
+        experiment(simulation={"cost": cost})

@@ -8,19 +8,20 @@ import msgspec
 import torch
 
 from edgebed.errors import UsageError
+from orchestrator.references.reference import Reference
 from orchestrator.runs.folder import RunFolder
 from orchestrator.simulation.batched import memory_bytes
-from orchestrator.simulation.calibration import Calibration
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SimulationFile(msgspec.Struct, frozen=True):
     """What the bits and costs of a simulation depend on.
 
     Attributes:
         devices, built: as in `SimulationRequest`.
         torch, simd: torch's version, and the instructions of the CPU that it uses.
         memory_bytes: that devices which train together may take (`batched.memory_bytes`).
-        calibration: of the costs; None: they are no calibration's.
+        reference: whose costs they are; None: of none.
+        calibration: older versions took costs from one, and no run goes on with it.
     """
 
     torch: str
@@ -29,10 +30,13 @@ class Kept(msgspec.Struct, frozen=True):
     devices: int | None = None
     built: bool = False
     memory_bytes: int = 0
-    calibration: Calibration | None = None
+    reference: Reference | None = None
+    calibration: None = None
 
 
-def kept_now(before: Kept | None, devices: int | None, accelerator: torch.device, built: bool) -> Kept:
+def file_now(
+    before: SimulationFile | None, devices: int | None, accelerator: torch.device, built: bool
+) -> SimulationFile:
     """That of a new simulation; `before`, where one goes on.
 
     Raises:
@@ -40,7 +44,7 @@ def kept_now(before: Kept | None, devices: int | None, accelerator: torch.device
     """
     version, simd = str(torch.__version__), torch.backends.cpu.get_cpu_capability()
     if before is None:
-        return Kept(version, simd, str(accelerator), devices, built, memory_bytes(accelerator))
+        return SimulationFile(version, simd, str(accelerator), devices, built, memory_bytes(accelerator))
     if (before.torch, before.simd) != (version, simd):
         raise UsageError(
             f"the simulation was begun with torch {before.torch} on a CPU with {before.simd}; here are torch {version} "
@@ -50,10 +54,10 @@ def kept_now(before: Kept | None, devices: int | None, accelerator: torch.device
     return before
 
 
-def read_kept(folder: Path) -> Kept:
+def read_file(folder: Path) -> SimulationFile:
     """That of a run. Raises UsageError where the file is damaged."""
     path = RunFolder(folder).simulation
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=SimulationFile)
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"{path}: {error}", hint="simulate anew") from None
