@@ -13,10 +13,10 @@ from functools import partial
 import msgspec
 
 from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
-from edgebed.errors import short
+from edgebed.errors import printable
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.messages import MOST_TEXT, Assignment, Report
 from edgebed.wire.order import batch_bounds
 
 HEADER_BYTES = 4096
@@ -27,9 +27,6 @@ MOST_CORES = 1024
 """Most CPU seconds that a device may report per second of the clock."""
 
 MOST_NOTES = 64
-MOST_TEXT = 500
-"""Characters that are kept of a text that a device sends."""
-
 MOST_MEMORY_MIB = float(1 << 24)
 
 MOST_PIECES = 256
@@ -121,7 +118,7 @@ def misfit(bounds: Bounds, batch: int, tensors: Weights) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    return short(", ".join(sorted(names))) or "nothing"
+    return printable(", ".join(sorted(names))) or "nothing"
 
 
 # ---- reports ----

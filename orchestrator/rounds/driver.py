@@ -16,14 +16,14 @@ from edgebed.errors import (
     TransferError,
     TransferRefused,
     in_words,
-    short,
+    printable,
     trace_of,
 )
 from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import MOST_TEXT, Cancel, Failure, Header, Reply, Task, Update, Upload
 from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.interfaces import Sender
 from orchestrator.records.types import (
@@ -37,7 +37,7 @@ from orchestrator.records.types import (
     TaskSent,
 )
 from orchestrator.rounds import machine as m
-from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
+from orchestrator.rounds.bounds import bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
 from orchestrator.rounds.event_loop import in_thread
@@ -211,8 +211,8 @@ class RoundDriver:
                 self._record(update_record(self._round, inbound, header, each_piece=self._settings.each_piece))
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
             case Failure(device, _, why, diverged, trace):
-                work.trace = short(trace, MOST_TRACE)
-                self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why, MOST_TEXT)))
+                work.trace = printable(trace, MOST_TRACE, "\n")
+                self._put(m.Dropped(device, "diverged" if diverged else "failed", printable(why, MOST_TEXT)))
 
     async def _take_slot(self, work: DeviceWork) -> None:
         """Wait until fewer uploads wait for the server half. This time is not counted as the link's."""

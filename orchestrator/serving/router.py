@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from torch import Tensor
 
-from edgebed.errors import EdgebedError, TransferError, TransferRefused, short
+from edgebed.errors import EdgebedError, TransferError, TransferRefused, printable
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import MOST_TEXT, Cancel, Failure, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.clock import now_ns, now_s
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
@@ -35,7 +35,6 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from orchestrator.rounds.bounds import MOST_TEXT
 
 AHEAD = 4
 """Largest number of requests that were sent to a node and are not decided yet."""
@@ -220,7 +219,7 @@ class Router:
                 node.ended.set()
                 self._forfeit(node, "it ended without answering")
             case Failure(_, _, why):
-                self._lose(node, f"it failed: {short(why, MOST_TEXT)}")
+                self._lose(node, f"it failed: {printable(why, MOST_TEXT)}")
             case _:
                 pass
 
@@ -229,7 +228,7 @@ class Router:
             tensors = decode_tensors(inbound.body, max_bytes=node.post.most_bytes)
             self._take(node, inbound, tensors)
         except (EdgebedError, KeyError, IndexError, ValueError, TypeError, RuntimeError, OverflowError) as error:
-            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {short(str(error))}")
+            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {printable(str(error))}")
             return
         node.ready.set()
         self._pump(node)
