@@ -134,9 +134,16 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
         return f"it reports {report.samples} samples, its shard has {bounds.samples}"
     if not 0 <= report.batches <= bounds.batches:
         return f"it reports {report.batches} batches, its assignment has {bounds.batches}"
+    return values_fault(report, elapsed_s) or _work_fault(bounds, report, elapsed_s)
+
+
+def values_fault(report: Report, elapsed_s: float) -> str:
+    """Why the numbers of a report cannot be true, whatever the task was, or ""."""
     if not math.isfinite(report.loss):
         return f"it reports a loss of {report.loss}"
-    return _amount_fault(report, elapsed_s) or _note_fault(report.notes) or _work_fault(bounds, report, elapsed_s)
+    if len(report.work) > MOST_PIECES:
+        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} are allowed"
+    return _amount_fault(report, elapsed_s) or _note_fault(report.notes)
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:
