@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,12 +57,16 @@ def open_lock(path: Path) -> int:
     /tmp with O_CREAT (fs.protected_regular)."""
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDONLY):
         try:
-            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except (FileNotFoundError, FileExistsError):
             continue
         except OSError as error:
             raise FleetError(f"{path} cannot be opened: {error.strerror}", hint=f"chmod 644 {path}") from None
-        with contextlib.suppress(PermissionError):  # it is another user's
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            os.close(file)
+            raise FleetError(f"{path} is no file of its own: somebody put it there", hint=f"see whose: ls -l {path}")
+        if status.st_uid == os.geteuid():
             os.fchmod(file, 0o644)
         return file
     raise FleetError(f"{path} cannot be made", hint=f"touch {path}")
