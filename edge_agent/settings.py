@@ -10,8 +10,9 @@ from edge_agent.telemetry import host_facts
 from edgebed.datasets.shard import Shard
 from edgebed.guarded import Guarded
 from edgebed.link.tls import Identity
-from edgebed.wire.messages import MOST_TEXT, Presence, encode
+from edgebed.wire.messages import Presence, encode
 from edgebed.wire.protocol import PROTOCOL
+from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import Topics
 
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
-from edgebed.wire.messages import Cost, PieceTimes
+from edgebed.wire.messages import Cost
+from edgebed.wire.piece_times import PieceTimes
 
 FIRST = "first "
 BATCH = ("batch", "forward", "rest")

@@ -13,7 +13,7 @@ import msgspec
 from edgebed.errors import UsageError, WireError, printable
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held, Limits
-from edgebed.wire.messages import MOST_TEXT
+from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import Topics, check_name
 
 HTTPS_PORT, MQTT_PORT = 7443, 8883

@@ -12,18 +12,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from edgebed.errors import WireError, printable
+from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.reading import Readings
 from edgebed.wire.settings import Arrivals, Augment, Codec, Optimizer, Privacy
-
-Text = Annotated[str, msgspec.Meta(max_length=500)]
-"""A name in a message of a device: of an agent, a task, a phase, a transfer."""
-
-MOST_TEXT = 500
-"""Characters that are kept of a text for people, such as an error."""
-
-Facts = Annotated[dict[Text, Text], msgspec.Meta(max_length=64)]
-Samples = Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]
-Runs = Annotated[tuple[float, ...], msgspec.Meta(max_length=100)]
+from edgebed.wire.texts import MOST_TEXT, Facts, Runs, Samples, Text, check_names, take_over
 
 SLOTS = 2
 """Encoded uploads that a device holds at once: one on the link and one that is ready to follow."""
@@ -59,9 +51,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: Privacy = Privacy()
     cpus: float = 0.0  # the device's quota, as it knows it
     arrivals: Arrivals | None = None
-    slots: int = (
-        0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy (SLOTS)
-    )
+    slots: int = 0  # encoded uploads held before the device stands still; 0 = as few as keep its link busy (SLOTS)
     augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs
@@ -159,9 +149,9 @@ class Presence(msgspec.Struct, frozen=True, tag="presence"):
     host: Facts = {}  # versions, machine, kernel
 
     def __post_init__(self) -> None:
-        _check_names(self.incarnation)
+        check_names(self.incarnation)
         if not all(key.isprintable() and value.isprintable() for key, value in self.host.items()):
-            _take_over(self, host={printable(key): printable(value, MOST_TEXT) for key, value in self.host.items()})
+            take_over(self, host={printable(key): printable(value, MOST_TEXT) for key, value in self.host.items()})
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -182,7 +172,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     board: Readings = ()  # since the last heartbeat; of boards only
 
     def __post_init__(self) -> None:
-        _check_names(self.task, self.phase, *(text for each in self.phases for text in (each.name, each.task)))
+        check_names(self.task, self.phase, *(text for each in self.phases for text in (each.name, each.task)))
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -229,7 +219,7 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
     gaps_s: Runs = ()
 
     def __post_init__(self) -> None:
-        _take_over(self, error=printable(self.error, MOST_TEXT))
+        take_over(self, error=printable(self.error, MOST_TEXT))
 
 
 # ---- control, both ways: transfers -----------------------------------------------------------------------------------
@@ -259,7 +249,7 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     why: str
 
     def __post_init__(self) -> None:
-        _take_over(self, why=printable(self.why, MOST_TEXT))
+        take_over(self, why=printable(self.why, MOST_TEXT))
 
 
 class Query(msgspec.Struct, frozen=True, tag="query"):
@@ -332,17 +322,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     batch: int
 
 
-class PieceTimes(msgspec.Struct, frozen=True, array_like=True):
-    """CPU time of the training thread in the pieces of one kind and size in a task: their number, seconds of all, and
-    microseconds of each of the first ones."""
-
-    kind: str
-    size: int
-    count: int
-    cpu_s: float
-    each_us: tuple[int, ...] = ()
-
-
 class Report(msgspec.Struct, frozen=True):
     """What a device measured during a task. Seconds on its monotonic clock; bytes are payload on the wire."""
 
@@ -412,17 +391,6 @@ def decode_control(data: bytes | memoryview) -> Control:
 def decode_header(data: bytes | memoryview) -> Header:
     """Raises WireError for anything that is not a transfer header of this protocol."""
     return _decode(_header_decoder, data)
-
-
-def _check_names(*texts: str) -> None:
-    for text in texts:
-        if not text.isprintable():
-            raise ValueError(f"{printable(text)!r} is no name: it holds what cannot be printed")
-
-
-def _take_over(message: msgspec.Struct, **fields: object) -> None:
-    for name, value in fields.items():
-        msgspec.structs.force_setattr(message, name, value)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:

@@ -16,8 +16,9 @@ from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
 from edgebed.errors import printable
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
-from edgebed.wire.messages import MOST_TEXT, Assignment, Report
+from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.order import batch_bounds
+from edgebed.wire.texts import MOST_TEXT
 
 HEADER_BYTES = 4096
 TENSOR_BYTES = 512

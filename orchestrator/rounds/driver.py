@@ -23,7 +23,8 @@ from edgebed.link.endpoint import ReceivedTransfer
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
-from edgebed.wire.messages import MOST_TEXT, Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.interfaces import Sender
 from orchestrator.records.types import (

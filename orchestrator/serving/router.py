@@ -23,8 +23,9 @@ from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
 from edgebed.methods.parts.serving import LOT
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import MOST_TEXT, Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
+from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (

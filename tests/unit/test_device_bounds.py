@@ -16,7 +16,6 @@ from edgebed.timeouts import timeout
 from edgebed.wire.boards import BoardState, decode_json
 from edgebed.wire.frames import Mark, pack_mark, unpack
 from edgebed.wire.messages import (
-    MOST_TEXT,
     Control,
     Credit,
     Phase,
@@ -30,6 +29,7 @@ from edgebed.wire.messages import (
     encode,
 )
 from edgebed.wire.protocol import PROTOCOL
+from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.export.columns import write_csv
 from orchestrator.fleet.control.member import JOINS_MINUTE, RECORD_BYTES

@@ -9,7 +9,8 @@ import pytest
 
 from edgebed.device.pieces import BY_LAYERS, RECORDED, seconds
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Assignment, PieceTimes
+from edgebed.wire.messages import Assignment
+from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
 from orchestrator.references.recording import TaskSeen, piece_stats, recorded_work, transfers
