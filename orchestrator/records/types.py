@@ -217,7 +217,8 @@ class DevicePhases(msgspec.Struct, frozen=True, gc=False, tag="device_phases"):
 
 class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     """The device's contribution is complete: update here and every server step done. `held_s`: how long its uploads,
-    arrived whole, waited for the server half to take them; its link stood still meanwhile."""
+    arrived whole, waited for the server half to take them; its link stood still meanwhile. `moved`: the norm of its
+    update's difference from what it was sent ÷ the norm of that; None: not known, or that was zero."""
 
     at_ns: int
     round: int
@@ -227,6 +228,7 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     link_bytes_s: float
     server_s: float
     held_s: float = 0.0
+    moved: float | None = None
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):

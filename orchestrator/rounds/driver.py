@@ -312,7 +312,7 @@ class RoundDriver:
         work.contribution = Contribution(device, work.bounds.samples, assignment, weights, server)
         server_s = self._trainer.busy_s(device) if device in self._with_server else 0.0
         work.outcome = outcome(device, work, header, server_s)
-        self._record(done_record(self._round, work.outcome, work.held_s))
+        self._record(done_record(self._round, work.outcome, work))
         self._put(m.Completed(device))
 
     async def _decode(self, inbound: ReceivedTransfer, most: int) -> Weights:

@@ -199,6 +199,7 @@ def _take_device(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     _count_batches(device, facts, indexed, own)
     if (done := facts.done.get(device.name)) is not None:
         device.actual_s[indexed.row] = done.seconds / facts.dilation
+        device.update_norms[indexed.row] = done.moved
     if (update := facts.updates.get(device.name)) is not None and update.report.reference_s:
         device.kept[indexed.row] = HeldTask(update.report.late_s / facts.dilation, update.report.reference_s)
     if not indexed.settled and not state.whole:
