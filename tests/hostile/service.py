@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec
@@ -265,20 +266,20 @@ async def late_login(lab: Lab) -> str:
         return "its session stays" if await asyncio.to_thread(wait) else "closed"
 
 
+def brokers() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True) if each.name() == "mosquitto"}
+
+
 async def restarts(lab: Lab) -> str:
     """A client id that the broker's log does not show whole; then another board joins (B9)."""
-    honest, cut = lab.link(await lab.board("honest"), "honest"), list[int]()
-    honest.on_connect(lambda: cut.append(1))
     hidden = lab.link(lab.keys("member"), "hidden id")
-    await honest.open()
     await hidden.open()
+    before = brokers()
     await lab.board("newcomer")
     await until(lambda: lab.live.applied == lab.store.read().version)
     got = await logged_in(lab.link(lab.keys("newcomer"), "newcomer"))
-    await until(lambda: honest.connected)
-    await honest.close()
     await hidden.close()
-    return f"the honest board was cut off {len(cut) - 1} times; the newcomer {got}"
+    return f"{got}; the broker {'went on' if brokers() == before else 'was restarted'}"
 
 
 async def retained(lab: Lab) -> str:
@@ -297,11 +298,8 @@ async def retained(lab: Lab) -> str:
     async with Orchestrator(lab) as later:
         later.link.publish("edgebed/marker", b"m")
         await until(lambda: "edgebed/marker" in later.heard)
-        return (
-            "none: 0 were kept"
-            if not any("invented" in topic for topic in later.heard)
-            else f"{sum('invented' in topic for topic in later.heard)} were kept"
-        )
+        kept = sum("invented" in topic for topic in later.heard)
+        return f"{kept} were kept" if kept else "none was kept"
 
 
 ATTEMPTS: tuple[Attempt[Lab], ...] = (
@@ -348,9 +346,9 @@ ATTEMPTS: tuple[Attempt[Lab], ...] = (
     Attempt("member", "gives an order to a device", says(FLEET.control_to("victim")), "dropped"),
     Attempt("member", "a last will for another device", says(FLEET.state("victim"), will=True), "dropped"),
     Attempt("member", "goes on after it was revoked", revoked, "cut off; refused; refused"),
-    Attempt("member", "B9: hides its client id", restarts, "cut off 0 times", "B9", "the honest board was cut off"),
-    Attempt("member", "B10: 10 retained messages of 1 MiB", retained, "none: 0 were kept", "B10", "10 were kept"),
     Attempt("member", "A8: logs in on a TLS session from before", late_login, "closed", "A8", "its session stays"),
+    Attempt("member", "B9: hides its client id", restarts, "logged in; the broker went on", "B9", "was restarted"),
+    Attempt("member", "B10: 10 retained messages of 1 MiB", retained, "none was kept", "B10", "10 were kept"),
 )
 
 
