@@ -12,8 +12,9 @@ from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceOut, Fault, RoundFinished, RunFinished
 from orchestrator.runs.folder import RunFolder
 from tests.hostile.agent import ATTACKS, SAID
-from tests.hostile.attempts import Result, table
+from tests.hostile.attempts import table
 from tests.hostile.fleet import HOSTILE, attacked
+from tests.hostile.program import in_fleet
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
 
@@ -33,11 +34,9 @@ async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path) -> None:
         assert (out.device, said in out.why) == (HOSTILE, True), f"{attack}: {out.why}"
         assert len(out.why) < 1000
         assert out.why.isprintable()
-    results = [
-        Result("device", attack, outs[number].why[:100] if number in outs else "", said, True)
-        for number, (attack, said) in enumerate(SAID.items())
-    ]
+    results = in_fleet(records)
     print(table(results))
+    assert [each for each in results if not each.fine] == []
     (large,) = [r.what for r in records if isinstance(r, Fault) and "control message of more than 64 KiB" in r.what]
     assert large
     (much,) = [r.what for r in records if isinstance(r, Fault) and "KiB of records a second" in r.what]
