@@ -16,7 +16,7 @@ OWN_WORK = ("decode", "compute", "encode")
 """Phases in which the device itself computes. In the others it waits."""
 
 MOST_PER_STATUS = 400
-MOST_BYTES = 32_000
+MOST_BYTES = 56_000
 """Phases in one message, and bytes of them, about. Above 64 KiB a Status would be refused."""
 
 Usage = tuple[int, int, int]
