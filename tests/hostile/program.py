@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.records.types import DeviceOut, Record
+from tests.component._between import padded_ca
 from tests.component._boards import made, running
-from tests.component.test_man_in_the_middle import padded_ca
 from tests.hostile import host, service
 from tests.hostile.agent import SAID
 from tests.hostile.attempts import Result, tried
