@@ -294,13 +294,13 @@ def real_step() -> Work:
 
 def _link(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
     sends = probe.kind == "upload"
-    role = link_probe.Role(link_probe.token_of(probe.id), sends, probe.size, probe.connections)
+    token = link_probe.token_of(probe.id)
     start, cpu = time.monotonic(), time.thread_time()
     sockets: list[socket.socket] = []
     try:
         for _ in range(probe.connections):
             sockets.append(socket.create_connection((probe.host, probe.port), timeout=link_probe.PATIENCE_S))
-            sockets[-1].sendall(role.pack())
+            link_probe.greet(sockets[-1], token, sends, probe.size, probe.connections)
         if sends:
             link_probe.send(sockets, probe.size, _waiting(throttle.uplink))
             wall_s, moved = time.monotonic() - start, probe.size

@@ -12,6 +12,7 @@ from edgebed.guarded import Guarded
 from edgebed.link.tls import Identity
 from edgebed.wire.messages import Presence, encode
 from edgebed.wire.protocol import PROTOCOL
+from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import Topics
 
 
@@ -56,9 +57,14 @@ def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Sha
             samples=shard.samples if shard else 0,
             labels=tuple(shard.label_counts) if shard else (),
             shard=shard.sha256 if shard else "",
-            host=host_facts() | (board_facts(shard.accelerator) if settings.board else {}) if shard else {},
+            host=_facts(shard, settings.board) if shard else {},
         )
     )
+
+
+def _facts(shard: Shard, board: bool) -> dict[str, str]:
+    facts = host_facts() | (board_facts(shard.accelerator) if board else {})
+    return {key: value[:MOST_TEXT] for key, value in facts.items()}
 
 
 def new_incarnation() -> str:

@@ -147,6 +147,10 @@ def lasting(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"
 
 
-def short(text: str, most: int = 200) -> str:
-    """What a message shows of a text that came from elsewhere: its first `most` characters."""
-    return text if len(text) <= most else f"{text[:most]}…"
+def printable(text: str, most: int = 200, keep: str = "") -> str:
+    """Text that came from elsewhere, as messages, records and tables show it: its first `most` characters, with a space
+    for each that cannot be printed (control characters, marks that turn or hide text) and is not in `keep`."""
+    cut = text[:most]
+    if not cut.isprintable():
+        cut = "".join(each if each.isprintable() or each in keep else " " for each in cut)
+    return cut if len(text) <= most else f"{cut}…"

@@ -54,7 +54,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sample: Share = 1.0  # share of the devices that is drawn each round
     evaluate_every: Rounds = 1  # weights are tested every so many rounds, and at the end
     round_ceiling_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 21_600.0  # longest round, before dilation
-    max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None  # largest |update - start| / |start| to merge
+    max_update_norm: Annotated[float, msgspec.Meta(gt=0)] | None = 10.0  # largest |update - start| / |start| to merge
     seed: Seed = 0
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None  # per round, before dilation
     quorum: Positive = 1  # merged devices that a round needs

@@ -16,7 +16,8 @@ OWN_WORK = ("decode", "compute", "encode")
 """Phases in which the device itself computes. In the others it waits."""
 
 MOST_PER_STATUS = 400
-"""Phases in one message. It keeps a Status below about 20 KB."""
+MOST_BYTES = 56_000
+"""Phases in one message, and bytes of them, about. Above 64 KiB a Status would be refused."""
 
 Usage = tuple[int, int, int]
 """What a phase used: CPU nanoseconds, nanoseconds for which the quota stopped the device, and how often it did."""
@@ -84,6 +85,8 @@ class PhaseLog:
     def pending(self, most: int | None = MOST_PER_STATUS) -> tuple[int, tuple[Phase, ...]]:
         """Number of the first phase that is not acknowledged, and at most `most` phases from there on."""
         with self._lock:
+            if most is not None and self._closed:
+                most = min(most, MOST_BYTES // (80 + len(self._closed[0].task)))
             return self._first, tuple(self._closed)[:most]
 
     def seen(self, upto: int) -> None:

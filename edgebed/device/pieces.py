@@ -27,7 +27,8 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
-from edgebed.wire.messages import Cost, PieceTimes
+from edgebed.wire.messages import Cost
+from edgebed.wire.piece_times import PieceTimes
 
 FIRST = "first "
 BATCH = ("batch", "forward", "rest")

@@ -19,12 +19,12 @@ class Allowance:
         self._rate, self._burst = rate, burst
         self._left, self._at = burst, 0.0
 
-    def take(self, now: float) -> bool:
-        """Whether one more message is within the rate."""
+    def take(self, now: float, amount: float = 1.0) -> bool:
+        """Whether so many more messages (or bytes, where it counts bytes) are within the rate."""
         if self._at:
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
         self._at = now
-        if self._left < 1:
+        if self._left < amount:
             return False
-        self._left -= 1
+        self._left -= amount
         return True

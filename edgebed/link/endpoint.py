@@ -32,9 +32,12 @@ CHUNK_BYTES = 1 << 20
 WINDOW = 4
 TRANSFERS = 2
 MAX_INBOUND_BYTES = 64 << 20
+MAX_CONTROL_BYTES = 64 << 10
+"""Bytes of a control message. Nothing that an honest peer sends is longer."""
 
 
 UNREADABLE = "sends what is no message of this protocol"
+TOO_LONG = f"sends a control message of more than {MAX_CONTROL_BYTES >> 10} KiB"
 FALSE = "speaks for somebody else"
 TOO_MANY = f"sends more than {MESSAGES_S:.0f} messages a second"
 UNKNOWN = "is not a device of this fleet"
@@ -286,6 +289,9 @@ class TransferEndpoint:
         if peer is None or not self._allowed(peer, peer.messages):
             return
         self.heard = time.monotonic()
+        if len(payload) > MAX_CONTROL_BYTES:
+            self._drop(peer.name, TOO_LONG)
+            return
         try:
             message = decode_control(payload)
         except WireError:

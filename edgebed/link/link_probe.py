@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import selectors
 import socket
 import struct
@@ -21,7 +22,8 @@ SO_TIMESTAMPNS = 35  # likewise
 PATIENCE_S = 60.0
 """A link on which nothing moves for so long is broken."""
 
-_ROLE = struct.Struct("!16sBQI")
+NONCE_BYTES = 16
+_ROLE = struct.Struct("!32sBQI")
 _TIMESPEC = struct.Struct("ll")
 
 Wait = Callable[[int], None]
@@ -44,9 +46,10 @@ def units_per_cpu_s(seconds: float) -> float:
 
 
 class Role(msgspec.Struct, frozen=True):
-    """The first bytes of every connection of a link probe. `size` is bytes in all."""
+    """What a device answers to the nonce with which the server greets every connection. `size` is bytes in all;
+    `proof` shows that it knows the probe's token, which does not cross the network here."""
 
-    token: bytes
+    proof: bytes
     device_sends: bool
     size: int
     connections: int
@@ -54,17 +57,39 @@ class Role(msgspec.Struct, frozen=True):
     SIZE = _ROLE.size
 
     def pack(self) -> bytes:
-        return _ROLE.pack(self.token, self.device_sends, self.size, self.connections)
+        return _ROLE.pack(self.proof, self.device_sends, self.size, self.connections)
+
+    @classmethod
+    def of(cls, token: bytes, nonce: bytes, device_sends: bool, size: int, connections: int) -> Role:
+        bare = cls(bytes(32), device_sends, size, connections)
+        return cls(_proof(token, nonce, bare), device_sends, size, connections)
+
+    def shows(self, token: bytes, nonce: bytes) -> bool:
+        """Whether it is of a device that knows this token."""
+        bare = Role(bytes(32), self.device_sends, self.size, self.connections)
+        return hmac.compare_digest(self.proof, _proof(token, nonce, bare))
 
     @classmethod
     def unpack(cls, data: bytes) -> Role:
         """Raises WireError for other bytes, or more than a calibration ever asks for."""
         if len(data) != _ROLE.size:
             raise WireError("not a link probe")
-        token, sends, size, connections = _ROLE.unpack(data)
+        proof, sends, size, connections = _ROLE.unpack(data)
         if sends > 1 or not 0 < size <= 2**34 or not 0 < connections <= 64:
             raise WireError("not a link probe")
-        return cls(token, bool(sends), size, connections)
+        return cls(proof, bool(sends), size, connections)
+
+
+def _proof(token: bytes, nonce: bytes, bare: Role) -> bytes:
+    return hmac.digest(token, nonce + bare.pack(), "sha256")
+
+
+def greet(connection: socket.socket, token: bytes, device_sends: bool, size: int, connections: int) -> None:
+    """Tell a probe server which probe a new connection belongs to. Raises OSError."""
+    nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
+    if len(nonce) != NONCE_BYTES:
+        raise ConnectionError("the probe server closed the connection")
+    connection.sendall(Role.of(token, nonce, device_sends, size, connections).pack())
 
 
 def token_of(probe_id: str) -> bytes:

@@ -6,14 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from edgebed.errors import CalibrationError, WireError
 from edgebed.link import link_probe
+
+PORTS = range(7444, 7448)
+"""Where other hosts reach a probe server: the first of these ports that is free."""
+
+STRANGERS, DEVICES = 64, 4096
+"""Connections that have not shown yet to which probe they belong: of an address that other hosts reach, and of one that
+only devices of this host reach."""
+
+GREETING_S = 20.0
+"""Seconds in which a connection must show it."""
 
 
 class Expected:
@@ -36,10 +48,11 @@ class ProbeServer:
 
     Args:
         addresses: the addresses of this host on which to listen.
+        outside: those of them that other hosts reach.
     """
 
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._addresses = sorted(set(addresses))
+    def __init__(self, addresses: Iterable[str], outside: Collection[str] = ()) -> None:
+        self._addresses, self._outside = sorted(set(addresses)), outside
         self._listeners: dict[str, socket.socket] = {}
         self._expected: dict[bytes, Expected] = {}
         self._lock = threading.Lock()
@@ -47,16 +60,17 @@ class ProbeServer:
     async def __aenter__(self) -> ProbeServer:
         for address in self._addresses:
             try:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                listener = socket.create_server((address, 0), family=family, backlog=256)
+                listener = _listen(address, PORTS if address in self._outside else (0,))
             except OSError as error:
                 await self.__aexit__()
+                outside = f"end the calibrations that use the ports {PORTS[0]} to {PORTS[-1]}"
                 raise CalibrationError(
                     f"cannot listen on {address}: {error.strerror}",
-                    hint="the fleet's networks are gone: start it again",
+                    hint=outside if address in self._outside else "the fleet's networks are gone: start it again",
                 ) from None
             self._listeners[address] = listener
-            threading.Thread(target=self._accept, args=(listener,), name="edgebed-peer", daemon=True).start()
+            room = threading.Semaphore(STRANGERS if address in self._outside else DEVICES)
+            threading.Thread(target=self._accept, args=(listener, room), name="edgebed-peer", daemon=True).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -82,7 +96,7 @@ class ProbeServer:
         for connection in entry.sockets if entry else ():
             connection.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, room: threading.Semaphore) -> None:
         while True:
             try:
                 connection, _ = listener.accept()
@@ -90,26 +104,60 @@ class ProbeServer:
                 continue
             except OSError:
                 return
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            if not room.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection, room), daemon=True).start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Read which probe a connection belongs to. The last connection of a probe starts the measurement, in this
-        thread."""
+    def _serve(self, connection: socket.socket, room: threading.Semaphore) -> None:
         try:
-            connection.settimeout(link_probe.PATIENCE_S)
-            role = link_probe.Role.unpack(connection.recv(link_probe.Role.SIZE, socket.MSG_WAITALL))
+            ready = self._greet(connection)
+        finally:
+            room.release()
+        if ready is not None:
+            _settle(*ready)
+
+    def _greet(self, connection: socket.socket) -> tuple[Expected, link_probe.Role] | None:
+        """Read which probe a connection belongs to. Returns the probe whose last connection it is, which starts the
+        measurement."""
+        nonce = secrets.token_bytes(link_probe.NONCE_BYTES)
+        try:
+            said = _greeting(connection, nonce)
+            role = link_probe.Role.unpack(said)
         except (OSError, WireError):
             connection.close()
-            return
+            return None
         with self._lock:
-            entry = self._expected.get(role.token)
-            if entry is not None:
+            entry = next((each for token, each in self._expected.items() if role.shows(token, nonce)), None)
+            if entry is not None and len(entry.sockets) < role.connections:
                 entry.sockets.append(connection)
-                ready = len(entry.sockets) == role.connections
-        if entry is None:
-            connection.close()
-        elif ready:
-            _settle(entry, role)
+                return (entry, role) if len(entry.sockets) == role.connections else None
+        connection.close()
+        return None
+
+
+def _listen(address: str, ports: Sequence[int]) -> socket.socket:
+    """On the first of the ports that is free. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        with contextlib.suppress(OSError) if port != ports[-1] else contextlib.nullcontext():
+            return socket.create_server((address, port), family=family, backlog=256)
+    raise AssertionError("there is a last port")
+
+
+def _greeting(connection: socket.socket, nonce: bytes) -> bytes:
+    """What the other end says, within GREETING_S."""
+    deadline, said = time.monotonic() + GREETING_S, b""
+    connection.settimeout(GREETING_S)
+    connection.sendall(nonce)
+    while len(said) < link_probe.Role.SIZE:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        more = connection.recv(link_probe.Role.SIZE - len(said))
+        if not more:
+            break
+        said += more
+    connection.settimeout(link_probe.PATIENCE_S)
+    return said
 
 
 def _settle(entry: Expected, role: link_probe.Role) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from edgebed.errors import UsageError, WireError, short
+from edgebed.errors import UsageError, WireError, printable
 from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held, Limits
+from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import Topics, check_name
 
 HTTPS_PORT, MQTT_PORT = 7443, 8883
@@ -157,13 +158,17 @@ class BoardState(msgspec.Struct, frozen=True):
     unheld: str = ""
     life: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("version", "fleet", "error", "unheld", "life"):
+            msgspec.structs.force_setattr(self, name, printable(getattr(self, name), MOST_TEXT))
+
 
 def decode_json(data: bytes, kind: type[T]) -> T:
     """Raises WireError."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"{short(repr(data[:80]))} is no {kind.__name__}: {error}") from None
+        raise WireError(f"{printable(repr(data[:80]))} is no {kind.__name__}: {error}") from None
 
 
 def decode_order(data: bytes) -> BoardOrder | None:
@@ -177,15 +182,11 @@ def decode_order(data: bytes) -> BoardOrder | None:
     except UsageError as error:
         raise WireError(str(error)) from None
     if not SHA256.fullmatch(wanted.shard):
-        raise WireError(f"{short(wanted.shard)!r} is no SHA-256 of a shard")
+        raise WireError(f"{printable(wanted.shard)!r} is no SHA-256 of a shard")
     return wanted
 
 
 def plain_facts(facts: dict[str, Any]) -> dict[str, str]:
     """At most 32 facts of at most 200 printable characters, as they may be shown and kept."""
     kept = list(facts.items())[:32]
-    return {_printable(key, 40): _printable(value, 200) for key, value in kept}
-
-
-def _printable(text: Any, most: int) -> str:
-    return "".join(each for each in str(text)[:most] if each.isprintable())
+    return {printable(str(key)[:40]): printable(str(value)[:200]) for key, value in kept}

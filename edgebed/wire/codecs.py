@@ -29,7 +29,7 @@ import torch
 import zstandard
 from torch import Tensor
 
-from edgebed.errors import UsageError, WireError, short
+from edgebed.errors import UsageError, WireError, printable
 from edgebed.wire.settings import Codec
 
 DTYPES = ("float32", "float16", "uint8")
@@ -152,7 +152,7 @@ def _first_dtype(name: str, plain: Mapping[str, Tensor], dtype: str | None) -> t
         return plain[name].dtype
     target = _FROM_NAME.get(dtype)
     if target is None or not target.is_floating_point:
-        raise WireError(f"tensor {short(name)!r} claims to have been {short(dtype)!r}")
+        raise WireError(f"tensor {printable(name)!r} claims to have been {printable(dtype)!r}")
     return target
 
 
@@ -165,11 +165,11 @@ def _restore(name: str, plain: Mapping[str, Tensor], dtype: str | None) -> Tenso
     scale, low = plain.get(f"#scale:{name}"), plain.get(f"#low:{name}")
     wide = torch.float64 if target == torch.float64 else torch.float32  # as `_quantise` writes them
     if scale is None or low is None or x.dtype != torch.uint8 or not scale.dtype == low.dtype == wide:
-        raise WireError(f"tensor {short(name)!r} cannot be restored: its scale is missing or of another dtype")
+        raise WireError(f"tensor {printable(name)!r} cannot be restored: its scale is missing or of another dtype")
     try:
         return x.to(scale.dtype).mul_(scale.expand(x.shape)).add_(low.expand(x.shape)).to(target)
     except RuntimeError as error:
-        raise WireError(f"tensor {short(name)!r} cannot be restored: {short(str(error))}") from None
+        raise WireError(f"tensor {printable(name)!r} cannot be restored: {printable(str(error))}") from None
 
 
 # ---- the safetensors format ------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _read(view: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise WireError("not a body of tensors: they overlap")
         return {name: _tensor(name, entry, data) for name, entry in typed.items()}, formats
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise WireError(f"not a body of tensors: {short(str(error))}") from None
+        raise WireError(f"not a body of tensors: {printable(str(error))}") from None
 
 
 def _tensor(name: str, entry: _Entry, data: memoryview) -> Tensor:
@@ -221,16 +221,16 @@ def _tensor(name: str, entry: _Entry, data: memoryview) -> Tensor:
     # The shape is looked at before its product is taken: that of a hundred thousand large numbers takes seconds.
     possible = len(entry.shape) <= _MAX_DIMENSIONS and all(0 <= n <= _MAX_LENGTH for n in entry.shape)
     if dtype is None or not possible or not 0 <= begin <= end <= len(data):
-        raise WireError(f"tensor {short(name)!r} has an impossible dtype, shape or place: {short(str(entry))}")
+        raise WireError(f"tensor {printable(name)!r} has an impossible dtype, shape or place: {printable(str(entry))}")
     count = math.prod(entry.shape)
     if count * dtype.itemsize != end - begin:
-        raise WireError(f"tensor {short(name)!r} of shape {entry.shape} does not fill its {end - begin} bytes")
+        raise WireError(f"tensor {printable(name)!r} of shape {entry.shape} does not fill its {end - begin} bytes")
     try:
         if not count:
             return torch.empty(entry.shape, dtype=dtype)
         return torch.frombuffer(data[begin:end], dtype=dtype).reshape(entry.shape)
     except (RuntimeError, ValueError, OverflowError) as error:
-        raise WireError(f"tensor {short(name)!r}: {error}") from None
+        raise WireError(f"tensor {printable(name)!r}: {error}") from None
 
 
 def _decompress(view: memoryview, max_bytes: int) -> memoryview:

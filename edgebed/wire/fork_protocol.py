@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edgebed.errors import WireError, short
+from edgebed.errors import WireError, printable
 
 HOST_PID = "EDGEBED_AGENT_PID"
 """The environment variable in which an agent with a PID namespace of its own finds its number on the host."""
@@ -59,4 +59,4 @@ def decode(line: bytes) -> Message:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message of the fork server: {line[:200]!r}: {short(str(error))}") from None
+        raise WireError(f"not a message of the fork server: {line[:200]!r}: {printable(str(error))}") from None

@@ -9,10 +9,14 @@ that is still missing was lost (the connection keeps order), and never merely sl
 from __future__ import annotations
 
 import zlib
+from typing import Annotated
 
 import msgspec
 
-from edgebed.errors import WireError, short
+from edgebed.errors import WireError, printable
+
+Text = Annotated[str, msgspec.Meta(max_length=100)]
+"""The name of a transfer."""
 
 EMPTY = memoryview(b"")
 
@@ -25,8 +29,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Chunk `index` of `count`. `after` is the sender's transfer before this one while that is not done, else "";
     `total` is the body's length in bytes; `crc` covers all other fields."""
 
-    transfer: str
-    after: str
+    transfer: Text
+    after: Text
     index: int
     count: int
     total: int
@@ -39,8 +43,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     """Mark `number` of a transfer of `count` chunks, of which the receiver has credited `credited`; `after` as in
     Chunk."""
 
-    transfer: str
-    after: str
+    transfer: Text
+    after: Text
     number: int
     count: int
     credited: int
@@ -75,7 +79,7 @@ def unpack(data: bytes | memoryview) -> Frame:
     try:
         frame = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a frame of this protocol: {short(str(error))}") from None
+        raise WireError(f"not a frame of this protocol: {printable(str(error))}") from None
     if isinstance(frame, Chunk):
         _check(frame)
     return frame

@@ -7,13 +7,15 @@ carries the state it speaks of, so receiving one twice changes nothing. *Headers
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from edgebed.errors import WireError, short
+from edgebed.errors import WireError, printable
+from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.reading import Readings
 from edgebed.wire.settings import Arrivals, Augment, Codec, Optimizer, Privacy
+from edgebed.wire.texts import MOST_TEXT, Facts, Runs, Samples, Text, check_names, take_over
 
 SLOTS = 2
 """Encoded uploads that a device holds at once: one on the link and one that is ready to follow."""
@@ -49,9 +51,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: Privacy = Privacy()
     cpus: float = 0.0  # the device's quota, as it knows it
     arrivals: Arrivals | None = None
-    slots: int = (
-        0  # encoded uploads that the device holds before it stands still; 0 = as few as keep its link busy (SLOTS)
-    )
+    slots: int = 0  # encoded uploads held before the device stands still; 0 = as few as keep its link busy (SLOTS)
     augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs
@@ -140,30 +140,40 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 class Presence(msgspec.Struct, frozen=True, tag="presence"):
     """Retained: who the device is. The last will is the same message with `online=False`."""
 
-    device: str
-    incarnation: str  # new for every start of the agent
+    device: Text
+    incarnation: Text  # new for every start of the agent
     online: bool
     protocol: int
     samples: int = 0
-    labels: tuple[int, ...] = ()  # samples per class
-    shard: str = ""  # SHA-256 of the shard file
-    host: dict[str, str] = {}  # versions, machine, kernel
+    labels: Samples = ()  # samples per class
+    shard: Text = ""  # SHA-256 of the shard file
+    host: Facts = {}  # versions, machine, kernel
+
+    def __post_init__(self) -> None:
+        check_names(self.incarnation)
+        if not all(key.isprintable() and value.isprintable() for key, value in self.host.items()):
+            take_over(self, host={printable(key): printable(value, MOST_TEXT) for key, value in self.host.items()})
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Heartbeat. `progress` grows with every batch, chunk or phase; liveness depends on it, not on a fixed time."""
 
-    device: str
-    incarnation: str
+    device: Text
+    incarnation: Text
     configured: int  # seq of the last Configure taken over
-    task: str
-    phase: str
+    task: Text
+    phase: Text
     progress: int
     cpu_s: float  # CPU time of the agent since its start
     sent_ns: int  # device's monotonic clock
-    phases: tuple[Phase, ...] = ()  # closed phases the orchestrator has not acknowledged yet
+    phases: Annotated[
+        tuple[Phase, ...], msgspec.Meta(max_length=1000)
+    ] = ()  # closed phases the orchestrator has not acknowledged yet
     first_phase: int = 0  # running number of phases[0]
     board: Readings = ()  # since the last heartbeat; of boards only
+
+    def __post_init__(self) -> None:
+        check_names(self.task, self.phase, *(text for each in self.phases for text in (each.name, each.task)))
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -171,8 +181,8 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
     another without gap. `cpu_ns` is the agent's CPU time within it (all threads); `throttled_ns` and `throttled` are
     for how long and how often its cgroup was stopped in it, 0 where that cannot be seen."""
 
-    name: str
-    task: str
+    name: Text
+    task: Text
     start_ns: int
     end_ns: int
     cpu_ns: int = 0
@@ -183,12 +193,12 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PhasesSeen(msgspec.Struct, frozen=True, tag="phases_seen"):
     """Orchestrator -> device: phases up to (not including) running number `upto` are recorded."""
 
-    incarnation: str
+    incarnation: Text
     upto: int
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    device: str
+    device: Text
     seq: int
     sent_ns: int
     device_ns: int
@@ -199,16 +209,19 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probe_result"):
     thread: median and 95th percentile of its uninterrupted runs and of the gaps between them, in seconds. Of `grain`:
     wall and CPU seconds of the median piece. Of `task`: the process's CPU time in its pieces (`work`)."""
 
-    device: str
-    id: str
+    device: Text
+    id: Text
     wall_s: float = 0.0
     cpu_s: float = 0.0
     bytes: int = 0
     units: float = 0.0
     error: str = ""
-    runs_s: tuple[float, ...] = ()
-    gaps_s: tuple[float, ...] = ()
-    work: tuple[PieceTimes, ...] = ()
+    runs_s: Runs = ()
+    gaps_s: Runs = ()
+    work: Annotated[tuple[PieceTimes, ...], msgspec.Meta(max_length=16)] = ()
+
+    def __post_init__(self) -> None:
+        take_over(self, error=printable(self.error, MOST_TEXT))
 
 
 # ---- control, both ways: transfers -----------------------------------------------------------------------------------
@@ -219,9 +232,9 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
     `done` means delivered to the application: the end-to-end acknowledgement. `seen` echoes the number of a Mark
     (`edgebed.wire.frames`): what is missing below it was lost on the way, not delayed."""
 
-    sender: str
-    receiver: str
-    transfer: str
+    sender: Text
+    receiver: Text
+    transfer: Text
     received: int
     window: int
     done: bool = False
@@ -232,19 +245,22 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     """Receiver -> sender: this transfer is not wanted (unknown task, too large, damaged, forgotten). Sender ->
     receiver: it was given up; drop what has arrived of it and take no more."""
 
-    sender: str
-    receiver: str
-    transfer: str
+    sender: Text
+    receiver: Text
+    transfer: Text
     why: str
+
+    def __post_init__(self) -> None:
+        take_over(self, why=printable(self.why, MOST_TEXT))
 
 
 class Query(msgspec.Struct, frozen=True, tag="query"):
     """Sender -> receiver after a silence or reconnect: where are you? Answered with Credit or Refuse. `credited`:
     chunks that the receiver has credited; one that knows of fewer has forgotten the transfer, and refuses it."""
 
-    sender: str
-    receiver: str
-    transfer: str
+    sender: Text
+    receiver: Text
+    transfer: Text
     credited: int
 
 
@@ -309,17 +325,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
     task: str
     batch: int
-
-
-class PieceTimes(msgspec.Struct, frozen=True, array_like=True):
-    """CPU time of the training thread in the pieces of one kind and size in a task: their number, seconds of all, and
-    microseconds of each of the first ones."""
-
-    kind: str
-    size: int
-    count: int
-    cpu_s: float
-    each_us: tuple[int, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -397,4 +402,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"not a message of this protocol: {short(str(error))}") from None
+        raise WireError(f"not a message of this protocol: {printable(str(error))}") from None

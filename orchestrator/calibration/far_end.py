@@ -23,7 +23,8 @@ class _Here:
     """In this process, on this host's ends of the devices' links."""
 
     def __init__(self, backend: Backend, devices: Collection[str]) -> None:
-        self._server = ProbeServer(backend.host_of(device) for device in devices)
+        outside = {backend.host_of(device) for device in devices if not backend.pins(device)}
+        self._server = ProbeServer((backend.host_of(device) for device in devices), outside)
 
     async def __aenter__(self) -> FarEnd:
         await self._server.__aenter__()

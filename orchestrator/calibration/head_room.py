@@ -12,7 +12,8 @@ import msgspec
 
 from edgebed.device.pieces import seconds
 from edgebed.errors import CalibrationError
-from edgebed.wire.messages import Assignment, Cost, PieceTimes, Probe
+from edgebed.wire.messages import Assignment, Cost, Probe
+from edgebed.wire.piece_times import PieceTimes
 from orchestrator.calibration.probing import Prober, ask
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.fleet.spec.speed import Need

@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.responses import PlainTextResponse, Response
 
 from edgebed.module_process import module_command
+from orchestrator.files.plain import read_plain
 
 OFFERED = {"report.html": "text/html; charset=utf-8", "trace.json": "application/json"}
 """Files of a run that may be asked for, and their types."""
@@ -30,14 +31,14 @@ REPORT_POLICY = "; ".join(
 
 def of_folder(folder: Path) -> list[str]:
     """Which of the files there are."""
-    return [name for name in OFFERED if (folder / name).is_file()]
+    return [name for name in OFFERED if (folder / name).is_file() and not (folder / name).is_symlink()]
 
 
 async def file(folder: Path, name: str) -> Response:
     """One of the files that are offered; 404 where it is not there."""
     path = folder / name
     try:
-        content = await asyncio.to_thread(path.read_bytes)
+        content = await asyncio.to_thread(read_plain, path)
     except OSError:
         return PlainTextResponse(f"{name} is not there: `edgebed report` writes it.\n", 404)
     headers = {"content-security-policy": REPORT_POLICY} if name == "report.html" else {}

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
+from edgebed.errors import UsageError, printable
 from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
+from orchestrator.files.plain import read_plain
+from orchestrator.files.yaml_file import MOST_BYTES, parse
 from orchestrator.records import types as t
 from orchestrator.records.crossing import time_to
 from orchestrator.records.older_words import ending_of
@@ -204,9 +206,10 @@ def spark(accuracies: Sequence[float | None]) -> list[float]:
 def about(folder: Path) -> dict[str, str]:
     """Names of model and data set in the experiment file of a run; empty where it is not there or no such file."""
     try:
-        found = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
-        return {key: str(found[key]["name"]) for key in ("model", "data")}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        path = folder / "experiment.yaml"
+        found, _ = parse(read_plain(path, MOST_BYTES).decode(), path)
+        return {key: printable(str(found[key]["name"])) for key in ("model", "data")}
+    except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError):
         return {"model": "", "data": ""}
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from edgebed.errors import printable
 from orchestrator.export.extras import load
 from orchestrator.records import types as t
+from orchestrator.records.compare.tabulate import no_formula
 
 Row = dict[str, Any]
 
@@ -37,7 +39,9 @@ def _rows(record: t.Record) -> Iterator[Row]:
 
 
 def _cell(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        return printable(value, len(value), "\n\t")
+    return value if value is None or isinstance(value, int | float) else msgspec.json.encode(value).decode()
 
 
 def write_csv(records: Iterable[t.Record], folder: Path) -> list[Path]:
@@ -49,7 +53,7 @@ def _write_csv(path: Path, rows: list[Row]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: no_formula(value) for name, value in row.items()} for row in rows)
     return path
 
 

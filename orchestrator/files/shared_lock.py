@@ -75,10 +75,11 @@ def open_lock(path: Path) -> int:
             continue
         except OSError as error:
             raise FleetError(f"{path} cannot be opened: {error.strerror}", hint=f"chmod 644 {path}") from None
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             os.close(file)
-            raise FleetError(f"{path} is no file", hint=f"rm {path}")
-        with contextlib.suppress(PermissionError):  # it is another user's
+            raise FleetError(f"{path} is no file of its own: somebody put it there", hint=f"see whose: ls -l {path}")
+        if status.st_uid == os.geteuid():
             os.fchmod(file, 0o644)
         return file
     raise FleetError(f"{path} cannot be made", hint=f"touch {path}")

@@ -80,7 +80,8 @@ async def measure(board: FleetSpec, name: str, job: Job, backend: str, notify: C
             write_idle_shard(shard, samples=job.batch_size, input_shape=shape, classes=classes)
             fleet = standing_fleet(spec, dilation="off", shards={device: shard}, notify=notify)
             both.append(await stack.enter_async_context(fleet))
-        peer = await stack.enter_async_context(ProbeServer(each.backend.host_of(each.names[0]) for each in both))
+        twin_host, board_host = (each.backend.host_of(each.names[0]) for each in both)
+        peer = await stack.enter_async_context(ProbeServer((twin_host, board_host), {board_host}))
         return await _measure(both[1], both[0], peer, name, job, room, notify)
 
 

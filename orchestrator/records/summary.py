@@ -81,6 +81,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     cut: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
+    update_norm: list[float | None] = []
     behind_reference_s: list[float | None] = []
     not_got_s: list[float | None] = []
     joules: list[float | None] = []

@@ -245,7 +245,8 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     """The device's contribution is complete: update here and every server step done. `held_s`: how long its uploads,
     arrived whole, waited for the server half to take them; its link stood still meanwhile. `late_s`, `early_s`: by how
     much its events came after, and before, those of a device of the reference that it keeps, at most, as
-    `orchestrator.rounds.lateness` judges; None: it keeps none, or its pieces are not known."""
+    `orchestrator.rounds.lateness` judges; None: it keeps none, or its pieces are not known. `moved`: the norm of its
+    update's difference from what it was sent ÷ the norm of that; None: not known, or that was zero."""
 
     at_ns: int
     round: int
@@ -257,6 +258,7 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     held_s: float = 0.0
     late_s: float | None = None
     early_s: float | None = None
+    moved: float | None = None
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):

@@ -11,7 +11,8 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import real_work
 from edgebed.pacing import HOST
-from edgebed.wire.messages import Assignment, PieceTimes
+from edgebed.wire.messages import Assignment
+from edgebed.wire.piece_times import PieceTimes
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
 from orchestrator.records.types import SIMULATED
 from orchestrator.references.layer_costs import LayerCosts

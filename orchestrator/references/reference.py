@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import UsageError, short
+from edgebed.errors import UsageError, printable
 from edgebed.models.staged import MODELS
 from edgebed.typed import shown
 from edgebed.wire.messages import Assignment
@@ -137,7 +137,9 @@ def load_reference(name: str) -> Reference:
             "`edgebed reference record` makes one",
         ) from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"{short(str(path))}: {short(str(error))}", hint="record the reference again") from None
+        raise UsageError(
+            f"{printable(str(path))}: {printable(str(error))}", hint="record the reference again"
+        ) from None
     if read.version != VERSION:
         raise UsageError(f"{path} is a reference of version {read.version}", hint="record the reference again")
     if wrong := fault(read):
@@ -155,10 +157,10 @@ def fault(reference: Reference) -> str:
         for kind, sizes in kinds.items():
             known = [each.size for each in sizes]
             if not known or any(low >= high for low, high in pairwise([-1.0, *known])):
-                return f"the sizes of {kind} of {short(key)} are not in ascending order"
+                return f"the sizes of {kind} of {printable(key)} are not in ascending order"
             numbers += [number for each in sizes for number in (each.size, each.mean_s, *each.quantiles_s)]
             if any(len(each.quantiles_s) not in (0, len(QUANTILES)) for each in sizes):
-                return f"the quantiles of {kind} of {short(key)} are not {len(QUANTILES)}"
+                return f"the quantiles of {kind} of {printable(key)} are not {len(QUANTILES)}"
     for laws in reference.layers.values():
         if not laws or any(low >= high for low, high in pairwise([0.0, *(law.width for law in laws)])):
             return "the widths of its layers are not in ascending order"

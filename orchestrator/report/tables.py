@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
@@ -115,7 +116,14 @@ def device_row(device: t.DeviceInfo, figures: DeviceFigures) -> list[str]:
         known(figures.idle_share, percent),
         size(figures.bytes_up),
         size(figures.bytes_down),
+        *_update_norms(figures),
     ]
+
+
+def _update_norms(figures: DeviceFigures) -> list[str]:
+    """The median and the largest: a device that poisons the model stands out."""
+    known_ones = [norm for norm in figures.update_norm if norm is not None]
+    return [number(statistics.median(known_ones)), number(max(known_ones))] if known_ones else [NONE, NONE]
 
 
 def throttled_rows(summary: Summary) -> list[list[str]]:

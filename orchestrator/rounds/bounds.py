@@ -13,11 +13,12 @@ from functools import partial
 import msgspec
 
 from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
-from edgebed.errors import short
+from edgebed.errors import printable
 from edgebed.methods.base import Method, Stream
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.order import batch_bounds
+from edgebed.wire.texts import MOST_TEXT
 
 HEADER_BYTES = 4096
 TENSOR_BYTES = 512
@@ -27,9 +28,6 @@ MOST_CORES = 1024
 """Most CPU seconds that a device may report per second of the clock."""
 
 MOST_NOTES = 64
-MOST_TEXT = 500
-"""Characters that are kept of a text that a device sends."""
-
 MOST_MEMORY_MIB = float(1 << 24)
 
 MOST_PIECES = 256
@@ -121,7 +119,7 @@ def misfit(bounds: Bounds, batch: int, tensors: Weights) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    return short(", ".join(sorted(names))) or "nothing"
+    return printable(", ".join(sorted(names))) or "nothing"
 
 
 # ---- reports ----
@@ -137,9 +135,16 @@ def report_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
         return f"it reports {report.samples} samples, its shard has {bounds.samples}"
     if not 0 <= report.batches <= bounds.batches:
         return f"it reports {report.batches} batches, its assignment has {bounds.batches}"
+    return values_fault(report, elapsed_s) or _work_fault(bounds, report, elapsed_s)
+
+
+def values_fault(report: Report, elapsed_s: float) -> str:
+    """Why the numbers of a report cannot be true, whatever the task was, or ""."""
     if not math.isfinite(report.loss):
         return f"it reports a loss of {report.loss}"
-    return _amount_fault(report, elapsed_s) or _note_fault(report.notes) or _work_fault(bounds, report, elapsed_s)
+    if len(report.work) > MOST_PIECES:
+        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} are allowed"
+    return _amount_fault(report, elapsed_s) or _note_fault(report.notes)
 
 
 def _amount_fault(report: Report, elapsed_s: float) -> str:

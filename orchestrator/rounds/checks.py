@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import Method
 from edgebed.methods.parts.aggregation import fault, impossible, moved, not_finite
@@ -63,7 +65,9 @@ def update_fault(
     names = method.update_names(assignment, report.notes)
     if why := fault(reference, update, names) or impossible(reference, update, work.bounds.batches):
         return ("diverged" if not_finite(update) else "refused"), f"{MAY_NOT}: {why}"
-    if most_moved is not None and (far := moved(reference, update)) > most_moved:
+    far = moved(reference, update)
+    work.moved = far if far < math.inf else None  # a model of zeros has no such measure, and no such limit
+    if most_moved is not None and most_moved < far < math.inf:
         why = f"it is {far:.3g} times the norm of the weights away from them, max_update_norm is {most_moved:g}"
         return "refused", f"{MAY_NOT}: {why}"
     return None

@@ -47,6 +47,7 @@ class DeviceWork:
         self.download_s = 0.0
         self.update_first_ns = 0
         self.update_bytes = 0
+        self.moved: float | None = None  # how far its update is from what it was sent (`aggregation.moved`)
         self.trace = ""  # of an unexpected error, on the device or in its server half
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
         self.body = 0  # bytes of those, encoded
@@ -100,7 +101,7 @@ def update_record(round: int, inbound: ReceivedTransfer, header: Update, *, each
     return UpdateReceived(inbound.last_ns, inbound.first_ns, round, inbound.peer, header.task, inbound.bytes, report)
 
 
-def done_record(round: int, outcome: Outcome, held_s: float, found: Lateness | None) -> DeviceDone:
+def done_record(round: int, outcome: Outcome, work: DeviceWork, found: Lateness | None) -> DeviceDone:
     return DeviceDone(
         now_ns(),
         round,
@@ -109,7 +110,8 @@ def done_record(round: int, outcome: Outcome, held_s: float, found: Lateness | N
         outcome.communication_s,
         outcome.link_bytes_s,
         outcome.server_s,
-        held_s,
+        work.held_s,
         None if found is None else found.late_s,
         None if found is None else found.early_s,
+        work.moved,
     )

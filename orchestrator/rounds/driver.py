@@ -16,7 +16,7 @@ from edgebed.errors import (
     TransferError,
     TransferRefused,
     in_words,
-    short,
+    printable,
     trace_of,
 )
 from edgebed.link.endpoint import ReceivedTransfer
@@ -24,6 +24,7 @@ from edgebed.methods.base import Contribution, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.interfaces import Sender
 from orchestrator.records.types import (
@@ -37,7 +38,7 @@ from orchestrator.records.types import (
     TaskSent,
 )
 from orchestrator.rounds import machine as m
-from orchestrator.rounds.bounds import MOST_TEXT, bounds_of, misfit
+from orchestrator.rounds.bounds import bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
 from orchestrator.rounds.interfaces import Trainer
@@ -212,8 +213,8 @@ class RoundDriver:
                 self._record(update_record(self._round, inbound, header, each_piece=self._settings.each_piece))
                 self._spawn(inbound.peer, self._complete(inbound.peer, work, header, inbound))
             case Failure(device, _, why, diverged, trace):
-                work.trace = short(trace, MOST_TRACE)
-                self._put(m.Dropped(device, "diverged" if diverged else "failed", short(why, MOST_TEXT)))
+                work.trace = printable(trace, MOST_TRACE, "\n")
+                self._put(m.Dropped(device, "diverged" if diverged else "failed", printable(why, MOST_TEXT)))
 
     async def _take_slot(self, work: DeviceWork) -> None:
         """Wait until fewer uploads wait for the server half. This time is not counted as the link's."""
@@ -318,7 +319,7 @@ class RoundDriver:
         work.outcome = outcome(device, work, header, server_s)
         update = work.arrived(inbound, inbound.last_ns, weights)
         found = work.lateness(update, self._settings.earned.get(device), self._settings.limits.get(device))
-        self._record(done_record(self._round, work.outcome, work.held_s, found))
+        self._record(done_record(self._round, work.outcome, work, found))
         if found is not None and found.early_s > max(LEAST_S, OUT_OF_STEP * work.outcome.seconds):
             what = f"it does not hold: seen {found.early_s:.2f} s before a device of its reference"
             self._record(Fault(now_ns(), device, what))

@@ -16,6 +16,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+MOST_BEHIND, LEAST_LIVENESS = 100, 10
+"""A device is waited for at most so many times as long as half of the devices took, and at least so many times
+`liveness_s`. Progress is what a device says of itself; without this bound one that only says so would hold every round
+up to the ceiling."""
+
 
 class TaskState(enum.Enum):
     SENDING = "sending"  # the task is on its way
@@ -122,6 +127,7 @@ class RoundMachine:
         self._start = now
         self._ceiling_s = self._limit_s = math.inf if ceiling_s is None else ceiling_s
         self._ceiling = now + self._ceiling_s  # the one in force, `_limit_s` after the start
+        self._set_by = "training.round_ceiling_s"
         self._held: set[str] = set()
         self._quorum, self._liveness_s = quorum, liveness_s
         self._enough = len(self.states) if enough is None else max(quorum, enough)
@@ -140,6 +146,7 @@ class RoundMachine:
                 (self._held.add if held else self._held.discard)(device)
             case Updated(device):
                 self._move(device, (TaskState.SENDING, TaskState.WORKING), TaskState.UPDATED, now)
+                self._bound_the_rest(now)
             case Completed(device):
                 self._move(device, (TaskState.UPDATED,), TaskState.DONE, now)
             case Dropped(device, how, why):
@@ -201,10 +208,21 @@ class RoundMachine:
         self._cut = self._cut or bool(working)
         limit_s = self._limit_s
         reached = "reached" if limit_s == self._ceiling_s else f"reached again, {limit_s:g} s after its start"
-        why = f"not done when the round's ceiling of {self._ceiling_s:g} s was {reached} (training.round_ceiling_s)"
+        why = f"not done when the round's ceiling of {self._ceiling_s:g} s was {reached} ({self._set_by})"
         self._ceiling = now + self._ceiling_s if len(to_blame) < len(working) else math.inf
         self._limit_s = now - self._start + self._ceiling_s
         return [e for device in to_blame for e in self._leave(device, "late", why, limit_s)]
+
+    def _bound_the_rest(self, now: float) -> None:
+        """Once half of the devices have given their updates, what they took bounds how long the others are waited for:
+        the ceiling comes down."""
+        here = self._count[TaskState.UPDATED] + self._count[TaskState.DONE]
+        took = now - self._start
+        limit_s = max(MOST_BEHIND * took, LEAST_LIVENESS * self._liveness_s, self._deadline_s or 0.0)
+        if len(self.states) > 1 and 2 * here >= len(self.states) and limit_s < self._ceiling_s < math.inf:
+            self._ceiling_s = self._limit_s = limit_s
+            self._ceiling = self._start + limit_s
+            self._set_by = f"half of its devices took {took:.3g} s"
 
     def _release(self) -> list[Effect]:
         """Past the deadline: when the updates of a quorum have arrived, devices that still work are out. Otherwise the

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from torch import Tensor
+import torch
 
-from edgebed.errors import EdgebedError, TransferError, TransferRefused, short
+from edgebed.errors import EdgebedError, TransferError, TransferRefused, printable
 from edgebed.link.endpoint import ReceivedTransfer, TransferEndpoint
+from edgebed.methods.parts.serving import LOT
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec
+from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (
@@ -35,10 +39,13 @@ from orchestrator.records.types import (
     UpdateReceived,
     UploadReceived,
 )
-from orchestrator.rounds.bounds import MOST_TEXT
+from orchestrator.rounds.bounds import values_fault
 
 AHEAD = 4
 """Largest number of requests that were sent to a node and are not decided yet."""
+
+PATIENCE = 20
+"""Times `liveness_s` that a node with a heartbeat may take for one request, or to get ready."""
 
 ENDING_S = 20.0
 """Seconds that nodes may take to end after every request is settled."""
@@ -74,6 +81,7 @@ class _Waiting(msgspec.Struct):
     request: int
     body: bytes | bytearray
     queued_ns: int
+    since_s: float
     delivered_ns: int = 0
     bytes: int = 0
 
@@ -86,6 +94,8 @@ class _Node:
         self.heard_s = now_s()
         self.queue: deque[_Waiting] = deque()
         self.there: dict[int, _Waiting] = {}  # sent and not decided yet, by request
+        self.decided: set[int] = set()
+        self.moved_s = math.inf  # when its task or its last upload arrived
         self.sent = 0  # number of replies so far
         self.started_ns = 0
         self.jobs: set[asyncio.Task[None]] = set()
@@ -151,12 +161,14 @@ class Router:
         except TransferError as error:
             self._lose(node, f"it refused its task: {error}")
             return
+        node.moved_s = now_s()
         self._record(TaskDelivered(sent.done_ns, 0, node.name, node.post.task.id, sent.bytes))
 
     def _pump(self, node: _Node) -> None:
         """Send the node's waiting requests, as many as may be under way."""
         while node.queue and len(node.there) < AHEAD and node.ready.is_set() and not node.lost:
             waiting = node.queue.popleft()
+            waiting.since_s = now_s()
             node.there[waiting.request] = waiting
             self._spawn(node, self._forward(node, waiting, node.sent))
             node.sent += 1
@@ -172,7 +184,7 @@ class Router:
         rest = [node for node in self._nodes.values() if not node.lost]
         for node in rest:
             if not node.post.own:
-                self._spawn(node, self._forward(node, _Waiting(-1, END, 0), node.sent))
+                self._spawn(node, self._forward(node, _Waiting(-1, END, 0, now_s()), node.sent))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDING_S):
                 await asyncio.gather(*(node.ended.wait() for node in rest))
@@ -212,6 +224,8 @@ class Router:
                     UploadReceived(inbound.last_ns, inbound.first_ns, 0, node.name, header.batch, inbound.bytes)
                 )
                 self._uploaded(node, inbound)
+            case Update(_, _, report) if why := values_fault(report, (now_ns() - node.started_ns) / 1e9):
+                self._lose(node, why)
             case Update(_, task, report):
                 times = (inbound.last_ns, inbound.first_ns)
                 self._record(UpdateReceived(*times, 0, node.name, task, inbound.bytes, report))
@@ -220,7 +234,7 @@ class Router:
                 node.ended.set()
                 self._forfeit(node, "it ended without answering")
             case Failure(_, _, why):
-                self._lose(node, f"it failed: {short(why, MOST_TEXT)}")
+                self._lose(node, f"it failed: {printable(why, MOST_TEXT)}")
             case _:
                 pass
 
@@ -229,21 +243,33 @@ class Router:
             tensors = decode_tensors(inbound.body, max_bytes=node.post.most_bytes)
             self._take(node, inbound, tensors)
         except (EdgebedError, KeyError, IndexError, ValueError, TypeError, RuntimeError, OverflowError) as error:
-            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {short(str(error))}")
+            self._lose(node, f"its upload cannot be used: {type(error).__name__}: {printable(str(error))}")
             return
         node.ready.set()
+        node.moved_s = now_s()
         self._pump(node)
 
     def _take(self, node: _Node, inbound: ReceivedTransfer, tensors: Weights) -> None:
         if "features" in tensors:
-            self._onward(node, inbound, int(tensors["request"]), tensors["times"][0])
+            ((request, times),) = self._decided(node, tensors)
+            self._onward(node, inbound, request, times)
         elif "prediction" in tensors:
-            for request, prediction, times in zip(
-                tensors["request"].tolist(), tensors["prediction"].tolist(), tensors["times"], strict=True
-            ):
+            decided = self._decided(node, tensors)
+            for (request, times), prediction in zip(decided, _whole(tensors, "prediction", len(decided)), strict=True):
                 self._answer(node, request, prediction, times)
 
-    def _onward(self, node: _Node, inbound: ReceivedTransfer, request: int, times: Tensor) -> None:
+    def _decided(self, node: _Node, tensors: Weights) -> list[tuple[int, list[int]]]:
+        """The requests of an upload, each with its three times. Raises ValueError for what no node can have decided,
+        or has decided before."""
+        requests = _whole(tensors, "request", tensors["request"].numel())
+        times = _whole(tensors, "times", len(requests), 3)
+        for request in requests:
+            if not 0 <= request < len(self._labels) or request in node.decided:
+                raise ValueError(f"request {request} is none, or it sent it before")
+            node.decided.add(request)
+        return list(zip(requests, times, strict=True))
+
+    def _onward(self, node: _Node, inbound: ReceivedTransfer, request: int, times: list[int]) -> None:
         """Put a request that the node forwards into its parent's queue."""
         if request not in self._open:
             return
@@ -254,20 +280,21 @@ class Router:
             at = parent or node
             self._lose_requests(at.name, [request], at.lost or "it has no parent to forward to")
             return
-        parent.queue.append(_Waiting(request, bytes(inbound.body), inbound.last_ns))
+        parent.queue.append(_Waiting(request, bytes(inbound.body), inbound.last_ns, now_s()))
         self._pump(parent)
 
-    def _answer(self, node: _Node, request: int, prediction: int, times: Tensor) -> None:
+    def _answer(self, node: _Node, request: int, prediction: int, times: list[int]) -> None:
         if request not in self._open:
             return
-        hops = (*self._hops.pop(request, ()), self._hop(node, request, times))
+        hop = self._hop(node, request, times)
+        hops = (*self._hops.pop(request, ()), hop)
         self._record(Served(now_ns(), request, node.post.exit, prediction == self._labels[request], hops))
         self._answered += 1
         self._settle([request])
 
-    def _hop(self, node: _Node, request: int, times: Tensor, up_bytes: int = 0) -> Hop:
+    def _hop(self, node: _Node, request: int, times: list[int], up_bytes: int = 0) -> Hop:
         """The node's part in a request. Raises ValueError if the node never had the request."""
-        arrived, began, done = (int(t) - node.post.offset_ns for t in times)
+        arrived, began, done = (at - node.post.offset_ns for at in times)
         if request in node.post.own:
             return Hop(node.name, arrived, arrived, began, done, 0, up_bytes)
         waiting = node.there.pop(request, None)
@@ -327,6 +354,22 @@ class Router:
                 silent = now_s() - node.heard_s
                 if silent > self._liveness_s and not node.lost and not node.ended.is_set():
                     self._lose(node, f"no heartbeat for {silent:.0f} s")
+                elif not node.lost and not node.ended.is_set() and self._stands_still(node):
+                    self._lose(node, f"it has decided no request for more than {self._patience_s(node):.0f} s")
+
+    def _stands_still(self, node: _Node) -> bool:
+        """Whether a request has been at the node for too long, or it was not ready in time."""
+        if node.ready.is_set() and not node.post.own:
+            since_s = min((waiting.since_s for waiting in node.there.values()), default=math.inf)
+        else:
+            since_s = node.moved_s
+        return now_s() - since_s > self._patience_s(node)
+
+    def _patience_s(self, node: _Node) -> float:
+        """A leaf sends answers in lots, and its requests come by and by."""
+        arrivals = node.post.task.assignment.arrivals
+        lot_s = LOT / arrivals.rate if arrivals is not None and arrivals.rate else 0.0
+        return PATIENCE * self._liveness_s + 3 * lot_s
 
     # ---- small ----
 
@@ -342,3 +385,11 @@ class Router:
             what = f"{type(error).__name__}: {error}"
             self._record(Fault(now_ns(), node.name, what))
             self._lose(node, what)
+
+
+def _whole(tensors: Weights, name: str, *shape: int) -> Any:
+    """A tensor of whole numbers as nested lists. Raises ValueError for another kind or shape."""
+    value = tensors[name]
+    if value.dtype != torch.int64 or value.shape != shape:
+        raise ValueError(f"{name} is {value.dtype} {tuple(value.shape)} instead of torch.int64 {shape}")
+    return value.tolist()

@@ -157,6 +157,63 @@ async def test_a_leaf_that_sends_what_no_exit_can_send_is_named(tmp_path: Path, 
         assert sum(record.hops[0].node == "leaf-2" for record in made.of(Served)) == COUNT
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.int32])
+async def test_request_numbers_of_another_kind_lose_the_node_and_nothing_waits_for_them(
+    tmp_path: Path, kind: torch.dtype
+) -> None:
+    """A float was once found among the requests that were there, and taken away before anything failed."""
+    async with fleet(tmp_path, NODES) as made, asyncio.timeout(30):
+        router = route(made, dict.fromkeys([*TREE.leaves(), "edge"], NEVER), rate=20.0)
+        made.trainers["cloud"].gate.clear()
+        work = asyncio.create_task(router.run())
+        await made.expect(UploadReceived, lambda record: record.device == "edge")
+        made.trainers["cloud"].gate.set()
+        await made.expect(ReplyDelivered, lambda record: record.device == "cloud")
+        numbers = torch.arange(2 * COUNT).to(kind)
+        times = torch.zeros(2 * COUNT, 3, dtype=torch.int64)
+        body = encode_tensors({"request": numbers, "prediction": torch.zeros(2 * COUNT), "times": times}, Codec())
+        header = Upload("cloud", "serve/cloud", 10**6, 1)
+        sending = asyncio.create_task(made.agents["cloud"].endpoint.send(ORCHESTRATOR, header, body))
+        await work
+        await asyncio.gather(sending, return_exceptions=True)
+        (out,) = made.of(DeviceOut)
+        assert (out.device, "instead of torch.int64" in out.why) == ("cloud", True), out.why
+        assert sum(len(record.requests) for record in made.of(RequestsLost)) + len(made.of(Served)) == 2 * COUNT
+
+
+async def test_a_request_that_is_forwarded_again_loses_its_node(tmp_path: Path) -> None:
+    async with fleet(tmp_path, NODES) as made, asyncio.timeout(30):
+        router = route(made, dict.fromkeys([*TREE.leaves(), "edge"], NEVER), rate=20.0)
+        work = asyncio.create_task(router.run())
+        await made.expect(Served, lambda record: record.hops[0].node == "leaf-1")
+        request, times = torch.tensor([COUNT - 1]), torch.zeros(1, 3, dtype=torch.int64)
+        body = encode_tensors({"features": torch.zeros(1, 4), "request": request, "times": times}, Codec())
+        header = Upload("leaf-1", "serve/leaf-1", 10**6, 1)
+        endpoint = made.agents["leaf-1"].endpoint
+        sends = [asyncio.create_task(endpoint.send(ORCHESTRATOR, header, body)) for _ in range(50)]
+        await work
+        await asyncio.gather(*sends, return_exceptions=True)
+        outs = {record.device: record.why for record in made.of(DeviceOut)}
+        assert "sent it before" in outs["leaf-1"]
+        assert sum(record.hops[0].node == "leaf-2" for record in made.of(Served)) <= COUNT
+
+
+async def test_a_node_that_only_shows_life_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.serving.router.PATIENCE", 0.2)
+    async with fleet(tmp_path, NODES) as made, asyncio.timeout(30):
+        router = route(made, dict.fromkeys([*TREE.leaves(), "edge"], NEVER), rate=20.0)
+        made.trainers["cloud"].gate.clear()
+        try:
+            await router.run()
+        finally:
+            made.trainers["cloud"].gate.set()
+        (out,) = made.of(DeviceOut)
+        assert (out.device, "decided no request" in out.why) == ("cloud", True), out.why
+        assert sum(len(record.requests) for record in made.of(RequestsLost)) == 2 * COUNT
+
+
 async def test_an_interruption_ends_every_task(tmp_path: Path) -> None:
     async with fleet(tmp_path, NODES) as made, asyncio.timeout(30):
         router = route(made, {}, rate=0.01)

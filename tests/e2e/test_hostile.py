@@ -12,14 +12,16 @@ from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceOut, Fault, RoundFinished, RunFinished
 from orchestrator.runs.folder import RunFolder
 from tests.hostile.agent import ATTACKS, SAID
+from tests.hostile.attempts import table
 from tests.hostile.fleet import HOSTILE, attacked
+from tests.hostile.program import in_fleet
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.fleet]
 
 
 async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path) -> None:
     assert list(SAID) == list(ATTACKS)
-    async with attacked(tmp_path, names=2000) as work, asyncio.timeout(300):
+    async with attacked(tmp_path, names=2000) as work, asyncio.timeout(400):
         (folder,) = await work
     records = read(folder / "records.jsonl")
     outs = {r.round: r for r in records if isinstance(r, DeviceOut)}
@@ -31,6 +33,15 @@ async def test_a_hostile_device_costs_nobody_but_itself(tmp_path: Path) -> None:
         out = outs[number]
         assert (out.device, said in out.why) == (HOSTILE, True), f"{attack}: {out.why}"
         assert len(out.why) < 1000
+        assert out.why.isprintable()
+    results = in_fleet(records)
+    print(table(results))
+    assert [each for each in results if not each.fine] == []
+    (large,) = [r.what for r in records if isinstance(r, Fault) and "control message of more than 64 KiB" in r.what]
+    assert large
+    (much,) = [r.what for r in records if isinstance(r, Fault) and "KiB of records a second" in r.what]
+    assert much
+    assert (folder / "records.jsonl").stat().st_size < 24 << 20, "40 MiB of phases were sent"
     assert not [r.what for r in records if isinstance(r, Fault) and r.device != HOSTILE], "the broker dropped these"
     saved = RunFolder(folder).restore()
     assert saved is not None

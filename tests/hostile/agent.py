@@ -40,8 +40,11 @@ from edgebed.wire.messages import (
     Control,
     Failure,
     Header,
+    Phase,
     Ping,
     Pong,
+    ProbeResult,
+    Refuse,
     Report,
     Shutdown,
     Status,
@@ -50,6 +53,7 @@ from edgebed.wire.messages import (
     Upload,
     encode,
 )
+from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
@@ -124,6 +128,14 @@ class Hostile:
                 self._over.set()
             case _:
                 pass
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    def raw(self, payload: bytes) -> None:
+        """Publish bytes where control messages go; a Presence, too, is taken from there."""
+        self._control.publish(self.topics.control_from(self.device), payload)
 
     def notify(self, message: Control) -> None:
         self._port.control(ORCHESTRATOR, message)
@@ -222,6 +234,10 @@ def scaled(factor: float) -> Callable[[Weights], Weights]:
     return lambda weights: {n: v * factor if v.is_floating_point() else v for n, v in weights.items()}
 
 
+def filled(value: float) -> Callable[[Weights], Weights]:
+    return lambda weights: {n: torch.full_like(v, value) if v.is_floating_point() else v for n, v in weights.items()}
+
+
 def giant_shape(dimensions: int) -> bytes:
     entry = {"dtype": "F32", "shape": [2**62] * dimensions, "data_offsets": [0, 4]}
     header = json.dumps({"features": entry}).encode()
@@ -264,6 +280,50 @@ async def endless(agent: Hostile, work: Work) -> None:
     """Its heartbeats go on, each further than the one before."""
 
 
+def publishes(make: Callable[[Hostile], list[bytes]], said: str) -> Attack:
+    """Raw control messages; then it gives up, so that the round may end."""
+
+    async def attack(agent: Hostile, work: Work) -> None:
+        for payload in make(agent):
+            agent.raw(payload)
+            await asyncio.sleep(0)
+        await agent.send(Failure(agent.device, work.task.id, said), b"")
+
+    return attack
+
+
+def statuses(agent: Hostile) -> list[bytes]:
+    """6 MiB each: phases by the hundred thousand, and a task with a very long name."""
+    phase = Phase("x", "t", 0, 1)
+    honest = Status(agent.device, agent.incarnation, 0, "t", "compute", 1, 0.0, 0)
+    return [
+        encode(msgspec.structs.replace(honest, phases=(phase,) * 400_000)),
+        encode(msgspec.structs.replace(honest, task="t" * (6 * MIB))),
+    ]
+
+
+def filling(agent: Hostile) -> list[bytes]:
+    """40 MiB of phases, in messages that are each as long as they may be."""
+    phases = (Phase("x" * 400, "t" * 400, 0, 1),) * 70
+    honest = Status(agent.device, agent.incarnation, 0, "t", "compute", 1, 0.0, 0, phases)
+    return [encode(msgspec.structs.replace(honest, first_phase=n)) for n in range(0, 50_000, 70)]
+
+
+def presences(agent: Hostile) -> list[bytes]:
+    """Facts of 6 MiB, and agents with names of 4 MiB."""
+    wide = {"device": agent.device, "online": True, "protocol": PROTOCOL, "type": "presence"}
+    facts = [{**wide, "incarnation": "i", "host": {"kernel": "k" * (6 * MIB)}}]
+    names = [{**wide, "incarnation": f"{number}" + "i" * (4 * MIB)} for number in range(6)]
+    return [msgspec.msgpack.encode(each) for each in [*facts, *names]]
+
+
+def answers(agent: Hostile) -> list[bytes]:
+    why = "w" * (6 * MIB)
+    return [encode(Refuse(agent.device, ORCHESTRATOR, "t" * MIB, "")), encode(ProbeResult(agent.device, why))]
+
+
+TERMINAL = "\x1b]52;c;ZXZpbA==\x1b\\\x1b[2K\x1b[32mall is well\u202e"
+
 ATTACKS: dict[str, Attack] = {
     "none, the first round": lie(),
     "samples 10^12": lie(samples=10**12),
@@ -289,6 +349,13 @@ ATTACKS: dict[str, Attack] = {
     "running_var -1": changed(one("running_var", -1.0)),
     "num_batches_tracked 2^62": changed(one("num_batches_tracked", 2**62)),
     "a reason of 800 kB": lambda agent, work: agent.send(Failure(agent.device, work.task.id, "why " * 200_000), b""),
+    "poison 9e17 in all weights": changed(filled(9e17)),
+    "10000 notes": lie(notes={str(number): 1.0 for number in range(10_000)}),
+    "a control message of 6 MiB": publishes(statuses, "long statuses sent"),
+    "40 MiB of phases": publishes(filling, "phases sent"),
+    "facts of 6 MiB, names of 4 MiB": publishes(presences, "presences sent"),
+    "answers of 6 MiB": publishes(answers, "answers sent"),
+    "text that a terminal obeys": lambda agent, work: agent.send(Failure(agent.device, work.task.id, TERMINAL), b""),
     "progress for ever": endless,
 }
 
@@ -318,6 +385,13 @@ SAID = {
     "running_var -1": "variance of -1",
     "num_batches_tracked 2^62": "num_batches_tracked",
     "a reason of 800 kB": "why why",
+    "poison 9e17 in all weights": "max_update_norm",
+    "10000 notes": "reports 10000 notes",
+    "a control message of 6 MiB": "long statuses sent",
+    "40 MiB of phases": "phases sent",
+    "facts of 6 MiB, names of 4 MiB": "presences sent",
+    "answers of 6 MiB": "answers sent",
+    "text that a terminal obeys": "all is well",
     "progress for ever": "ceiling",
 }
 """What the records say of each attack, in part."""

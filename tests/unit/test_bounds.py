@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from edgebed.methods.base import Stream
 from edgebed.wire.codecs import DTYPES, encode_tensors
-from edgebed.wire.messages import PieceTimes, Report
+from edgebed.wire.messages import Report
+from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.settings import Codec
 from orchestrator.rounds.bounds import (
     Bounds,

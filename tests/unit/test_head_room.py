@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from edgebed.errors import CalibrationError, CapacityError, UsageError
-from edgebed.wire.messages import Assignment, Cost, PieceTimes, Probe, ProbeResult
+from edgebed.wire.messages import Assignment, Cost, Probe, ProbeResult
+from edgebed.wire.piece_times import PieceTimes
 from orchestrator.calibration.head_room import Yardstick, measure_needs, needs, ratios
 from orchestrator.fleet.host.reference_loop import PARTS, times_of
 from orchestrator.fleet.spec.capacity import dilation_of, needed_dilation

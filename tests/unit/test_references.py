@@ -11,7 +11,8 @@ import pytest
 from edgebed.device.pieces import BY_LAYERS, RECORDED, SHARES, seconds
 from edgebed.errors import UsageError
 from edgebed.methods.base import RESOLVES
-from edgebed.wire.messages import Assignment, PieceTimes
+from edgebed.wire.messages import Assignment
+from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.types import HalfWork, Record, RoundStarted, RunStarted, ServerStep, Spent

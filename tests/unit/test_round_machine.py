@@ -175,6 +175,25 @@ def test_progress_for_ever_ends_at_the_ceiling_and_the_others_are_merged() -> No
     assert finish == Finish(("b",), "deadline")
 
 
+def test_who_only_says_that_it_makes_progress_is_not_waited_for_up_to_the_ceiling() -> None:
+    m = machine("a", "b", ceiling_s=21_600, liveness_s=2)
+    assert play(m, *work("b", 1), (1, Delivered("a")), *trickle("a", 100)) == []
+    assert m.wakeup(99.5) == 100
+    leave, finish = play(m, (100, Tick()))
+    assert isinstance(leave, Leave)
+    assert (leave.device, leave.how, leave.limit_s) == ("a", "late", 100.0)
+    assert "half of its devices took 1 s" in leave.why
+    assert finish == Finish(("b",), "deadline")
+
+
+def test_a_slow_device_that_is_waited_for_because_few_are_done() -> None:
+    m = machine("a", "b", "c", ceiling_s=21_600, liveness_s=2)
+    assert play(m, *work("b", 1), (1, Delivered("a")), (1, Delivered("c"))) == []
+    events = sorted([*trickle("a", 400), *trickle("c", 400)], key=lambda each: each[0])
+    assert play(m, *events) == []
+    assert play(m, *work("c", 400), *[each for each in trickle("a", 500) if each[0] > 400]) == []
+
+
 def test_the_ceiling_ends_a_round_whose_quorum_will_not_come() -> None:
     m = machine("a", "b", deadline_s=10, quorum=2, ceiling_s=50)
     assert play(m, *work("b", 1), (1, Delivered("a")), *trickle("a", 50)) == []

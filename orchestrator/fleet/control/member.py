@@ -6,9 +6,17 @@ import asyncio
 
 import msgspec
 
+from edgebed.link.allowance import Allowance
 from edgebed.wire.messages import Configure, Presence, Status
 from edgebed.wire.reading import BoardReading
 from orchestrator.fleet.control.pinning import Pin
+
+RECORD_BYTES_S, RECORD_BYTES = 64 << 10, 8 << 20
+"""Bytes of records that the heartbeats of a device may make: per second in the long run, and at once. A busy agent
+makes some 20 KB a second."""
+
+JOINS_MINUTE = 12
+"""Times that a device may come back in a minute."""
 
 
 class Member:
@@ -27,6 +35,9 @@ class Member:
         self.hopeless = ""  # why it will not join, where that is known
         self.rival: Presence | None = None  # another agent that uses this device's name
         self.rival_beats = 0  # heartbeats of the rival since the last one of this device
+        self.records = Allowance(RECORD_BYTES_S, RECORD_BYTES)
+        self.overspent = False
+        self.joins = Allowance(JOINS_MINUTE / 60, JOINS_MINUTE)
         self.changed = asyncio.Event()  # set at every message; waiters clear it
 
     @property

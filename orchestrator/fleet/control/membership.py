@@ -25,10 +25,13 @@ from edgebed.wire.messages import (
     Status,
 )
 from edgebed.wire.protocol import PROTOCOL
-from orchestrator.fleet.control.member import DeviceEvent, Heard, Joined, Left, Member
+from orchestrator.fleet.control.member import RECORD_BYTES_S, DeviceEvent, Heard, Joined, Left, Member
 from orchestrator.fleet.control.pinning import Verdict
 from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.types import ClockOffset, DeviceJoined, DeviceLeft, DevicePhases, Fault, Record
+
+PHASE_BYTES, READING_BYTES = 100, 300
+"""Bytes of a phase and of a reading in the records, without names and cores; at most about."""
 
 REPEAT_S = 1.0
 """Seconds between repetitions of Configure until it is answered, before dilation; other requests wait a multiple of
@@ -108,11 +111,14 @@ class Membership:
     def _joined(self, device: Member, message: Presence) -> None:
         if message.protocol != PROTOCOL:
             why = f"agent speaks protocol {message.protocol}, this orchestrator {PROTOCOL}: update the older side"
-            self._record(Fault(time.monotonic_ns(), device.name, why))
+            if self._affords(device, len(why) + PHASE_BYTES):
+                self._record(Fault(time.monotonic_ns(), device.name, why))
             return
         match device.pin.verdict(message.incarnation, online=device.online):
-            case Verdict.OWN if device.online:
-                pass
+            case Verdict.OWN if device.online or not device.joins.take(time.monotonic()):
+                pass  # a later heartbeat brings it back
+            case Verdict.NEW if not device.pin.strict and not device.joins.take(time.monotonic()):
+                device.rival, device.rival_beats = message, 0  # its heartbeats bring it in later
             case Verdict.OWN | Verdict.NEW:
                 self._admit(device, message)
             case Verdict.RIVAL:
@@ -158,7 +164,7 @@ class Membership:
             self._send(device.name, Shutdown(f"another agent is {device.name} already", incarnation))
         elif device.rival is not None and device.rival.incarnation == incarnation:
             device.rival_beats += 1
-            if device.rival_beats >= RIVAL_BEATS:
+            if device.rival_beats >= RIVAL_BEATS and device.joins.take(time.monotonic()):
                 rival = device.rival
                 self.left(device.name, f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name")
                 self._admit(device, rival)
@@ -183,6 +189,8 @@ class Membership:
             self._send_away(device, device.rival)
         device.rival_beats = 0
         if not device.online and device.presence is not None:
+            if not device.joins.take(time.monotonic()):
+                return  # a later heartbeat brings it back
             # After a last will: the device had lost its connection and is back.
             device.online = True
             self._record(DeviceJoined(time.monotonic_ns(), device.name, status.incarnation, True))
@@ -192,7 +200,8 @@ class Membership:
         self._take_phases(device, status)
         if status.board:
             device.reading = status.board[-1]
-            self._record(BoardReadings(time.monotonic_ns(), device.name, device.incarnation, status.board))
+            if self._affords(device, sum(READING_BYTES + 6 * len(each.mhz) for each in status.board)):
+                self._record(BoardReadings(time.monotonic_ns(), device.name, device.incarnation, status.board))
         self._tell(Heard(device.name, moved, status.task, status.phase))
 
     def _take_phases(self, device: Member, status: Status) -> None:
@@ -202,9 +211,21 @@ class Membership:
             return
         fresh = status.phases[skip:]
         device.phases_upto += len(fresh)
-        if fresh:
+        if fresh and self._affords(device, sum(PHASE_BYTES + len(each.name) + len(each.task) for each in fresh)):
             self._record(DevicePhases(time.monotonic_ns(), device.name, device.incarnation, fresh))
         self._send(device.name, PhasesSeen(device.incarnation, device.phases_upto))
+
+    def _affords(self, device: Member, amount: int) -> bool:
+        """Whether the device may make so many more bytes of records. The first time that it may not is recorded."""
+        if device.records.take(time.monotonic(), amount):
+            return True
+        if not device.overspent:
+            device.overspent = True
+            what = (
+                f"its heartbeats make more than {RECORD_BYTES_S >> 10} KiB of records a second: what is above is lost"
+            )
+            self._record(Fault(time.monotonic_ns(), device.name, what))
+        return False
 
     # ---- requests ----
 

@@ -19,6 +19,7 @@ import msgspec
 
 from edgebed.errors import CapacityError, FleetError
 from edgebed.limits.cgroups import CHILD, MOUNT, PARENT, SLICE
+from orchestrator.files.plain import read_plain
 from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.host.cores import quota_cpus, quota_files, usable_cores
@@ -28,6 +29,9 @@ from orchestrator.fleet.spec.environment import dilation_over
 from orchestrator.fleet.spec.profile import FleetSpec
 
 LOCK_S = 20.0
+MOST_CLAIM = 64 << 10
+"""Bytes that are read of a claim, which any user may have written."""
+
 LOCAL = re.compile(r"(f[0-9a-f]{8})-\d+$")
 """The name of a local device's cgroup: the id of its fleet and a number."""
 CONTAINER = re.compile(r"(?:docker-)?([0-9a-f]{64})(?:\.scope)?$")
@@ -180,7 +184,13 @@ def _own_folder() -> Path:
     folder = leftovers.STATE / "cpus" if os.geteuid() == 0 else TEMPORARY / f"edgebed-cpus-{os.geteuid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o755)
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_uid != os.geteuid():
+                raise PermissionError(0, "it is another user's")
+            os.fchmod(file, 0o755)
+        finally:
+            os.close(file)
     except OSError as error:
         raise FleetError(
             f"the CPUs of this fleet cannot be claimed: {folder}: {error.strerror}", hint=f"remove {folder}"
@@ -202,7 +212,7 @@ def _claims() -> Iterator[Standing]:
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.json"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             if ownership.is_held(path):
-                yield msgspec.json.decode(path.read_bytes(), type=Standing)
+                yield msgspec.json.decode(read_plain(path, MOST_CLAIM), type=Standing)
             else:
                 path.unlink()
 

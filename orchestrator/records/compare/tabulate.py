@@ -83,12 +83,17 @@ def time_in_words(row: Paired) -> str:
     )
 
 
+def no_formula(value: Any) -> Any:
+    """A cell of a CSV file. A text that a spreadsheet would calculate gets an apostrophe in front, and stays text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
     """One line per run; names as in summary.json, None empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    writer.writerows({key: "" if value is None else no_formula(value) for key, value in row.items()} for row in rows)
     return out.getvalue()
 
 

@@ -199,6 +199,7 @@ def _take_device(state: RunState, device: DeviceState, facts: RoundFacts, indexe
     _count_batches(device, facts, indexed, own)
     if (done := facts.done.get(device.name)) is not None:
         device.actual_s[indexed.row] = done.seconds / facts.dilation
+        device.update_norms[indexed.row] = done.moved
     if (kept := held_task(facts, device.name)) is not None:
         device.kept[indexed.row] = kept
     if not indexed.settled and not state.whole:

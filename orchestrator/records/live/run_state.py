@@ -213,6 +213,7 @@ class DeviceState(msgspec.Struct):
     cuts: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
+    update_norms: list[float | None] = []
     loads: list[DeviceLoad | None] = []
     not_got_s: list[float | None] = []
     boards: list[BoardRound | None] = []
@@ -226,7 +227,8 @@ class DeviceState(msgspec.Struct):
     @property
     def columns(self) -> tuple[list[Any], ...]:
         """Those with one entry per row of the state."""
-        return self.cuts, self.predicted_s, self.actual_s, self.loads, self.not_got_s, self.boards, self.kept
+        told = self.loads, self.not_got_s, self.boards, self.kept
+        return self.cuts, self.predicted_s, self.actual_s, self.update_norms, *told
 
 
 class RunEvent(msgspec.Struct, array_like=True):

@@ -285,6 +285,7 @@ def _device(device: DeviceState, ends: Sequence[tuple[int, float]], sums: Sums) 
         cut=column(device.cuts),
         predicted_s=column(device.predicted_s),
         actual_s=column(device.actual_s),
+        update_norm=column(device.update_norms),
         behind_reference_s=[None if held is None else held.late_s for held in column(device.kept)],
         not_got_s=column(device.not_got_s),
         joules=[each.joules for each in boards],

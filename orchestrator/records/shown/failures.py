@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgebed.errors import printable
 from orchestrator.records.types import DeviceOut, Record, ScenarioStep
 
 FAILED = ("lost", "failed", "refused", "diverged")
@@ -30,5 +31,4 @@ def scenario_line(record: Record) -> str | None:
 
 
 def _on_one_line(text: str) -> str:
-    why = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    return why if len(why) <= LONGEST else f"{why[:LONGEST]}…"
+    return printable(" ".join(printable(text, len(text)).split()), LONGEST)
