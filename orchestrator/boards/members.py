@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def _number(board: Board, fact: str) -> int:
 # ---- one fleet at a time ---------------------------------------------------------------------------------------------
 
 
+LOCK_S = 0.5
+
+
 class Taken(msgspec.Struct, frozen=True):
     """The fleet that has a board."""
 
@@ -120,11 +124,11 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, file)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
                 os.ftruncate(file, 0)
                 os.pwrite(file, msgspec.json.encode(taken), 0)
             except BlockingIOError:
-                others.append(f"{name} works for {_holder(path)}")
+                others.append(f"{name} works for {_holder(path) or 'another fleet'}")
             except OSError as error:
                 raise FileError.of(error, path) from None
         if others:
@@ -135,17 +139,27 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
         yield
 
 
-def is_claimed(place: ServiceFolder, board: str) -> bool:
-    """Whether a living process has this board (by id)."""
-    try:
-        return is_held(_claim_path(place, board))
-    except FileNotFoundError:
-        return False
+def _lock(file: int) -> None:
+    """Raises BlockingIOError where another process keeps it; `taken_boards` has it for a moment."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
-def works_for(place: ServiceFolder, board: str) -> str:
-    """The fleet that has this board (by id), in words; "" where none has."""
-    return _holder(_claim_path(place, board)) if is_claimed(place, board) else ""
+def taken_boards(place: ServiceFolder) -> dict[str, Taken]:
+    """The fleets that have boards now, by the boards' ids. A living process holds each."""
+    found = {}
+    for path in (place.folder / "claims").glob("*.json"):
+        with contextlib.suppress(OSError):
+            if is_held(path) and (taken := _holder(path)) is not None:
+                found[path.stem] = taken
+    return found
 
 
 def _claim_path(place: ServiceFolder, board: str) -> Path:
@@ -154,7 +168,8 @@ def _claim_path(place: ServiceFolder, board: str) -> Path:
     return folder / f"{board}.json"
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path) -> Taken | None:
+    """None while it is being written."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return str(msgspec.json.decode(path.read_bytes(), type=Taken))
-    return "another fleet"
+        return msgspec.json.decode(path.read_bytes(), type=Taken)
+    return None

@@ -21,7 +21,7 @@ from edgebed.errors import FleetError, UsageError
 from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
-from orchestrator.boards.members import works_for
+from orchestrator.boards.members import taken_boards
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli.arguments import Json
@@ -105,7 +105,7 @@ def ls(as_json: Json = False) -> None:
     """List the boards that have joined, and the invitations that are open."""
     place = ServiceFolder.of_user()
     registry = Store(place).read()
-    working = {board.id: fleet for board in registry.active() if (fleet := works_for(place, board.id))}
+    working = {board: str(taken) for board, taken in taken_boards(place).items()}
     rows = board_rows(registry, _connected(place), time.time(), working)
     if as_json:
         print_json(rows)
@@ -158,12 +158,7 @@ def revoke(name: Name) -> None:
     place = ServiceFolder.of_user()
     store = Store(place)
     with store.change() as registry:
-        withdrawn = registry.withdraw(name)
-        if withdrawn and registry.named(name) is None:
-            board = None
-        else:
-            board = registry.find(name)
-            registry.revoke(board, "by hand", time.time())
+        board = registry.expel(name, time.time())
     if board is None:
         say(f"the invitation of {name} no longer works")
         return

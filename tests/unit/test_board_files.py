@@ -21,7 +21,7 @@ from edgebed.service_unit import ServiceUnit, quoted
 from orchestrator.boards.app import FREE_MISSES, MOST_ADDRESSES, Misses
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.tls_broker import settings
-from orchestrator.broker.acl import mosquitto_lines
+from orchestrator.broker.acl import board_lines
 from orchestrator.cli.boards import unit
 from tests.unit._boards import DAY, NOW, World
 
@@ -167,11 +167,18 @@ def test_the_brokers_settings_ask_for_certificates_and_bound_packets() -> None:
     assert any(line.startswith("max_packet_size ") and int(line.split()[1]) > 5 << 20 for line in lines)
 
 
-def test_a_board_has_rights_to_topics_that_end_in_its_id() -> None:
-    rules = mosquitto_lines("+", ["b1"])
-    assert rules[rules.index("user b1") + 1] == "topic deny #"
-    assert all(line.endswith("/%u") for line in rules if line.startswith("pattern"))
-    assert [line for line in rules if line.endswith("#") and "deny" not in line] == ["topic readwrite #"]
+def test_a_board_has_rights_to_topics_that_end_in_its_id_in_its_own_fleet_only() -> None:
+    waiting, working = ["read edgebed/boards/to/b1", "write edgebed/boards/state/b1"], board_lines({"b2": "f1"})
+    assert board_lines({"b1": ""})[2:] == ["user b1", *(f"topic {rule}" for rule in waiting), ""]
+    assert {line.split("/")[1] for line in working if line.startswith("topic") and "edgebed" in line} == {
+        "boards",
+        "f1",
+    }
+    rules = board_lines({"b1": "", "b2": "f1"})
+    mine = rules[rules.index("user b1") + 1 : rules.index("user b2")]
+    assert all(line.endswith("/b1") for line in mine)
+    assert all(line.endswith("/b2") for line in rules[rules.index("user b2") + 1 :] if line)
+    assert [line for line in rules if "pattern" in line or "+" in line or "#" in line] == ["topic readwrite #"]
 
 
 def test_a_unit_starts_at_boot_and_quotes_its_command() -> None:
