@@ -28,6 +28,7 @@ from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where, write_secret
 from orchestrator.boards.tls_broker import Files, TlsBroker
+from orchestrator.broker.mosquitto import binary, flaws
 from orchestrator.fleet.ownership import OwnedFolder, this_process
 
 LOOK_S = 0.2
@@ -130,6 +131,8 @@ class _Service:
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         watching = asyncio.create_task(self._watch())
         self._notify(f"boards reach this service at {self._where.address}, the broker at port {self._where.mqtt_port}")
+        if why := flaws(binary() or ""):
+            self._notify(why)
         ready()
         try:
             await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)

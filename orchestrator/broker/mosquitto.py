@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import subprocess
 from pathlib import Path
 
-from edgebed.errors import FileError, LinkError
-from edgebed.limits.shell import which
+from edgebed.errors import FileError, LimitError, LinkError
+from edgebed.limits.shell import run, which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.runner import Listen, Runner
@@ -24,6 +27,9 @@ USERS = (2_100_100_000, 58_400)
 """The user id of a Mosquitto of ours where we are root, and the one where a user namespace maps 65,536 users only.
 Nobody else on this host has it (docs/throttling.md): Debian's own Mosquitto runs as `mosquitto`, and may be open to
 the network."""
+
+PATCHED, PATCHED_DEBIAN = (2, 0, 19), "2.0.11-1.2+deb12u2"
+"""Versions without the flaws that were published until 2024; Debian 12 keeps 2.0.11 and mends it."""
 
 UNIX_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux."""
@@ -49,6 +55,22 @@ def find() -> Runner | None:
 def binary() -> str | None:
     """The path of the installed Mosquitto."""
     return which("mosquitto")
+
+
+def flaws(program: str) -> str:
+    """What is known against the installed Mosquitto, for a broker that is open to a network; "" where nothing is."""
+    try:
+        said = subprocess.run([program, "-h"], capture_output=True, text=True, timeout=10, check=False).stdout
+        version = re.findall(r"version (\d+)\.(\d+)\.(\d+)", said)[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return f"the version of {program} cannot be read"
+    if tuple(map(int, version)) >= PATCHED:
+        return ""
+    with contextlib.suppress(LimitError):
+        packed = run(["dpkg-query", "-W", "-f", "${Version}", "mosquitto"])
+        run(["dpkg", "--compare-versions", packed, "ge", PATCHED_DEBIAN])
+        return ""
+    return f"Mosquitto {'.'.join(version)} has published flaws: apt install --only-upgrade mosquitto"
 
 
 def broker_user() -> int | None:
