@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -24,7 +25,7 @@ class Releasing:
     """
 
     def __init__(self, broker: Address, client: str) -> None:
-        self.working = set[str]()
+        self.working, self._told = set[str](), set[str]()
         self._link = MqttLink(broker, client)
         self._link.subscribe(WAITING.state("+"), self._heard)
 
@@ -35,11 +36,12 @@ class Releasing:
     async def close(self) -> None:
         await self._link.close()
 
-    def look(self, claimed: Container[str]) -> None:
+    def look(self, claimed: AbstractSet[str]) -> None:
         """To be called now and then. A living orchestrator has claimed its boards; the others get no order."""
-        for board in [each for each in self.working if each not in claimed]:
+        left = self.working - claimed
+        for board in left - self._told:
             self._link.publish(WAITING.control_to(board), b"", retain=True)
-            self.working.discard(board)
+        self._told = left
 
     def tell_revoked(self, boards: Iterable[str]) -> None:
         """Say for these boards that they are gone: the broker refuses their last wills, for they have no rights."""

@@ -171,7 +171,7 @@ class _Service:
     async def _look(self) -> None:
         """Raises FileError, LinkError."""
         registry, taken = self._store.look(), taken_boards(self._place)
-        self._releasing.look(taken)
+        self._releasing.look(taken.keys())
         fleets = self._fleets_of(registry, taken)
         if self._follow_addresses() or registry.version != self._applied or fleets != self._fleets:
             await self._apply(registry, fleets)
