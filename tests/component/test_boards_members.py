@@ -313,12 +313,16 @@ async def test_the_audit_file_tells_who_came_and_went(lab: Lab) -> None:
     assert lab.place.audit.stat().st_mode & 0o777 == 0o600
 
 
-def test_secrets_are_never_readable_by_others_whatever_other_threads_do(tmp_path: Path) -> None:
-    before = os.umask(0)  # as another thread may set it
+def test_secrets_are_never_readable_by_others_whatever_other_threads_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The umask is one for all threads: another one may set it at any time."""
+    set_umask, before = os.umask, os.umask(0)
+    monkeypatch.setattr(os, "umask", lambda mask: 0)
     try:
         service.write_secret(tmp_path / "x", b"secret")
     finally:
-        os.umask(before)
+        set_umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
 
 
