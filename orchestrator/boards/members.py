@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import msgspec
 from edgebed.errors import CapacityError, FileError, FleetError, UsageError
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
+from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet.ownership import is_held
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
 
@@ -124,10 +123,10 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, file)
-                _lock(file)
+                lock_in_time(file, path, LOCK_S)  # `taken_boards` has it for a moment
                 os.ftruncate(file, 0)
                 os.pwrite(file, msgspec.json.encode(taken), 0)
-            except BlockingIOError:
+            except FleetError:
                 others.append(f"{name} works for {_holder(path) or 'another fleet'}")
             except OSError as error:
                 raise FileError.of(error, path) from None
@@ -137,19 +136,6 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
                 hint="wait until that fleet ends, or end it (`edgebed fleet down` for one without a run)",
             )
         yield
-
-
-def _lock(file: int) -> None:
-    """Raises BlockingIOError where another process keeps it; `taken_boards` has it for a moment."""
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.01)
 
 
 def taken_boards(place: ServiceFolder) -> dict[str, Taken]:

@@ -57,7 +57,7 @@ CUT_OFF = 900
 
 CONNECTED = re.compile(r"New client connected from (\S*) as (.*) \(p\d+, c\d+, k\d+, u'([^']*)'\)\.")
 DISCONNECTED = re.compile(r"Client (\S+) (?:\[\S+\] )?(?:closed its connection|disconnected|has exceeded timeout)")
-PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,300}")
 """Ids of clients of ours. Others are closed: lines about them could be taken for lines about others."""
 
 
