@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml $(LOCKS)
 	$(PIP) install --require-hashes -r requirements/installer.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/all.lock || \
 	  { echo "uv could not install the packages; pip tries"; $(PIP) install --require-hashes -r requirements/all.lock; }
-	$(PIP) install -r requirements/torch.txt
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 

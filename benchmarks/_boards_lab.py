@@ -125,9 +125,10 @@ class Host:
         until((self.state / "live.json").exists, "the boards service runs")
 
     def invite(self, name: str, *options: str) -> list[str]:
-        """The command that the board is to run, as it was printed."""
-        said = self.edgebed("boards", "invite", name, *options)
-        return shlex.split(next(line for line in said.splitlines() if line.startswith("edgebed-agent join ")))
+        """The command that the board is to run, as it was printed, with the token."""
+        said = self.edgebed("boards", "invite", name, *options).splitlines()
+        command = next(index for index, line in enumerate(said) if line.startswith("edgebed-agent join "))
+        return [*shlex.split(said[command])[:-1], said[command + 1]]
 
     def boards(self) -> list[dict[str, str]]:
         rows: list[dict[str, str]] = json.loads(self.edgebed("boards", "ls", "--json"))

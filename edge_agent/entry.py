@@ -6,8 +6,10 @@ The two load different packages: a board that waits for work does not load torch
 
 from __future__ import annotations
 
+import os
 import sys
 
+from edge_agent.privileges import drop_capabilities
 from edgebed.entry import agent, exit_on_error
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
@@ -32,7 +34,10 @@ def main() -> None:
 
 
 def _device() -> None:
-    """The agent of one device. Raises UsageError where there is no torch, which is an extra."""
+    """The agent of one device; that of a board that has joined has no rights of root, which only `run` needs. Raises
+    UsageError where there is no torch, which is an extra."""
+    if "--board-id" in sys.argv and os.geteuid() == 0:
+        drop_capabilities()  # before torch starts threads, which would keep them
     try:
         from edge_agent import __main__
     except ModuleNotFoundError as error:
@@ -40,8 +45,7 @@ def _device() -> None:
             raise
         raise UsageError(
             "torch is not installed; the agent trains with it",
-            hint="install the torch that the maker of the board offers; where there is none: "
-            "pip install 'edgebed[torch]' (docs/boards.md)",
+            hint="install the torch that the maker of the board offers, or else the version in docs/boards.md",
         ) from None
     __main__.main()
 

@@ -78,10 +78,15 @@ def drop_privileges(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+    drop_capabilities()
+    _prctl(PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root from now on
+
+
+def drop_capabilities() -> None:
+    """Of this thread and what it starts: none is left, and no program gets one back, root's neither. Raises OSError."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")  # inheritable capabilities, too
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root from now on
 
 
 def _prctl(option: int, value: int) -> None:

@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"edgebed.{name} needs the package {error.name!r}, which is not installed\n"
-            "Hint: pip install 'edgebed[orchestrator]'"
+            "Hint: pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'"
         ) from error
     except UsageError as error:
         raise ImportError(f"{error}\nHint: {error.hint}") from None

@@ -84,7 +84,7 @@ def _cure(name: str, written_over: bool) -> str:
 
     others = sorted(set(metadata.packages_distributions().get(name, ())) - {"edgebed"})
     steps = [f"pip uninstall {' '.join(others)}"] if others else []
-    steps += ["pip install --force-reinstall --no-deps edgebed"] if written_over else []
+    steps += ["pip install --force-reinstall --no-deps edgebed-*.whl"] if written_over else []
     if not steps:
         return "take that folder off the module path: see the current directory and PYTHONPATH"
     return f"{', then '.join(steps)}; or install Edgebed in a virtual environment of its own"

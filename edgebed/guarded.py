@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-SECRET = frozenset({"password", "secret", "users", "key", "client_key"})
+SECRET = frozenset({"broker", "password", "secret", "users", "key", "client_key"})
 """Fields that nobody may read in a log."""
 
 

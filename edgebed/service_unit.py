@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import getpass
 import os
+import stat
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import FileError
+from edgebed.errors import FileError, UsageError
 
 SYSTEMD = Path("/run/systemd/system")
 """Exists where systemd runs this machine."""
+
+
+FILTERS = (
+    "NoNewPrivileges=true",
+    "LockPersonality=true",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictRealtime=true",
+    "RestrictSUIDSGID=true",
+    "SystemCallArchitectures=native",
+    "SystemCallErrorNumber=EPERM",
+    "SystemCallFilter=@system-service",
+    "UMask=0077",
+)
+MOUNTS = (
+    "ProtectHome=read-only",
+    "ProtectHostname=true",
+    "ProtectKernelLogs=true",
+    "ProtectKernelModules=true",
+    "ProtectSystem=strict",
+    "RestrictNamespaces=true",
+)
+"""What systemd keeps from the program. A user's systemd may not mount: the second group is for units of the machine."""
 
 
 class ServiceUnit(msgspec.Struct, frozen=True):
@@ -22,12 +47,16 @@ class ServiceUnit(msgspec.Struct, frozen=True):
         name: of the unit, without `.service`.
         command: absolute path and arguments.
         environment: variables that the command needs.
+        folder: the one in which it writes.
+        needs: lines of the unit of the whole machine, with the capabilities that it keeps.
     """
 
     name: str
     about: str
     command: tuple[str, ...]
     environment: dict[str, str]
+    folder: Path
+    needs: tuple[str, ...]
 
     @property
     def path(self) -> Path:
@@ -50,7 +79,8 @@ class ServiceUnit(msgspec.Struct, frozen=True):
             "RestartSec=5",
             "RestartPreventExitStatus=2",  # what was asked for cannot be done: trying again does not help
             "SuccessExitStatus=130",  # ended by SIGTERM
-            "NoNewPrivileges=true",
+            *FILTERS,
+            *(self._machine_lines() if system else []),
             "",
             "[Install]",
             f"WantedBy={'multi-user.target' if system else 'default.target'}",
@@ -58,10 +88,23 @@ class ServiceUnit(msgspec.Struct, frozen=True):
         ]
         return "\n".join(lines)
 
+    def _machine_lines(self) -> list[str]:
+        shared = self.folder.is_relative_to(tempfile.gettempdir())  # it would not be seen in a private one
+        private = [] if shared else ["PrivateTmp=true"]
+        return [*MOUNTS, *private, f"ReadWritePaths={quoted(f'-{self.folder}')}", *self.needs]
+
     def install(self) -> str:
-        """Write the unit; enable and start it where systemd runs. Returns what was done, in words. Raises FileError."""
+        """Write the unit; enable and start it where systemd runs. Returns what was done, in words.
+
+        Raises:
+            FileError: it cannot be written.
+            UsageError: root would run a program that others may change.
+        """
         system = os.geteuid() == 0
+        if system:
+            refuse_foreign(Path(self.command[0]), Path(sys.executable), Path(sys.prefix), Path(__file__))
         try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(self.text(system=system))
         except OSError as error:
@@ -87,6 +130,20 @@ class ServiceUnit(msgspec.Struct, frozen=True):
         if SYSTEMD.is_dir():
             _systemctl(["daemon-reload"], system=system)
         return True
+
+
+def refuse_foreign(*paths: Path) -> None:
+    """Raises UsageError where another user than root may change one of these files, or a folder on the way to it."""
+    for path in paths:
+        for start in {path.absolute(), path.resolve()}:
+            for each in (start, *start.parents):
+                found = each.lstat()
+                shared = stat.S_IMODE(found.st_mode) & 0o022 and not found.st_mode & stat.S_ISVTX
+                if found.st_uid != 0 or (shared and not stat.S_ISLNK(found.st_mode)):
+                    raise UsageError(
+                        f"root would run {path} at each start, and others than root may change {each}",
+                        hint="install Edgebed as root, into /opt/edgebed for example (docs/boards.md)",
+                    )
 
 
 def quoted(text: str) -> str:

@@ -29,7 +29,8 @@ def torchvision() -> ModuleType:
         return _import()
     except ImportError as error:
         raise UsageError(
-            f"torchvision cannot be imported: {error}", hint="pip install 'edgebed[orchestrator]'"
+            f"torchvision cannot be imported: {error}",
+            hint="pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'",
         ) from None
     except RuntimeError as error:
         raise UsageError(

@@ -23,7 +23,8 @@ def main() -> None:
             raise
         print(
             f"edgebed: the package {error.name!r} is not installed; the command line needs the extra 'orchestrator'\n"
-            "Hint: pip install 'edgebed[orchestrator]'. The agent, edgebed-agent, works without it.",
+            "Hint: pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'. The agent, edgebed-agent, works "
+            "without it.",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import signal
 import sys
 
@@ -18,7 +19,7 @@ def main(arguments: list[str]) -> None:
     given = parser().parse_args(arguments)
     keys = Keystore(board_folder())
     if given.command == "join":
-        token = sys.stdin.readline() if given.token == "-" else given.token
+        token = _asked() if given.token == "-" else given.token
         join(Service(*parse_address(given.address)), token, keys, say)
         say(unit(keys.folder).install() if given.service else "edgebed-agent run connects this board")
     elif given.command == "leave":
@@ -32,11 +33,19 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", required=True)
     joining = commands.add_parser("join", help="join a boards service: `edgebed boards invite` prints the command")
     joining.add_argument("address", metavar="HOST:PORT", help="of the service, as `edgebed boards invite` prints it")
-    joining.add_argument("token", metavar="TOKEN", help="works once; '-' reads it from standard input")
+    joining.add_argument(
+        "token",
+        metavar="TOKEN",
+        help="works once; '-' asks for it, so that it is in no list of processes, nor in the shell's history",
+    )
     joining.add_argument("--service", action="store_true", help="write a systemd unit that connects from boot on")
     commands.add_parser("leave", help="undo join: revoke the certificate, remove key, folder and systemd unit")
     commands.add_parser("run", help="connect, and wait for work; the command without arguments does so too")
     return whole
+
+
+def _asked() -> str:
+    return getpass.getpass("token: ") if sys.stdin.isatty() else sys.stdin.readline()
 
 
 async def _run(standby: Standby) -> None:

@@ -18,6 +18,8 @@ from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import Join, parse_token
 
 UNIT = "edgebed-agent"
+NEEDS = ("CapabilityBoundingSet=CAP_NET_ADMIN", "MemoryMax=90%", "ReadWritePaths=-/sys/fs/cgroup")
+"""To limit itself: `tc`, and the cgroup of its agent, whose process has no capability (edge_agent/entry.py)."""
 
 
 def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[str], None]) -> JoinedService:
@@ -64,7 +66,7 @@ def unit(folder: Path) -> ServiceUnit:
     """The systemd unit that connects this board from boot on."""
     command = Path(sys.executable).parent / "edgebed-agent"
     start = (str(command), "run") if command.exists() else tuple(module_command("edge_agent.entry", "run"))
-    return ServiceUnit(UNIT, "Edgebed agent of this board", start, {"EDGEBED_BOARD": str(folder)})
+    return ServiceUnit(UNIT, "Edgebed agent of this board", start, {"EDGEBED_BOARD": str(folder)}, folder, NEEDS)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from edgebed.errors import WireError, printable
+from edgebed.guarded import Guarded
 
 HOST_PID = "EDGEBED_AGENT_PID"
 """The environment variable in which an agent with a PID namespace of its own finds its number on the host."""
 
 
-class Fork(msgspec.Struct, frozen=True, tag="fork"):
+class Fork(Guarded, frozen=True, tag="fork"):
     """Start an agent.
 
     `netns` and `cgroups` (cgroup.procs files) are empty where the agent limits itself. `uid`: whom it becomes; 0: it

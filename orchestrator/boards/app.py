@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from edgebed.errors import FileError, WireError
+from edgebed.errors import FileError, FleetError, WireError
 from edgebed.wire.boards import MOST_BODY, SHA256, Join, Refusal, Renew, decode_json
 from orchestrator.boards.enrolment import Enrolment, Refused, unknown_token
 from orchestrator.boards.https import PEER
@@ -24,8 +24,8 @@ BODY_S = 10.0
 """A request's body must be complete after so long."""
 
 FREE_MISSES, MISS_S = 20, 60.0
-"""So many wrong tokens in a minute from one address are answered at once, later ones after `DELAY_S`. A right token
-never waits: it is looked up first."""
+"""So many wrong tokens and keys in a minute from one address are answered at once, later ones after `DELAY_S`. A
+right one never waits: it is looked up first."""
 
 DELAY_S = 1.0
 MOST_ADDRESSES = 1024
@@ -57,10 +57,18 @@ class BoardsApp:
     Args:
         shards: the folder with `<SHA-256>.safetensors`.
         notify: told what a person should know, a line each.
+        in_force: returns when the broker lets in who has joined.
     """
 
-    def __init__(self, enrolment: Enrolment, shards: Path, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        shards: Path,
+        notify: Callable[[str], None],
+        in_force: Callable[[], Awaitable[None]],
+    ) -> None:
         self._enrolment, self._shards, self._notify = enrolment, shards, notify
+        self._in_force = in_force
         self._misses = Misses()
         self.asgi = Starlette(
             routes=[
@@ -81,19 +89,25 @@ class BoardsApp:
         if not self._enrolment.knows(wanted.secret):
             await self._miss(_address(request))
             raise unknown_token()
-        enrolled = await asyncio.to_thread(self._enrolment.join, wanted, time.time())
+        enrolled = await asyncio.to_thread(self._enrolment.join, wanted, time.time(), _address(request))
         self._notify(f"{enrolled.name} joined from {_address(request)} (id {enrolled.board})")
+        await self._in_force()
         return _json(enrolled)
 
     async def renew(self, request: Request) -> Response:
         wanted = await _message(request, Renew)
-        enrolled = await asyncio.to_thread(self._enrolment.renew, wanted, time.time())
+        try:
+            enrolled = await asyncio.to_thread(self._enrolment.renew, wanted, time.time(), _address(request))
+        except Refused as refused:
+            if refused.status != 429:
+                await self._miss(_address(request))
+            raise
         self._notify(f"{enrolled.name} renewed its certificate")
         return _json(enrolled)
 
     async def leave(self, request: Request) -> Response:
         board = self._enrolment.member(_peer(request))
-        await asyncio.to_thread(self._enrolment.leave, _peer(request), time.time())
+        await asyncio.to_thread(self._enrolment.leave, _peer(request), time.time(), _address(request))
         self._notify(f"{board.name} left")
         return Response(b"{}")
 
@@ -119,7 +133,7 @@ class BoardsApp:
                 return _json(Refusal(refused.error, refused.hint), refused.status)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except FileError as error:
+            except (FileError, FleetError) as error:  # the latter: another process holds the registry
                 self._notify(f"{request.url.path} of {_address(request)} failed: {error}; {error.hint}")
                 return _json(Refusal("the service failed; its own output says why", "try again later"), 503)
 
@@ -128,7 +142,7 @@ class BoardsApp:
     async def _miss(self, address: str) -> None:
         count = self._misses.add(address, time.monotonic())
         if count in (1, FREE_MISSES) or (count > FREE_MISSES and count % 1000 == 0):
-            self._notify(f"refused: {count} wrong token(s) from {address} within a minute")
+            self._notify(f"refused: {count} wrong token(s) or unknown key(s) from {address} within a minute")
         if count > FREE_MISSES:
             await asyncio.sleep(DELAY_S)
 

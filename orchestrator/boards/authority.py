@@ -24,9 +24,12 @@ from edgebed.wire.boards import MOST_CLOCK_ERROR_S
 from orchestrator.boards.service_folder import write_secret
 
 BOARD_LIFE = dt.timedelta(days=90)
+SERVER_LIFE = dt.timedelta(days=7)
+"""Of the server's certificate: nobody can revoke it. The service makes a new one each day."""
+
 CA_LIFE = dt.timedelta(days=3650)
-"""Of the CA, of the server's certificate, which is made anew at every start, and of the list of revoked certificates,
-which is made anew with every change: a broker locks everybody out when that list has run out."""
+"""Of the CA, and of the list of revoked certificates, which changes with every revocation. A broker locks everybody out
+when that list has run out."""
 
 BACKDATED = dt.timedelta(seconds=2 * MOST_CLOCK_ERROR_S)
 """Certificates are valid from so long ago on: clocks differ."""
@@ -78,7 +81,7 @@ class Authority:
         """A new key and certificate (PEM) of the server under these names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        builder = _certificate("edgebed boards", key.public_key(), now, self.certificate.not_valid_after_utc)
+        builder = _certificate("edgebed boards", key.public_key(), now, now + SERVER_LIFE)
         certificate = self._sign(builder.add_extension(names, critical=False), ExtendedKeyUsageOID.SERVER_AUTH)
         return _private_bytes(key), certificate.public_bytes(PEM)
 
@@ -113,19 +116,20 @@ RESTORE = "restore the folder from a backup; a new CA would mean that every boar
 
 def requested_key(csr: str) -> ec.EllipticCurvePublicKey:
     """The key of a CSR (PEM) that is signed with it. A name is refused, since the service gives the name; all else is
-    ignored. Raises UsageError."""
+    ignored. The signature is tried last, and of this kind of key only: others take up to 25 ms. Raises UsageError."""
     try:
         request = x509.load_pem_x509_csr(csr.encode("ascii", "replace"))
         key = request.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise UsageError("the CSR's key is none of EC P-256")
+        if list(request.subject):
+            name = request.subject.rfc4514_string()
+            raise UsageError(f"the CSR asks for the name {name!r}; the service gives the name")
         valid = request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion) as error:
         raise UsageError(f"this is no CSR: {error}") from None
     if not valid:
         raise UsageError("the CSR is not signed with its own key")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise UsageError("the CSR's key is none of EC P-256")
-    if list(request.subject):
-        raise UsageError(f"the CSR asks for the name {request.subject.rfc4514_string()!r}; the service gives the name")
     return key
 
 

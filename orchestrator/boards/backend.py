@@ -86,6 +86,7 @@ class BoardsBackend:
         self._link.on_connect(self._again)
         self._open = True
         await self._link.open()
+        await self._until_allowed()
         seconds = RECONNECT_S if self._broker.started else CONNECT_S
         if not await self._until(lambda: not self._absent(), seconds):
             raise FleetError(
@@ -97,9 +98,23 @@ class BoardsBackend:
                 raise FleetError(
                     f"the board {self._boards[name]} has edgebed {state.version or 'of an older version'}, whose agent "
                     f"speaks protocol {state.protocol or 'not known'}; this host's speaks {PROTOCOL}",
-                    hint=f"on the board: pip install edgebed=={metadata.version('edgebed')}; restart edgebed-agent",
+                    hint=f"install the wheel of {metadata.version('edgebed')} on the board (docs/boards.md), never one "
+                    "of an index; restart edgebed-agent",
                 )
         return []
+
+    async def _until_allowed(self) -> None:
+        """The service lets boards use the topics of the fleet that has claimed them. Raises FleetError."""
+        deadline = time.monotonic() + CONNECT_S
+        while (live := self._place.live()) is None or any(
+            live.fleets.get(board) != self._fleet_id for board in self._ids.values()
+        ):
+            if time.monotonic() > deadline:
+                raise FleetError(
+                    f"the boards service has not given the boards the topics of this fleet within {CONNECT_S:.0f} s",
+                    hint="see what `edgebed boards serve` says",
+                )
+            await asyncio.sleep(0.05)
 
     def host_of(self, device: str) -> str:
         """All addresses on which the service listens: an agent takes the one that its board has joined."""

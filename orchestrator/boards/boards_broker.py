@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -102,7 +103,9 @@ class _OwnService:
         hosts = [text for host in where.hosts if where.asked for text in ("--host", host)]
         command = module_command("orchestrator", "boards", "serve", *options, *hosts)
         with self._log.open("wb") as log:
-            self._process = await begin(command, "", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = await begin(
+                command, env=os.environ, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def lives(self) -> bool:
         return self._process is not None and self._process.returncode is None

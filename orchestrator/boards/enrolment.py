@@ -17,7 +17,7 @@ from orchestrator.boards.authority import Authority, key_id, new_board_id, reque
 from orchestrator.boards.registry import Board, Invitation, Registry, Store
 
 RENEW_PAUSE_S = 60.0
-"""Least time between two certificates of one board: each is remembered."""
+"""Least time between two certificates of one board: each is remembered, and changes the registry."""
 
 LATE_S = 275 * 86400.0
 """So long after its end a certificate is still renewed: a board may be switched off for a year in all."""
@@ -51,41 +51,48 @@ class Enrolment:
         """Whether this secret was ever given out. Quick: strangers are refused by it."""
         return self._store.look().invitation(secret) is not None
 
-    def join(self, wanted: Join, now: float) -> Enrolled:
-        """Raises Refused."""
-        invitation = self._store.look().invitation(wanted.secret)
-        if invitation is None:
-            raise unknown_token()
+    def join(self, wanted: Join, now: float, source: str = "") -> Enrolled:
+        """A join that is repeated gets the same certificate, and changes nothing. `source`: the address of the board.
+        Raises Refused."""
+        invitation = self._invitation(self._store.look(), wanted)
         key = _key_of(wanted.csr)
-        with self._store.change() as registry:
-            invitation = registry.invitation(wanted.secret)
-            if invitation is None:
-                raise unknown_token()
+        _check(invitation, key_id(key), now)
+        if (board := _again(self._store.look(), invitation)) is not None and board.certificate:
+            return self._enrolled(board)
+        with self._store.change(source) as registry:
+            invitation = self._invitation(registry, wanted)
             _check(invitation, key_id(key), now)
-            board = _again(registry, invitation) or _admit(registry, invitation, key_id(key), now)
+            if (again := _again(registry, invitation)) is not None:
+                _check_pause(again, now)
+            board = again or _admit(registry, invitation, key_id(key), now)
             board.facts = plain_facts(wanted.facts)
             invitation.used_by, invitation.board = board.key, board.id
             return self._certify(board, key, now)
 
-    def renew(self, wanted: Renew, now: float) -> Enrolled:
+    def _invitation(self, registry: Registry, wanted: Join) -> Invitation:
+        invitation = registry.invitation(wanted.secret)
+        if invitation is None:
+            raise unknown_token()
+        return invitation
+
+    def renew(self, wanted: Renew, now: float, source: str = "") -> Enrolled:
         """Raises Refused. The CSR proves that who asks has the key."""
         key = _key_of(wanted.csr)
         if self._store.look().by_key(key_id(key)) is None:
             raise unknown_board()
-        with self._store.change() as registry:
+        with self._store.change(source) as registry:
             board = registry.by_key(key_id(key))
             if board is None:
                 raise unknown_board()
             if now > board.not_after_s + LATE_S:
                 raise Refused(403, "this board's certificate ran out too long ago", INVITE.format(name=board.name))
-            if abs(now - board.renewed_s) < RENEW_PAUSE_S:  # the clock may have been set back since
-                raise Refused(429, "this board got a certificate a moment ago", "try again in a minute")
+            _check_pause(board, now)
             return self._certify(board, key, now)
 
-    def leave(self, serial: int | None, now: float) -> None:
+    def leave(self, serial: int | None, now: float, source: str = "") -> None:
         """Raises Refused."""
         self.member(serial)
-        with self._store.change() as registry:
+        with self._store.change(source) as registry:
             if (board := registry.with_serial(serial or 0)) is not None:
                 registry.revoke(board, "it left", now)
 
@@ -100,8 +107,11 @@ class Enrolment:
         certificate = self._authority.board_certificate(key, board.id, dt.datetime.fromtimestamp(now, dt.UTC))
         board.serials.append(f"{certificate.serial_number:x}")
         board.not_after_s, board.renewed_s = certificate.not_valid_after_utc.timestamp(), now
-        pem: bytes = certificate.public_bytes(Encoding.PEM)
-        return Enrolled(board.id, board.name, pem.decode(), self._mqtt_port)
+        board.certificate = certificate.public_bytes(Encoding.PEM).decode()
+        return self._enrolled(board)
+
+    def _enrolled(self, board: Board) -> Enrolled:
+        return Enrolled(board.id, board.name, board.certificate, self._mqtt_port)
 
 
 def unknown_token() -> Refused:
@@ -128,6 +138,12 @@ def _check(invitation: Invitation, key: str, now: float) -> None:
         raise Refused(403, "this token was withdrawn, or a newer one was made for the same name", hint)
     if now > invitation.expires_s:
         raise Refused(403, "this token has run out", hint)
+
+
+def _check_pause(board: Board, now: float) -> None:
+    """Raises Refused."""
+    if abs(now - board.renewed_s) < RENEW_PAUSE_S:  # the clock may have been set back since
+        raise Refused(429, "this board got a certificate a moment ago", "try again in a minute")
 
 
 def _again(registry: Registry, invitation: Invitation) -> Board | None:

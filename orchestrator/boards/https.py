@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,67 @@ HEADER_BYTES = 16 << 10
 KEEP_ALIVE_S = 5
 
 
+REQUEST_S = 30.0
+"""A connection on which no request is being answered ends after so long at most."""
+
+MOST_OF_ONE = 8
+"""Connections that show the same certificate. One more ends the oldest."""
+
+
+class Members:
+    """The connections that have shown a certificate, by its serial number."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[asyncio.Transport]] = {}
+
+    def add(self, serial: int, transport: asyncio.Transport) -> None:
+        own = self._open.setdefault(serial, [])
+        own.append(transport)
+        if len(own) > MOST_OF_ONE:
+            own[0].abort()
+
+    def remove(self, serial: int, transport: asyncio.Transport) -> None:
+        own = self._open[serial]
+        own.remove(transport)
+        if not own:
+            del self._open[serial]
+
+    def close(self, serials: Iterable[int]) -> None:
+        """End the connections that have shown these certificates, also in the middle of an answer."""
+        for serial in serials:
+            for transport in self._open.get(serial, ()):
+                transport.abort()
+
+
 class BoardProtocol(H11Protocol):
     """One connection."""
+
+    members: Members
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         shown: dict[str, Any] = transport.get_extra_info("peercert") or {}
         serial = shown.get("serialNumber")
-        self.app_state = {**self.app_state, PEER: None if serial is None else int(serial, 16)}
+        self._peer = None if serial is None else int(serial, 16)
+        self.app_state = {**self.app_state, PEER: self._peer}
+        if self._peer is not None:
+            self.members.add(self._peer, transport)
+        self._look_in_time(transport)
+
+    def _look_in_time(self, transport: asyncio.Transport) -> None:
+        self._timer = self.loop.call_later(REQUEST_S, self._look, transport)
+
+    def _look(self, transport: asyncio.Transport) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            transport.abort()
+        else:
+            self._look_in_time(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn lets its timer run on where the other end has reset the connection: it would keep 0.7 MiB for 5 s."""
+        if self._peer is not None:
+            self.members.remove(self._peer, self.transport)
+        self._timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -41,9 +91,9 @@ class BoardProtocol(H11Protocol):
 class HttpsServer(uvicorn.Server):
     """uvicorn with an acceptor of ours in place of its listeners, and without signal handlers: its owner ends it."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext) -> None:
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext, members: Members) -> None:
         super().__init__(config)
-        self._context = context
+        self._context, self._members = context, members
         self._acceptors: list[TlsAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -57,14 +107,16 @@ class HttpsServer(uvicorn.Server):
 
     def _protocol(self) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
-        return BoardProtocol(self.config, self.server_state, self.lifespan.state, loop)
+        made = BoardProtocol(self.config, self.server_state, self.lifespan.state, loop)
+        made.members = self._members
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def make_server(app: ASGIApp, context: ssl.SSLContext) -> HttpsServer:
+def make_server(app: ASGIApp, context: ssl.SSLContext, members: Members) -> HttpsServer:
     config = uvicorn.Config(
         app,
         http=BoardProtocol,
@@ -77,7 +129,7 @@ def make_server(app: ASGIApp, context: ssl.SSLContext) -> HttpsServer:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
     )
-    return HttpsServer(config, context)
+    return HttpsServer(config, context, members)
 
 
 def server_context(ca: str, certificate: Path, key: Path) -> ssl.SSLContext:

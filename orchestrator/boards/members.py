@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from edgebed.errors import CapacityError, FileError, FleetError, UsageError
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
+from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet.ownership import is_held
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, load_profile, unlimited
 
@@ -94,6 +94,9 @@ def _number(board: Board, fact: str) -> int:
 # ---- one fleet at a time ---------------------------------------------------------------------------------------------
 
 
+LOCK_S = 0.5
+
+
 class Taken(msgspec.Struct, frozen=True):
     """The fleet that has a board."""
 
@@ -120,11 +123,11 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, file)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_in_time(file, path, LOCK_S)  # `taken_boards` has it for a moment
                 os.ftruncate(file, 0)
                 os.pwrite(file, msgspec.json.encode(taken), 0)
-            except BlockingIOError:
-                others.append(f"{name} works for {_holder(path)}")
+            except FleetError:
+                others.append(f"{name} works for {_holder(path) or 'another fleet'}")
             except OSError as error:
                 raise FileError.of(error, path) from None
         if others:
@@ -135,17 +138,14 @@ def claimed(place: ServiceFolder, ids: Mapping[str, str], taken: Taken) -> Itera
         yield
 
 
-def is_claimed(place: ServiceFolder, board: str) -> bool:
-    """Whether a living process has this board (by id)."""
-    try:
-        return is_held(_claim_path(place, board))
-    except FileNotFoundError:
-        return False
-
-
-def works_for(place: ServiceFolder, board: str) -> str:
-    """The fleet that has this board (by id), in words; "" where none has."""
-    return _holder(_claim_path(place, board)) if is_claimed(place, board) else ""
+def taken_boards(place: ServiceFolder) -> dict[str, Taken]:
+    """The fleets that have boards now, by the boards' ids. A living process holds each."""
+    found = {}
+    for path in (place.folder / "claims").glob("*.json"):
+        with contextlib.suppress(OSError):
+            if is_held(path) and (taken := _holder(path)) is not None:
+                found[path.stem] = taken
+    return found
 
 
 def _claim_path(place: ServiceFolder, board: str) -> Path:
@@ -154,7 +154,8 @@ def _claim_path(place: ServiceFolder, board: str) -> Path:
     return folder / f"{board}.json"
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path) -> Taken | None:
+    """None while it is being written."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return str(msgspec.json.decode(path.read_bytes(), type=Taken))
-    return "another fleet"
+        return msgspec.json.decode(path.read_bytes(), type=Taken)
+    return None

@@ -7,11 +7,13 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import msgspec
 
 from edgebed.errors import FileError, UsageError
 from edgebed.wire.topics import check_name
+from orchestrator.boards import audit
 from orchestrator.boards.service_folder import ServiceFolder, write_secret
 from orchestrator.files.shared_lock import lock_in_time
 
@@ -46,6 +48,7 @@ class Board(msgspec.Struct):
         id: common name of its certificates.
         key: SHA-256 of its public key.
         serials: of all its certificates, hexadecimal.
+        certificate: the newest one, PEM; "" where an earlier version gave it.
         not_after_s: end of the newest one.
         revoked_s: None while it may connect.
     """
@@ -61,6 +64,7 @@ class Board(msgspec.Struct):
     revoked_s: float | None = None
     revoked_why: str = ""
     facts: dict[str, str] = {}
+    certificate: str = ""
 
 
 class Registry(msgspec.Struct):
@@ -144,6 +148,17 @@ class Registry(msgspec.Struct):
     def revoke(self, board: Board, why: str, now: float) -> None:
         board.revoked_s, board.revoked_why = now, why
 
+    def expel(self, wanted: str, now: float) -> Board | None:
+        """Revoke a board by name or id, and withdraw the open invitations of its name. None where there were only
+        invitations. Raises UsageError."""
+        withdrawn = self.withdraw(wanted)
+        if withdrawn and self.named(wanted) is None:
+            return None
+        board = self.find(wanted)
+        self.withdraw(board.name)
+        self.revoke(board, "by hand", now)
+        return board
+
     def rename(self, board: Board, name: str, now: float) -> None:
         """Raises UsageError where the name is no name, is taken, or stands in an open invitation."""
         check_name(name, "board")
@@ -161,7 +176,7 @@ class Store:
     """The registry's file. A change is made under a lock, and written atomically."""
 
     def __init__(self, place: ServiceFolder) -> None:
-        self._path = place.registry
+        self._path, self._audit = place.registry, place.audit
         self._seen: tuple[tuple[int, int], Registry] | None = None
 
     def read(self) -> Registry:
@@ -181,12 +196,13 @@ class Store:
         return self._seen[1]
 
     @contextlib.contextmanager
-    def change(self) -> Iterator[Registry]:
-        """The registry, to be changed; written at the end of the block, unless it raises. Raises
-        FileError, FleetError."""
+    def change(self, by: str = "") -> Iterator[Registry]:
+        """The registry, to be changed; written at the end of the block, unless it raises. What has changed is noted in
+        the audit file, with who did it (`by`; "": this process's user). Raises FileError, FleetError."""
         with self._locked():
-            registry = self.read()
+            before, registry = self.read(), self.read()
             yield registry
+            audit.append(self._audit, list(_changes(before, registry, by or audit.this_user())))
             registry.version += 1
             write_secret(self._path, msgspec.json.format(msgspec.json.encode(registry)))
 
@@ -209,6 +225,32 @@ class Store:
         except FileNotFoundError:
             return (0, 0)
         return (found.st_mtime_ns, found.st_ino)
+
+
+def _changes(before: Registry, after: Registry, by: str) -> Iterator[audit.AuditLine]:
+    """What one change of the registry did."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    invited = {each.digest: each for each in before.invitations}
+    for each in after.invitations:
+        old = invited.get(each.digest)
+        if old is None:
+            yield audit.AuditLine(now, "invited", each.name, by)
+        elif each.withdrawn and not old.withdrawn:
+            yield audit.AuditLine(now, "withdrawn", each.name, by)
+    known = {each.id: each for each in before.boards}
+    for board in after.boards:
+        was = known.get(board.id)
+        if was is None:
+            yield audit.AuditLine(
+                now, "joined", board.name, by, board.id, serial=board.serials[-1] if board.serials else ""
+            )
+            continue
+        if board.name != was.name:
+            yield audit.AuditLine(now, "renamed", board.name, by, board.id)
+        if len(board.serials) > len(was.serials):
+            yield audit.AuditLine(now, "renewed", board.name, by, board.id, serial=board.serials[-1])
+        if board.revoked_s is not None and was.revoked_s is None:
+            yield audit.AuditLine(now, "revoked", board.name, by, board.id, board.revoked_why)
 
 
 def digest(secret: str) -> str:

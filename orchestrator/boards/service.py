@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,14 +23,22 @@ from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_add
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
+from orchestrator.boards.members import Taken, taken_boards
 from orchestrator.boards.registry import Registry, Store
 from orchestrator.boards.release import Releasing
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where, write_secret
 from orchestrator.boards.tls_broker import Files, TlsBroker
+from orchestrator.broker.mosquitto import binary, flaws
 from orchestrator.fleet.ownership import OwnedFolder, this_process
 
 LOOK_S = 0.2
 """How often the registry's file is looked at: a revocation is in force so much later at most."""
+
+IN_FORCE_S = 10.0
+"""A join is answered after so long at most, also if the broker does not know the board yet."""
+
+CERTIFY_S = 86400.0
+"""How often the server gets a new certificate."""
 
 ADDRESSES_S = 10.0
 """How often this host's addresses are looked at."""
@@ -90,19 +98,22 @@ class _Service:
         self._context = https.server_context(self._authority.pem.decode(), *self._https_files())
         self._broker = TlsBroker(brokers, request.listen, request.mqtt_port)
         self._broker.on_session = self._session_changed
-        self._releasing = Releasing(place, self._broker.local, f"serve-{secrets.token_hex(16)}")
+        self._releasing = Releasing(self._broker.local, f"serve-{secrets.token_hex(16)}")
+        self._members = https.Members()
         self._applied = 0
+        self._fleets: dict[str, str] = {}
+        self._revoked: tuple[list[int], bytes] = ([], b"")
         self._untold, self._complaint = False, ""
         self._looked = time.monotonic()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        app = BoardsApp(
-            Enrolment(self._store, self._authority, self._where.mqtt_port), self._place.shards, self._notify
-        )
+        enrolment = Enrolment(self._store, self._authority, self._where.mqtt_port)
+        app = BoardsApp(enrolment, self._place.shards, self._notify, self._in_force)
         sock = _open(self._request.listen, self._request.port)
         with sock, contextlib.ExitStack() as stack:
             registry = self._store.look()
-            await self._broker.start(self._files(registry), _revoked(registry))
+            self._fleets = self._fleets_of(registry, taken_boards(self._place))
+            await self._broker.start(self._files(registry), _rights(registry, self._fleets))
             try:
                 self._applied = registry.version
                 self._place.tell_where(self._where)
@@ -116,10 +127,12 @@ class _Service:
                 await self._broker.stop()
 
     async def _until_end(self, app: BoardsApp, sock: socket.socket, ready: Callable[[], None]) -> None:
-        server = https.make_server(app.asgi, self._context)
+        server = https.make_server(app.asgi, self._context, self._members)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         watching = asyncio.create_task(self._watch())
         self._notify(f"boards reach this service at {self._where.address}, the broker at port {self._where.mqtt_port}")
+        if why := flaws(binary() or ""):
+            self._notify(why)
         ready()
         try:
             await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +163,6 @@ class _Service:
                 if self._broker.pid() != before:
                     ended.cancel()
                     ended = asyncio.create_task(self._broker.ended())
-                self._releasing.look()
                 await asyncio.wait([ended], timeout=LOOK_S)
             raise FleetError(f"the broker has ended: {ended.result()}", hint="start `edgebed boards serve` again")
         finally:
@@ -158,19 +170,39 @@ class _Service:
 
     async def _look(self) -> None:
         """Raises FileError, LinkError."""
-        registry = self._store.look()
-        if self._follow_addresses() or registry.version != self._applied:
-            await self._apply(registry)
+        registry, taken = self._store.look(), taken_boards(self._place)
+        self._releasing.look(taken.keys())
+        fleets = self._fleets_of(registry, taken)
+        if self._follow_addresses() or registry.version != self._applied or fleets != self._fleets:
+            await self._apply(registry, fleets)
         elif self._untold:
             self._tell()
 
-    async def _apply(self, registry: Registry) -> None:
-        revoked = _revoked(registry)
+    async def _apply(self, registry: Registry, fleets: dict[str, str]) -> None:
+        before = self._fleets
         self._applied = -1  # not in force before the broker has read its files
-        await self._broker.revoke(self._files(registry), revoked)
-        self._releasing.tell_revoked(revoked)
-        self._applied = registry.version
+        if not await self._broker.enforce(self._files(registry), _rights(registry, fleets)):
+            return
+        for board, fleet in before.items() - fleets.items():
+            self._releasing.forget(board, fleet)
+        self._members.close(registry.revoked_serials())
+        self._releasing.tell_revoked(board.id for board in registry.boards if board.revoked_s is not None)
+        self._applied, self._fleets = registry.version, fleets
         self._tell()
+
+    def _fleets_of(self, registry: Registry, taken: Mapping[str, Taken]) -> dict[str, str]:
+        """The fleets that boards work for, by the boards' ids. One whose orchestrator has ended keeps the topics of its
+        fleet until it says that it waits."""
+        last = {board: fleet for board, fleet in self._fleets.items() if board in self._releasing.working}
+        fleets = last | {board: each.fleet_id for board, each in taken.items()}
+        active = {board.id for board in registry.active()}
+        return {board: fleet for board, fleet in fleets.items() if board in active}
+
+    async def _in_force(self) -> None:
+        """Returns when the broker has the registry as it is now."""
+        wanted, deadline = self._store.look().version, time.monotonic() + IN_FORCE_S
+        while self._applied < wanted and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
     def _complain(self, error: FileError) -> None:
         if str(error) != self._complaint:
@@ -192,23 +224,29 @@ class _Service:
             self._where = where
             self._notify(f"boards reach this service at {self._where.address} now")
         names = all_names(self._where.hosts)
-        if not (new := lacking(self._names, names)):
+        new = lacking(self._names, names)
+        if not new and abs(time.time() - self._certified_s) < CERTIFY_S:  # by the host's clock, which goes on in sleep
             return False
         self._certify(names)
         self._context.load_cert_chain(*self._https_files())
         self._names = names
-        self._notify(f"the certificate of this service is valid for {', '.join(new)} too")
+        if new:
+            self._notify(f"the certificate of this service is valid for {', '.join(new)} too")
         return True
 
     def _certify(self, names: Sequence[str]) -> None:
-        self._key, self._certificate = self._authority.server_pair(names, dt.datetime.now(dt.UTC))
+        self._certified_s = time.time()
+        now = dt.datetime.fromtimestamp(self._certified_s, dt.UTC)
+        self._key, self._certificate = self._authority.server_pair(names, now)
 
     # ---- files ----
 
     def _files(self, registry: Registry) -> Files:
-        now = dt.datetime.now(dt.UTC)
-        revoked = self._authority.revoked_list(registry.revoked_serials(), registry.version + 1, now)
-        return Files(self._authority.pem, self._certificate, self._key, revoked)
+        serials = registry.revoked_serials()
+        if not self._revoked[1] or serials != self._revoked[0]:
+            now = dt.datetime.now(dt.UTC)
+            self._revoked = serials, self._authority.revoked_list(serials, registry.version + 1, now)
+        return Files(self._authority.pem, self._certificate, self._key, self._revoked[1])
 
     def _https_files(self) -> tuple[Path, Path]:
         paths = self._ours / "https.pem", self._ours / "https.key"
@@ -224,14 +262,16 @@ class _Service:
         """What cannot be written is told later."""
         self._untold = False
         try:
-            self._place.tell_live(Live(this_process(), self._broker.local, self._applied, self._broker.sessions))
+            sessions = self._broker.sessions
+            self._place.tell_live(Live(this_process(), self._broker.local, self._applied, sessions, self._fleets))
         except FileError as error:
             self._untold = True
             self._complain(error)
 
 
-def _revoked(registry: Registry) -> list[str]:
-    return [board.id for board in registry.boards if board.revoked_s is not None]
+def _rights(registry: Registry, fleets: Mapping[str, str]) -> dict[str, str]:
+    """The boards that may connect, and the fleet of each."""
+    return {board.id: fleets.get(board.id, "") for board in registry.active()}
 
 
 def _open(listen: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,12 +52,14 @@ class Live(Guarded, frozen=True):
         owner: the service's process. What a killed one left behind says nothing about the next one.
         broker: for the orchestrator.
         applied: version of the registry that the broker enforces: sessions of boards revoked in it are closed.
+        fleets: whose topics a board may use, by the board's id.
     """
 
     owner: Owner
     broker: Address
     applied: int
     sessions: tuple[BoardConnection, ...] = ()
+    fleets: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def pid(self) -> int:
@@ -89,6 +92,10 @@ class ServiceFolder(msgspec.Struct, frozen=True):
     @property
     def registry(self) -> Path:
         return self.folder / "registry.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit.jsonl"
 
     # ---- the running service ----
 
@@ -146,11 +153,7 @@ class ServiceFolder(msgspec.Struct, frozen=True):
 
 def write_secret(path: Path, data: bytes) -> None:
     """Atomically, and readable by its owner only: the folder is 0700, and the file 0600. Raises FileError."""
-    before = os.umask(0o077)
-    try:
-        keep(path, data)
-    finally:
-        os.umask(before)
+    keep(path, data, 0o600)
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

@@ -5,8 +5,9 @@ The orchestrator's user may do all; a device's user, which has the device's name
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
+from edgebed.wire.boards import WAITING
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 
 
@@ -25,19 +26,32 @@ def may(fleet: str, user: str, topic: str, *, write: bool) -> bool:
     return user == ORCHESTRATOR or topic in (writable(fleet, user) if write else readable(fleet, user))
 
 
-def mosquitto_lines(fleet: str, without_rights: Iterable[str] = (), ours: str = "#") -> list[str]:
+def mosquitto_lines(fleet: str, ours: str = "#") -> list[str]:
     """The lines of Mosquitto's ACL file; it puts the user's name for %u.
 
     Args:
         fleet: `+` stands for every fleet.
-        without_rights: users who lose every right at once, also in a session that is open.
         ours: the topics of the orchestrator.
     """
     return [
         f"user {ORCHESTRATOR}",
         f"topic readwrite {ours}",
-        *(line for user in without_rights for line in (f"user {user}", "topic deny #")),
         *(f"pattern read {topic}" for topic in readable(fleet, "%u")),
         *(f"pattern write {topic}" for topic in writable(fleet, "%u")),
         "",
     ]
+
+
+def board_lines(boards: Mapping[str, str]) -> list[str]:
+    """The ACL file of the boards' broker. Who is not named in it has no right, also in a session that is open.
+
+    Args:
+        boards: the fleet that each board works for, by the board's id; "" where it waits.
+    """
+    lines = [f"user {ORCHESTRATOR}", "topic readwrite #"]
+    for board, fleet in sorted(boards.items()):
+        lines += [f"user {board}", f"topic read {WAITING.control_to(board)}", f"topic write {WAITING.state(board)}"]
+        if fleet:
+            lines += [f"topic read {topic}" for topic in readable(fleet, board)]
+            lines += [f"topic write {topic}" for topic in writable(fleet, board)]
+    return [*lines, ""]

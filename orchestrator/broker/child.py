@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 """By default glibc maps and unmaps memory for each packet of 1 MB. That takes two thirds of Mosquitto's CPU time (1.4
 against 0.45 ms per MB), and nearly half the goodput on loopback."""
 
+KNOWN = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
+"""The variables of our environment that a broker gets: there may be passwords in others."""
+
 NOT_TOLD = "Unable to set TCP_NODELAY"
 """Mosquitto warns so of every connection by a Unix socket."""
 
@@ -24,12 +27,12 @@ END_S = 3.0
 """A broker that is told to end is killed after so long."""
 
 LAUNCH = """
-import ctypes, grp, os, pwd, sys
+import ctypes, os, sys
 parent, user, *command = sys.argv[1:]
 if user:
     os.setgroups([])
-    os.setgid(grp.getgrnam(user).gr_gid)
-    os.setuid(pwd.getpwnam(user).pw_uid)
+    os.setgid(int(user))
+    os.setuid(int(user))
 libc = ctypes.CDLL(None)
 if hasattr(libc, "prctl"):
     libc.prctl(1, 9)
@@ -47,13 +50,13 @@ other threads may hold locks: it could wait for ever, and we for it."""
 
 class Child:
     """A broker as a child process. `prepare` writes its files and returns command and standard input. It runs
-    as `user`; "" means as we do."""
+    as the user `user`; None means as we do."""
 
     def __init__(
         self,
         kind: str,
         prepare: Callable[[Listen, Path], tuple[list[str], bytes]],
-        user: str = "",
+        user: int | None = None,
         *,
         inherits: bool = True,
     ) -> None:
@@ -88,13 +91,17 @@ class Child:
         return f"exit code {self._process.returncode}: {' / '.join(lines[-3:])}"
 
 
-async def begin(command: Sequence[str], user: str, **streams: Any) -> asyncio.subprocess.Process:
-    """Start a broker, as this user where it is not "". Raises LinkError."""
+async def begin(
+    command: Sequence[str], user: int | None = None, env: Mapping[str, str] | None = None, **streams: Any
+) -> asyncio.subprocess.Process:
+    """Start a broker, as this user and the group of the same number where it is not None, with this environment, else
+    with the variables of KNOWN. Raises LinkError."""
+    known = {name: os.environ[name] for name in KNOWN if name in os.environ} if env is None else env
     try:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), user, *command),
+            *(sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid()), "" if user is None else str(user), *command),
             start_new_session=True,  # Ctrl-C must not end the broker before we have cleaned up
-            env={**os.environ, **MALLOC},
+            env={**known, **MALLOC},
             **streams,
         )
     except OSError as error:

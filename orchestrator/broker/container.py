@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edgebed.errors import LinkError
-from orchestrator.broker.mosquitto import socket_path, write_files
+from orchestrator.broker.mosquitto import broker_user, socket_path, write_files
 from orchestrator.broker.runner import Listen, Runner
 from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 
 IMAGES = ("eclipse-mosquitto:2", "eclipse-mosquitto:latest")
-CONTAINER_USER = 2_100_100_000
-"""The user id of a container's Mosquitto where we are root: nobody else on this host has it (docs/throttling.md)."""
-
 MOST_PROCESSES = 32
 MOUNT = "/edgebed"
 """Where the container has the folder with its files."""
@@ -51,7 +48,7 @@ class _Container:
     async def start(self, listen: Listen, folder: Path) -> None:
         import docker.errors
 
-        write_files(listen, folder, owner=CONTAINER_USER if os.geteuid() == 0 else "", seen_as=MOUNT)
+        write_files(listen, folder, owner=broker_user(), seen_as=MOUNT)
         try:
             self._container = await asyncio.to_thread(self._create, folder)
             await asyncio.to_thread(self._container.start)
@@ -60,11 +57,12 @@ class _Container:
             raise LinkError(f"the container did not start: {error}") from None
 
     def _create(self, folder: Path) -> Any:
+        user = broker_user()
         return self._client.containers.create(
             self._image,
             entrypoint=["mosquitto", "-c", f"{MOUNT}/mosquitto.conf"],
             network_mode="host",
-            user=f"{CONTAINER_USER}:{CONTAINER_USER}" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}",
+            user=f"{os.geteuid()}:{os.getegid()}" if user is None else f"{user}:{user}",
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             read_only=True,

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
-import pwd
+import re
 import secrets
 import shutil
+import subprocess
 from pathlib import Path
 
-from edgebed.errors import FileError, LinkError
-from edgebed.limits.shell import which
+from edgebed.errors import FileError, LimitError, LinkError
+from edgebed.limits.shell import run, which
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.child import Child
 from orchestrator.broker.runner import Listen, Runner
+from orchestrator.fleet.local.users import UID_MAP, is_mapped
 
 TLS_FILES = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
 LARGEST_MESSAGE = 8 << 20
 """Bytes; a frame of ours is a chunk and a header, 5 MiB at most."""
+
+USERS = (2_100_100_000, 58_400)
+"""The user id of a Mosquitto of ours where we are root, and the one where a user namespace maps 65,536 users only.
+Nobody else on this host has it (docs/throttling.md): Debian's own Mosquitto runs as `mosquitto`, and may be open to
+the network."""
+
+PATCHED, PATCHED_DEBIAN = (2, 0, 19), "2.0.11-1.2+deb12u2"
+"""Versions without the flaws that were published until 2024; Debian 12 keeps 2.0.11 and mends it."""
 
 UNIX_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux."""
@@ -46,13 +57,28 @@ def binary() -> str | None:
     return which("mosquitto")
 
 
-def broker_user() -> str:
-    """The user that Mosquitto runs as where we are root; "" where we are not root, or there is no such user. It is
-    started as that user: if it changed its user later, the kernel would no longer kill it when we end."""
+def flaws(program: str) -> str:
+    """What is known against the installed Mosquitto, for a broker that is open to a network; "" where nothing is."""
     try:
-        return pwd.getpwnam("mosquitto").pw_name if os.geteuid() == 0 else ""
-    except KeyError:
+        said = subprocess.run([program, "-h"], capture_output=True, text=True, timeout=10, check=False).stdout
+        version = re.findall(r"version (\d+)\.(\d+)\.(\d+)", said)[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return f"the version of {program} cannot be read"
+    if tuple(map(int, version)) >= PATCHED:
         return ""
+    with contextlib.suppress(LimitError):
+        packed = run(["dpkg-query", "-W", "-f", "${Version}", "mosquitto"])
+        run(["dpkg", "--compare-versions", packed, "ge", PATCHED_DEBIAN])
+        return ""
+    return f"Mosquitto {'.'.join(version)} has published flaws: apt install --only-upgrade mosquitto"
+
+
+def broker_user() -> int | None:
+    """The user and group that Mosquitto runs as where we are root; else None. It is started as that user: if it changed
+    its user later, the kernel would no longer kill it when we end."""
+    if os.geteuid() != 0:
+        return None
+    return USERS[0] if is_mapped(USERS[0], UID_MAP.read_text()) else USERS[1]
 
 
 def socket_path(folder: Path) -> Path:
@@ -70,20 +96,20 @@ def socket_path(folder: Path) -> Path:
     return path
 
 
-def make_socket_folder(folder: Path, owner: str | int) -> None:
+def make_socket_folder(folder: Path, owner: int | None) -> None:
     """Make the folder of `socket_path` in this one, which stays ours; `owner` may pass through it."""
     path = folder / "run"
     path.mkdir(mode=0o700, exist_ok=True)
-    if owner:
+    if owner is not None:
         shutil.chown(path, owner)
         folder.chmod(0o711)
 
 
-def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as: str = "") -> Path:
+def write_files(listen: Listen, folder: Path, *, owner: int | None = None, seen_as: str = "") -> Path:
     """Write configuration and password file; returns the configuration's path. Raises FileError, LinkError.
 
     Args:
-        owner: who shall own them; "" leaves them ours.
+        owner: the user who shall own them; None leaves them ours.
         seen_as: the folder's path in the broker's container; "" where it runs on the host.
     """
     hashes = {user: password_hash(password, secrets.token_bytes(12)) for user, password in listen.users.items()}
@@ -101,16 +127,15 @@ def write_files(listen: Listen, folder: Path, *, owner: str | int = "", seen_as:
     return folder / "mosquitto.conf"
 
 
-def write_file(path: Path, data: bytes, owner: str | int) -> None:
-    """Atomically, and readable by `owner` only, a user or its number; "": by us. Raises FileError."""
+def write_file(path: Path, data: bytes, owner: int | None) -> None:
+    """Atomically, and readable by the user `owner` only; None: by us. Raises FileError."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
-            if owner:
-                uid = pwd.getpwnam(owner).pw_uid if isinstance(owner, str) else owner
-                os.fchown(file.fileno(), uid, -1)
+            if owner is not None:
+                os.fchown(file.fileno(), owner, -1)
         part.replace(path)
     except OSError as error:
         raise FileError.of(error, part) from None

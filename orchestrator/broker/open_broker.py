@@ -189,7 +189,7 @@ async def _start_first(kinds: Sequence[str], wanted: Listen, folder: Path, stack
             failures.append(f"{runner.kind}: {error}")
     raise LinkError(
         "no MQTT broker can be started: " + ("; ".join(dict.fromkeys(failures)) or "none is installed"),
-        hint="install mosquitto (apt install mosquitto), or pip install 'edgebed[orchestrator]', "
+        hint="apt install mosquitto, or pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]', "
         "or name your own with --broker mqtt://…",
     )
 

@@ -21,7 +21,7 @@ from edgebed.errors import FleetError, UsageError
 from edgebed.module_process import module_command
 from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
-from orchestrator.boards.members import works_for
+from orchestrator.boards.members import taken_boards
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli.arguments import Json
@@ -36,6 +36,15 @@ IN_FORCE_S = 5.0
 
 LONGEST_S = 30 * 86400.0
 """Of an invitation: whoever finds its token may join until then."""
+
+NEEDS = (
+    "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID CAP_SYS_RESOURCE",
+    "Environment=TMPDIR=/run/edgebed-boards",
+    "MemoryMax=50%",
+    "ProtectKernelTunables=true",
+    "RuntimeDirectory=edgebed-boards",
+)
+"""To start Mosquitto as another user. Runs find its Unix socket in the folder below /run."""
 
 Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
 
@@ -79,7 +88,7 @@ def invite(
         bool, typer.Option("--replace", help="For a board that was set up again: the old one is revoked as it joins.")
     ] = False,
 ) -> None:
-    """Print the command that makes a board join. It works once."""
+    """Print the command that makes a board join, and the token that it asks for. It works once."""
     from orchestrator.boards.authority import Authority  # not earlier: it loads `cryptography`
 
     place = ServiceFolder.of_user()
@@ -96,8 +105,8 @@ def invite(
     token = Token(authority.fingerprint(), secret, name)
     if not place.running():
         say("The service does not run: start `edgebed boards serve` before the board joins.")
-    say(f"On the board, within {expires}, once:")
-    print(f"edgebed-agent join {where.address} {token}")
+    say(f"On the board, within {expires}, once; it asks for the token, which the second line has:")
+    print(f"edgebed-agent join {where.address} -\n{token}")
 
 
 @commands.command()
@@ -105,7 +114,7 @@ def ls(as_json: Json = False) -> None:
     """List the boards that have joined, and the invitations that are open."""
     place = ServiceFolder.of_user()
     registry = Store(place).read()
-    working = {board.id: fleet for board in registry.active() if (fleet := works_for(place, board.id))}
+    working = {board: str(taken) for board, taken in taken_boards(place).items()}
     rows = board_rows(registry, _connected(place), time.time(), working)
     if as_json:
         print_json(rows)
@@ -158,12 +167,7 @@ def revoke(name: Name) -> None:
     place = ServiceFolder.of_user()
     store = Store(place)
     with store.change() as registry:
-        withdrawn = registry.withdraw(name)
-        if withdrawn and registry.named(name) is None:
-            board = None
-        else:
-            board = registry.find(name)
-            registry.revoke(board, "by hand", time.time())
+        board = registry.expel(name, time.time())
     if board is None:
         say(f"the invitation of {name} no longer works")
         return
@@ -252,7 +256,8 @@ def unit(options: list[str]) -> ServiceUnit:
     start = [str(program)] if program.exists() else module_command("orchestrator")
     state = os.environ.get("XDG_STATE_HOME")
     kept = {"XDG_STATE_HOME": state} if state else {"HOME": str(Path.home())}
-    return ServiceUnit("edgebed-boards", "Edgebed boards service", (*start, "boards", "serve", *options), kept)
+    command, folder = (*start, "boards", "serve", *options), ServiceFolder.of_user().folder
+    return ServiceUnit("edgebed-boards", "Edgebed boards service", command, kept, folder, NEEDS)
 
 
 def _day(seconds: float) -> str:

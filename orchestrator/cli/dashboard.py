@@ -12,6 +12,9 @@ from orchestrator.dashboard.run_list import Wanted
 from orchestrator.dashboard.serve import PageAddress, serve
 from orchestrator.runs.find import complete_run, find_runs, runs_folder
 
+SHORTEST_TOKEN = 20
+"""Characters: nothing slows down who tries one token after the other."""
+
 
 def command(
     runs: Annotated[
@@ -32,6 +35,10 @@ def command(
     ] = "",
 ) -> None:
     """Show RUNS in a browser, running or finished. Ctrl-C ends the page and does not affect the runs."""
+    if token and len(token) < SHORTEST_TOKEN:
+        raise UsageError(
+            f"this token has fewer than {SHORTEST_TOKEN} characters", hint="leave it out: a random one is made"
+        )
     folders = tuple(find_runs(runs or []))
     if not folders and not runs_folder().is_dir():
         raise UsageError(f"the folder of runs {runs_folder()} does not exist", hint="name runs, or set EDGEBED_RUNS")

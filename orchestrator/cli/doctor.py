@@ -59,7 +59,10 @@ def _swarm() -> Swarm:
     try:
         from orchestrator.fleet.swarm.admission import find_swarm
     except ImportError:
-        return Swarm(error="the docker SDK is not installed", hint="pip install 'edgebed[orchestrator]'")
+        return Swarm(
+            error="the docker SDK is not installed",
+            hint="pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'",
+        )
     return find_swarm()
 
 

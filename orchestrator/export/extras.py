@@ -13,5 +13,5 @@ def load(module: str, wanted: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        hint = "pip install 'edgebed[export]'"
+        hint = "pip install './edgebed-VERSION-py3-none-any.whl[export]'"
         raise UsageError(f"{wanted} needs {module.partition('.')[0]}: {error}", hint=hint) from None

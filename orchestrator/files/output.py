@@ -35,13 +35,16 @@ def try_file(path: Path) -> None:
         raise FileError.of(error, path) from None
 
 
-def keep(path: Path, data: bytes) -> None:
+def keep(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file atomically: to a temporary file, synced to disk, then renamed. It survives a loss of power.
+
+    Args:
+        mode: of the file, less what the process's umask takes away.
 
     Raises:
         FileError: it cannot be written; the old file is unchanged.
     """
-    part = write_aside(path, data)
+    part = write_aside(path, data, mode)
     part.replace(path)
     sync_folder(path.parent)
 
@@ -54,11 +57,12 @@ def replace(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def write_aside(path: Path, data: bytes) -> Path:
+def write_aside(path: Path, data: bytes, mode: int = 0o666) -> Path:
     """Write `data` to a temporary file beside `path`, synced to disk, and return its path. Removes it on failure."""
     part = path.with_suffix(".part")
     try:
-        with part.open("wb", buffering=0) as file:
+        part.unlink(missing_ok=True)  # it may have another mode
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
             _write_all(file.fileno(), data)
             os.fsync(file.fileno())
     except OSError as error:

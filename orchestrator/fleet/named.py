@@ -91,6 +91,6 @@ def backend_class(name: str) -> type[NamedBackend]:
     except ModuleNotFoundError as error:
         raise FleetError(
             f"the backend {name} needs the Python package {error.name}, which is not installed",
-            hint="pip install 'edgebed[orchestrator]', or choose another --backend",
+            hint="pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]', or choose another --backend",
         ) from None
     return found

@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psutil
+
 from edge_agent.board.client import Service
 from edge_agent.board.join import join
 from edge_agent.board.keystore import Keystore
@@ -20,6 +22,7 @@ from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
+from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service import ServeRequest, serve
 from orchestrator.boards.service_folder import Live, ServiceFolder
@@ -88,6 +91,19 @@ class Lab:
         with self.store.change() as registry:
             registry.revoke(registry.find(name), "by hand", time.time())
         return self.store.read().version
+
+    @contextlib.asynccontextmanager
+    async def working(self, fleet: str, *keys: Keystore) -> AsyncIterator[None]:
+        """A fleet of this id has the boards, without an order."""
+        ids = {each.service().name: each.service().board for each in keys}
+        with claimed(self.place, ids, Taken("test", fleet, os.getpid())):
+            await until(lambda: dict.fromkeys(ids.values(), fleet).items() <= self.live.fleets.items())
+            yield
+
+    def broker(self) -> psutil.Process:
+        """The process of Mosquitto."""
+        (found,) = [each for each in psutil.Process().children() if each.name() == "mosquitto"]
+        return found
 
     def offer(self, shard: bytes) -> str:
         """Put a shard where boards get it; returns its SHA-256."""

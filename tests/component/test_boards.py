@@ -114,7 +114,7 @@ async def test_transfers_over_tls_arrive_both_ways(lab: Lab) -> None:
         await control.open()
         await data.open()
         sides.append((endpoint, control, data))
-    async with asyncio.timeout(30):
+    async with lab.working("f1", keys), asyncio.timeout(30):
         await sides[1][0].send(ORCHESTRATOR, Upload(device, "t", 0, 1), body)
         await sides[0][0].send(device, Upload(device, "t", 1, 1), body)
     assert arrived == [body, body]

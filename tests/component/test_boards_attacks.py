@@ -204,7 +204,7 @@ async def test_attack_a_board_on_the_topics_of_another(lab: Lab) -> None:
         thief.subscribe(wanted, lambda topic, payload: stolen.append(topic))
     own: list[str] = []
     thief.subscribe(fleet.control_to(a.service().board), lambda topic, payload: own.append(topic))
-    async with Orchestrator(lab) as orchestrator:
+    async with lab.working("f1", a, b), Orchestrator(lab) as orchestrator:
         await thief.open()
         for topic in (fleet.control_from(other), fleet.state(other), fleet.control_to(other), "edgebed/x", "other"):
             thief.publish(topic, b"forged")

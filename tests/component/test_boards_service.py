@@ -203,6 +203,7 @@ async def test_a_board_with_a_full_disk_stays_connected_and_renews_later(
         secret = registry.invite("pi", "", 3600.0, False, long_ago)
     old = Enrolment(lab.store, authority, lab.mqtt_port).join(Join(secret, keys.request()), long_ago)
     keys.keep(JoinedService(old.board, "pi", HOST, lab.port, lab.mqtt_port), authority.pem.decode(), old.certificate)
+    await until(lambda: lab.live.applied == lab.store.read().version)
     with small_disk(keys.folder):
         filler = fill(keys.folder)
         waiting = asyncio.create_task(Standby(Keystore(keys.folder), lab.said.append).run())

@@ -22,7 +22,7 @@ from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
 from orchestrator.broker import container as container_broker
 from orchestrator.broker import mosquitto
-from orchestrator.broker.mosquitto import password_hash, settings, write_files
+from orchestrator.broker.mosquitto import broker_user, password_hash, settings, write_files
 from orchestrator.broker.open_broker import open_broker
 from orchestrator.broker.runner import Listen
 from orchestrator.fleet import leftovers
@@ -191,12 +191,10 @@ async def test_of_the_brokers_folder_its_user_owns_what_it_needs_and_no_more() -
     """Or it could put links in the place of files that root writes."""
     async with open_broker([], kinds=["mosquitto"]) as broker:
         run = Path(broker.address.host).parent
-        assert (run.parent.owner(), oct(run.parent.stat().st_mode & 0o777)) == ("root", "0o711")
-        owners = {path.name: path.owner() for path in run.parent.iterdir() if path.name != ".owner"}
-    assert owners == {
-        "run": "mosquitto", "mosquitto.conf": "mosquitto", "passwords": "mosquitto", "acl": "mosquitto",
-        "broker.log": "root",
-    }  # fmt: skip
+        assert (run.parent.stat().st_uid, oct(run.parent.stat().st_mode & 0o777)) == (0, "0o711")
+        owners = {path.name: path.stat().st_uid for path in run.parent.iterdir() if path.name != ".owner"}
+        its = broker_user()
+    assert owners == {"run": its, "mosquitto.conf": its, "passwords": its, "acl": its, "broker.log": 0}
 
 
 async def test_an_address_that_is_not_ours_is_refused() -> None:
@@ -219,9 +217,7 @@ async def test_a_container_serves_where_only_an_image_is(monkeypatch: pytest.Mon
         assert host["ReadonlyRootfs"]
         assert {status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")} == {"0" * 16}
         assert status["NoNewPrivs"] == "1"
-        assert (
-            status["Uid"].split() == [str(container_broker.CONTAINER_USER if os.geteuid() == 0 else os.geteuid())] * 4
-        )
+        assert status["Uid"].split() == [str(broker_user() if os.geteuid() == 0 else os.geteuid())] * 4
     assert not containers.list(all=True, filters=mine)
 
 

@@ -61,8 +61,8 @@ class Machine:
         until(self.serves, PATIENCE_S)
 
     def join(self) -> None:
-        _, *printed = self.command(SERVICE, "boards", "invite", "pi").split()
-        self.command(AGENT, *printed, "--service")
+        _, join, address, _, token = self.command(SERVICE, "boards", "invite", "pi").split()
+        self.command(AGENT, join, address, token, "--service")
         until(self.connected, PATIENCE_S)
 
     def serves(self) -> bool:

@@ -196,4 +196,4 @@ except ImportError as error:
 """
     said = in_a_new_process(code)
     assert "edgebed.run needs the package 'pandas'" in said
-    assert "pip install 'edgebed[orchestrator]'" in said
+    assert "pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from edgebed.service_unit import ServiceUnit, quoted
 from orchestrator.boards.app import FREE_MISSES, MOST_ADDRESSES, Misses
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.tls_broker import settings
-from orchestrator.broker.acl import mosquitto_lines
+from orchestrator.broker.acl import board_lines
 from orchestrator.cli.boards import unit
 from tests.unit._boards import DAY, NOW, World
 
@@ -167,23 +168,54 @@ def test_the_brokers_settings_ask_for_certificates_and_bound_packets() -> None:
     assert any(line.startswith("max_packet_size ") and int(line.split()[1]) > 5 << 20 for line in lines)
 
 
-def test_a_board_has_rights_to_topics_that_end_in_its_id() -> None:
-    rules = mosquitto_lines("+", ["b1"])
-    assert rules[rules.index("user b1") + 1] == "topic deny #"
-    assert all(line.endswith("/%u") for line in rules if line.startswith("pattern"))
-    assert [line for line in rules if line.endswith("#") and "deny" not in line] == ["topic readwrite #"]
+def test_a_board_has_rights_to_topics_that_end_in_its_id_in_its_own_fleet_only() -> None:
+    waiting, working = ["read edgebed/boards/to/b1", "write edgebed/boards/state/b1"], board_lines({"b2": "f1"})
+    assert board_lines({"b1": ""})[2:] == ["user b1", *(f"topic {rule}" for rule in waiting), ""]
+    assert {line.split("/")[1] for line in working if line.startswith("topic") and "edgebed" in line} == {
+        "boards",
+        "f1",
+    }
+    rules = board_lines({"b1": "", "b2": "f1"})
+    mine = rules[rules.index("user b1") + 1 : rules.index("user b2")]
+    assert all(line.endswith("/b1") for line in mine)
+    assert all(line.endswith("/b2") for line in rules[rules.index("user b2") + 1 :] if line)
+    assert [line for line in rules if "pattern" in line or "+" in line or "#" in line] == ["topic readwrite #"]
 
 
 def test_a_unit_starts_at_boot_and_quotes_its_command() -> None:
-    made = ServiceUnit("edgebed-agent", "About", ("/opt/my venv/bin/edgebed-agent", "run"), {"EDGEBED_BOARD": "/a%b$c"})
+    made = ServiceUnit(
+        "edgebed-agent",
+        "About",
+        ("/opt/my venv/bin/edgebed-agent", "run"),
+        {"EDGEBED_BOARD": "/a%b$c"},
+        Path("/var/lib/a b"),
+        ("CapabilityBoundingSet=CAP_NET_ADMIN",),
+    )
     text = made.text(system=True).splitlines()
     assert 'ExecStart="/opt/my venv/bin/edgebed-agent" "run"' in text
     assert 'Environment="EDGEBED_BOARD=/a%%b$$c"' in text
     assert {"Restart=always", "KillMode=mixed", "WantedBy=multi-user.target", "After=network-online.target"} <= set(
         text
     )
-    assert "WantedBy=default.target" in made.text(system=False)
+    assert {"ProtectSystem=strict", "PrivateTmp=true", 'ReadWritePaths="-/var/lib/a b"', "NoNewPrivileges=true"} <= set(
+        text
+    )
+    assert "SystemCallFilter=@system-service" in text
+    assert "CapabilityBoundingSet=CAP_NET_ADMIN" in text
+    of_user = made.text(system=False)
+    assert "WantedBy=default.target" in of_user
+    assert "NoNewPrivileges=true" in of_user
+    assert "ProtectSystem" not in of_user
     assert quoted('a"b\\') == '"a\\"b\\\\"'
+
+
+def test_no_hint_or_page_has_somebody_install_edgebed_from_an_index() -> None:
+    """The name could be somebody else's there, and his program would run as root on boards."""
+    root = Path(__file__).parents[2]
+    texts = [path for folder in ("edgebed", "orchestrator", "edge_agent") for path in (root / folder).rglob("*.py")]
+    for path in [*texts, *(root / "docs").glob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]:
+        found = re.search(r"pip install[^\n`]*[ '\"]edgebed([\[=<>~'\"` ]|$)", path.read_text(), re.M)
+        assert found is None, f"{path}: {found}"
 
 
 def test_a_unit_is_written_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from edgebed.link.base import Handler
 from edgebed.link.connection import Address
 from edgebed.wire.topics import Topics
 from orchestrator.boards.boards_broker import BoardsBroker
-from orchestrator.boards.members import Taken, board_ids, claimed, is_claimed, with_facts
+from orchestrator.boards.members import Taken, board_ids, claimed, taken_boards, with_facts
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.boards.split_link import SplitLink
@@ -175,13 +175,13 @@ def test_boards_that_cannot_take_part_are_all_named(tmp_path: Path, place: Servi
 def test_one_fleet_at_a_time_has_a_board(place: ServiceFolder) -> None:
     ids, taken = {"b1": f"{ID[:-1]}1", "b2": f"{ID[:-1]}2"}, Taken("lab", "f1", 7)
     with claimed(place, ids, taken):
-        assert is_claimed(place, ids["b1"])
+        assert taken_boards(place) == dict.fromkeys(ids.values(), taken)
         with (
             pytest.raises(FleetError, match=r"b2 works for the fleet lab \(f1, process 7\)"),
             claimed(place, {"b2": ids["b2"]}, taken),
         ):
             pass
-    assert not is_claimed(place, ids["b1"])
+    assert taken_boards(place) == {}
     with claimed(place, ids, taken):
         pass
 

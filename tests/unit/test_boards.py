@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 from pathlib import Path
 
 import msgspec
@@ -111,8 +112,18 @@ def test_a_board_joins_once_and_gets_a_random_id(world: World) -> None:
 
 def test_a_join_whose_answer_was_lost_is_repeated_with_the_same_key(world: World) -> None:
     board, secret = world.board("a"), world.invite("pi")
-    assert world.join(secret, board).board == world.join(secret, board).board
-    assert len(world.store.read().boards) == 1
+    first, before = world.join(secret, board), world.folder.joinpath("registry.json").read_bytes()
+    assert [world.join(secret, board, NOW + later) for later in (1, 2, 100)] == [first] * 3
+    assert world.folder.joinpath("registry.json").read_bytes() == before
+
+
+def test_a_board_of_an_earlier_version_gets_a_certificate_a_minute_for_its_token(world: World) -> None:
+    board, secret = world.board("a"), world.invite("pi")
+    first = world.join(secret, board)
+    with world.store.change() as registry:
+        registry.boards[0].certificate = ""
+    assert world.refused(secret, board, NOW + 59)[0] == 429
+    assert world.join(secret, board, NOW + 61).board == first.board
 
 
 @pytest.mark.parametrize(
@@ -186,6 +197,19 @@ def test_a_revoked_board_does_not_come_back_with_its_token(world: World) -> None
     assert world.refused(secret, board) == (403, "the board that joined with this token is revoked")
 
 
+def test_to_revoke_a_board_by_its_id_ends_the_invitations_of_its_name(world: World) -> None:
+    first = world.join(world.invite("pi"), world.board("a"))
+    leaked = world.invite("pi", replace=True)
+    with world.store.change() as registry:
+        assert (registry.expel(first.board, NOW) or registry.boards[0]).revoked_s == NOW
+    assert world.refused(leaked, world.board("thief"))[1].startswith("this token was withdrawn")
+    world.invite("only")
+    with world.store.change() as registry:
+        assert registry.expel("only", NOW) is None
+        with pytest.raises(UsageError, match="is revoked"):
+            registry.expel("pi", NOW)
+
+
 # ---- requests for certificates ----
 
 
@@ -214,6 +238,26 @@ def test_a_csr_of_a_key_that_one_does_not_have_is_refused() -> None:
     damaged[-1] ^= 1
     with pytest.raises(UsageError):
         requested_key(x509.load_der_x509_csr(bytes(damaged)).public_bytes(serialization.Encoding.PEM).decode())
+
+
+def test_the_kind_of_key_is_looked_at_before_the_signature_is_computed() -> None:
+    """A signature of a DSA key of 10,000 bits takes 25 ms, of which strangers could ask for any number."""
+    text = csr(rsa.generate_private_key(65537, 2048))
+    damaged = bytearray(x509.load_pem_x509_csr(text.encode()).public_bytes(serialization.Encoding.DER))
+    damaged[-1] ^= 1
+    with pytest.raises(UsageError, match="none of EC P-256"):
+        requested_key(x509.load_der_x509_csr(bytes(damaged)).public_bytes(serialization.Encoding.PEM).decode())
+
+
+def test_a_csr_of_another_version_is_refused() -> None:
+    """`cryptography` raises an error of its own for it."""
+    request = x509.load_pem_x509_csr(csr(ec.generate_private_key(ec.SECP256R1())).encode())
+    der = bytearray(request.public_bytes(serialization.Encoding.DER))
+    place = der.index(b"\x02\x01\x00")
+    der[place + 2] = 7
+    pem = ssl.DER_cert_to_PEM_cert(bytes(der)).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    with pytest.raises(UsageError, match="this is no CSR"):
+        requested_key(pem)
 
 
 @given(st.text(max_size=300))

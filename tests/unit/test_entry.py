@@ -93,7 +93,7 @@ def test_a_file_that_another_installation_has_written_over_ours_is_refused_with_
     (other / "top_level.txt").write_text("edge_agent\n")
     done = python(*AGENT, path=[site], here=tmp_path)
     assert done.returncode == 2
-    assert "pip uninstall edge-thing, then pip install --force-reinstall --no-deps edgebed" in done.stderr
+    assert "pip uninstall edge-thing, then pip install --force-reinstall --no-deps edgebed-*.whl" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["def broken(:\n", None])

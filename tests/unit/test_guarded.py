@@ -13,7 +13,9 @@ from edge_agent.node import settings as node
 from edgebed.guarded import Guarded
 from edgebed.link.connection import Address
 from edgebed.wire.boards import Join, Token
+from edgebed.wire.fork_protocol import Fork
 from orchestrator.boards.service_folder import Live
+from orchestrator.boards.tls_broker import Files
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.runner import Listen
 from orchestrator.fleet.base import Access
@@ -34,6 +36,8 @@ WORD = "hunter2"
         Live(this_process(), Address("/socket", 0, "u", WORD), 0),
         Token(bytes(32), WORD, "pi"),
         Join(WORD, "csr"),
+        Fork("d", (), f"mqtt://u:{WORD}@h", "log", "shard"),
+        Files(b"", b"", WORD.encode(), b""),
         settings.AgentSettings("h", 1883, "u", WORD, "f", "d", Path("shard")),
         node.HelperSettings("ca", "c", WORD, "c", WORD, 1, 1.0),
         OwnBroker(f"mqtts://u:{WORD}@h"),

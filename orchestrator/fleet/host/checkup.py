@@ -175,7 +175,10 @@ def _broker(facts: HostFacts, devices: int) -> Check:
     hint = "apt-get install mosquitto"
     if not facts.embedded:
         return Check(
-            "broker", "none", "agents and orchestrator cannot talk", f"{hint}, or pip install 'edgebed[orchestrator]'"
+            "broker",
+            "none",
+            "agents and orchestrator cannot talk",
+            f"{hint}, or pip install './edgebed-VERSION-py3-none-any.whl[orchestrator]'",
         )
     if devices > EMBEDDED_HOLDS:
         return Check("broker", "embedded", f"works for up to {EMBEDDED_HOLDS} devices; the fleet has {devices}", hint)

@@ -41,7 +41,7 @@ class Users:
         self.numbers: list[int] = []
         folder = state / "users"
         folder.mkdir(parents=True, exist_ok=True)
-        first, blocks = HOST if _is_mapped(HOST[0], UID_MAP.read_text()) else INSIDE
+        first, blocks = HOST if is_mapped(HOST[0], UID_MAP.read_text()) else INSIDE
         for block in range(blocks):
             if len(self.numbers) < count and self._take(folder / str(block)):
                 start = first + block * BLOCK
@@ -79,7 +79,7 @@ def closed_to_others(paths: Iterable[str]) -> Path | None:
     return None
 
 
-def _is_mapped(number: int, uid_map: str) -> bool:
+def is_mapped(number: int, uid_map: str) -> bool:
     """Whether a user namespace maps the user `number`, according to its /proc/PID/uid_map."""
     rows = [[int(field) for field in line.split()] for line in uid_map.splitlines()]
     return any(inside <= number < inside + length for inside, _, length in rows)
