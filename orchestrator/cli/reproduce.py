@@ -21,12 +21,13 @@ from orchestrator.fleet.backends import DEFAULT, choices
 from orchestrator.papers import fleet_runs, page, reproducing
 from orchestrator.papers.cells import gather
 from orchestrator.papers.counted import counted
-from orchestrator.papers.entries import Measured, Selection
+from orchestrator.papers.entries import Measured, Selection, printed
 from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
 from orchestrator.papers.reproducing import Place
 from orchestrator.papers.tables import SCALES, Claim, Reproduction, ScaleName, load_reproduction
-from orchestrator.records.compare.ratios import Entry
-from orchestrator.records.words.formatting import NONE, factor, fixed, number
+from orchestrator.papers.verdicts import judge, limits, ours_of
+from orchestrator.records.compare.ratios import Entry, with_range
+from orchestrator.records.words.formatting import NONE, factor, number
 from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
@@ -196,7 +197,7 @@ def _list() -> None:
         out.add_column(heading, overflow="fold")
     for path in _tables():
         table = load_reproduction(path)
-        out.add_row(path.stem, table.title, table.source)
+        out.add_row(*map(escape, (path.stem, table.title, table.source)))
     console.print(out)
 
 
@@ -208,10 +209,10 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
         print_json({"ours": ours, "paper": paper})
         return
     heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
-    out = Table(*heads, title=table.title)
+    out = Table(*heads, title=escape(table.title))
     for label, pairs in found.items():
         for layers, (own, printed) in enumerate(pairs):
-            out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+            out.add_row(escape(label), str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
     console.print(out)
 
 
@@ -221,13 +222,13 @@ def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
         return
-    out = Table(title=table.title, caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    out = Table(title=escape(table.title), caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
     for heading in ("method", "what", "rounds", "ours", "paper", ""):
         out.add_column(heading, justify="right")
     for check in checks:
         ours = f"{check.ours:.0f}" + (f" ± {check.sd:.0f}" if check.sd else "")
         verdict = ("equal" if not check.sd else "agrees") if check.agrees else "DIFFERS"
-        out.add_row(check.method, check.what, str(check.rounds), ours, f"{check.paper:.0f}", verdict)
+        out.add_row(escape(check.method), escape(check.what), str(check.rounds), ours, f"{check.paper:.0f}", verdict)
     console.print(out)
 
 
@@ -241,11 +242,17 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
         console.print(_table(f"{table.title} – {quantity}, {found.how}", entries, table.baseline))
     show(f"Scale: {found.about}")
     for claim in table.expects:
-        show(f"The paper claims: {words(claim)}")
+        show(f"The paper claims: {claim if isinstance(claim, str) else _judged(claim, table, found)}")
 
 
-def words(claim: str | Claim) -> str:
-    return claim if isinstance(claim, str) else claim.text
+def _judged(claim: Claim, table: Reproduction, found: Measured) -> str:
+    """The claim, its verdict, and the ratios that the verdict follows from."""
+    columns = list(dict.fromkeys(entry.column for entry in found.tables[claim.quantity]))
+    verdict = judge(claim, table.baseline, columns, found.values[claim.quantity], printed(table, claim.quantity))
+    if verdict is None:
+        return f"{claim.text}: cannot be told, no cell is there"
+    pairs = "; ".join(f"{pair.row}, {pair.column}: {ours_of(pair)}" for pair in verdict.pairs)
+    return f"{claim.text}: {verdict.word} ({limits(claim, claim.than or table.baseline)}; {pairs})"
 
 
 def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
@@ -267,8 +274,7 @@ def text_of(entry: Entry) -> str:
     text = number(entry.mean)
     if entry.ratio is not None:
         text += f"  {factor(entry.ratio)}"
-    if entry.low is not None and entry.high is not None:
-        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    text = with_range(text, entry.low, entry.high)
     return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
 
 

@@ -187,7 +187,7 @@ def read_cell(path: Path) -> Cell:
     """Raises Damaged."""
     try:
         cell = msgspec.json.decode(path.read_bytes(), type=Cell)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path} holds no cell: {error}") from None
     if cell.seal != _seal(cell):
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
@@ -239,6 +239,8 @@ def _pair(one: Cell, other: Cell) -> tuple[object, object]:
 
 
 def _far_values(one: FreeValues, other: FreeValues) -> list[str]:
+    if [(name, *rows) for name, rows in one.items()] != [(name, *rows) for name, rows in other.items()]:
+        return ["quantities or rows differ"]
     return [
         f"{name} of {row} {value:g} and {other[name][row]:g}"
         for name, rows in one.items()

@@ -130,7 +130,8 @@ def norm(weights: Weights) -> float:
 def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
     """Compute a cell and write it, or its first rounds. Raises EdgebedError."""
     path, work, began_s = Path(request.table), Path(request.work), time.monotonic()
-    job, experiment = job_of(request), job_of(request).experiment
+    job = job_of(request)
+    experiment = job.experiment
     if load_reproduction(path).kind == "gradient-variance":
         _write(request, job, began_s, "none: nothing is trained", values=_variances(experiment, path))
         return

@@ -30,8 +30,9 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The entries of a table by quantity, how they were made, and their scale."""
+    """The values and entries of a table by quantity, how they were made, and their scale."""
 
+    values: Values
     tables: dict[str, list[Entry]]
     how: str
     about: str

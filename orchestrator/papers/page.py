@@ -30,7 +30,7 @@ from orchestrator.papers.tables import (
     scaled,
 )
 from orchestrator.papers.verdicts import RULES, Verdict, judge, limits, ours_of, paper_of
-from orchestrator.records.compare.ratios import Entry
+from orchestrator.records.compare.ratios import Entry, with_range
 from orchestrator.records.words.formatting import NONE, fixed, number
 
 PAGE, PICTURES = "results.md", "results"
@@ -303,8 +303,7 @@ def _ours(entry: Entry) -> str:
     text = number(entry.mean)
     if entry.ratio is not None and (entry.low is not None or entry.ratio != 1):
         text += f", {fixed(entry.ratio, 2)}"
-    if entry.low is not None and entry.high is not None:
-        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    text = with_range(text, entry.low, entry.high)
     return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
 
 

@@ -62,10 +62,15 @@ def reproduce(
             if fresh or found.why.startswith("stale"):
                 shutil.rmtree(missing[-1].request.work, ignore_errors=True)
     notify(f"{len(todo)} cells: {len(todo) - len(missing)} are there, {len(missing)} are computed")
-    failed = asyncio.run(Workers(missing, most, notify).run()) if missing else []
+    _compute(missing, most, notify)
+    return measured(table, path, selection, at.results)
+
+
+def _compute(tasks: Sequence[Task], most: int, notify: Notify) -> None:
+    """Raises RunError where cells were not computed; the others are there."""
+    failed = asyncio.run(Workers(tasks, most, notify).run()) if tasks else []
     if failed:
         raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
-    return measured(table, path, selection, at.results)
 
 
 def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:
@@ -73,8 +78,8 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     scale, todo = wanted(table, selection), wanted_jobs(table, path, selection)
     found = _with_kept(table, path, selection, results, todo)
     done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
-    tables = tables_of(table, scale, values_of(table, scale, done))
-    return Measured(tables, f"simulated, scale {selection.scale}", about(scale, todo, simulated=True))
+    values = values_of(table, scale, done)
+    return Measured(values, tables_of(table, scale, values), f"simulated, scale {selection.scale}", about(scale, todo, simulated=True))
 
 
 def _with_kept(
@@ -139,9 +144,7 @@ def check(
                 found.append(Checked(task.name, there.why))
     if sample is not None:
         todo = random.Random(seed).sample(todo, min(sample, len(todo)))
-    failed = asyncio.run(Workers([task for _, task in todo], most, notify).run()) if todo else []
-    if failed:
-        raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
+    _compute([task for _, task in todo], most, notify)
     compare = _compare_start if sample is None else _compare_whole
     return found + [
         Checked(task.name, "; ".join(compare(cell, task, at.results, again.results))) for cell, task in todo

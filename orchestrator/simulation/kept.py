@@ -9,7 +9,7 @@ import torch
 
 from edgebed.errors import UsageError
 from orchestrator.runs.folder import RunFolder
-from orchestrator.simulation.batched import memory_bytes
+from orchestrator.simulation.batched import BUDGET_BYTES, memory_bytes
 from orchestrator.simulation.calibration import Calibration
 
 
@@ -28,7 +28,7 @@ class Kept(msgspec.Struct, frozen=True):
     accelerator: str
     devices: int | None = None
     built: bool = False
-    memory_bytes: int = 0
+    memory_bytes: int = BUDGET_BYTES
     calibration: Calibration | None = None
 
 

@@ -27,7 +27,6 @@ from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch
 from orchestrator.runs.run import MethodRun
-from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.charging import Charging
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
 from orchestrator.simulation.costs import CostModel
@@ -142,7 +141,7 @@ async def _make_run(
         context.accelerator,
         batched=batched,
         notify=notify,
-        memory_bytes=context.kept.memory_bytes or BUDGET_BYTES,
+        memory_bytes=context.kept.memory_bytes,
     )
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order

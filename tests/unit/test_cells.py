@@ -103,6 +103,14 @@ def test_a_cell_is_read_as_it_was_written_and_an_edited_one_is_refused(table: Pa
     assert "was edited" in kept(tmp_path / "results", "small", "digits", job, table).why
 
 
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 100_000, b'{"table": "\xff"}', b"{}", b""])
+def test_a_file_that_is_no_cell_is_refused(body: bytes, table: Path, tmp_path: Path) -> None:
+    job = all_jobs(table)[0]
+    path = write_cell(tmp_path, made(table, job, [0.1, 0.2, 0.3, 0.5]))
+    path.write_bytes(body)
+    assert "holds no cell" in kept(tmp_path, "small", "digits", job, table).why
+
+
 def test_a_cell_is_stale_once_the_table_sets_something_else(table: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     compute_all(table, results)
@@ -161,6 +169,15 @@ def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
         made(table, job, [0.1, 0.2, 0.3, 0.5], simd="AVX512"), first_rounds=FirstRounds(["3", "4"], [1.0, 2.001])
     )
     assert differences(one, far) == ["the norms of the first rounds' weights differ"]
+
+
+def test_values_of_other_rows_differ(table: Path) -> None:
+    job = all_jobs(table)[0]
+    one, other = (
+        msgspec.structs.replace(made(table, job, [], simd), figures=None, values={"v": rows})
+        for simd, rows in (("AVX2", {"a": 1.0, "b": 1.0}), ("AVX512", {"a": 1.0}))
+    )
+    assert differences(one, other) == differences(other, one) == ["quantities or rows differ"]
 
 
 def test_measured_costs_are_refused(table: Path) -> None:
