@@ -211,8 +211,8 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
     out = Table(*heads, title=escape(table.title))
     for label, pairs in found.items():
-        for layers, (own, printed) in enumerate(pairs):
-            out.add_row(escape(label), str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+        for layers, (own, paper) in enumerate(pairs):
+            out.add_row(escape(label), str(layers), f"{own}", f"{paper}", "equal" if own == paper else "DIFFERS")
     console.print(out)
 
 
@@ -222,7 +222,8 @@ def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
         return
-    out = Table(title=escape(table.title), caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    caption = f"seconds agree within {WITHIN_SD:g} standard deviations of the draws"
+    out = Table(title=escape(table.title), caption=caption)
     for heading in ("method", "what", "rounds", "ours", "paper", ""):
         out.add_column(heading, justify="right")
     for check in checks:

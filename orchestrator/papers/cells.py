@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,9 @@ from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.tables import Job, ScaleName
 from orchestrator.records.compare.quantities import RunFigures
+
+FOLDER = "learned"
+"""The folder of results that holds what runs have learned (`learnings`)."""
 
 FIRST_ROUNDS = 2
 """Number of rounds whose weights are part of a cell's key."""
@@ -72,6 +75,20 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
 
 
+class Source(msgspec.Struct, frozen=True):
+    """The cell that learned what another one was timed with again (`learnings`).
+
+    Attributes:
+        cell: its path below the folder of results.
+        same: whether a run of the other cell would have learned the same to the bit, or to rounding.
+        cpu_hours: that it took.
+    """
+
+    cell: str
+    same: Literal["bits", "rounding"]
+    cpu_hours: float
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run for a table.
 
@@ -80,6 +97,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         figures: of the run; None: nothing was trained.
         values: what was computed without a run, by quantity and row.
         stale: why its figures no longer count; "": they do.
+        learned: where its accuracies are from; None: its own run learned them.
     """
 
     table: str
@@ -95,6 +113,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     made: Made
     stale: str = ""
     seal: str = ""
+    learned: Source | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run of its settings gives its weights to the bit, on the same kind of CPU."""
+        return self.learned is None or self.learned.same == "bits"
 
 
 class Damaged(UsageError):
@@ -146,7 +170,25 @@ def same_settings(stored: Settings, now: Settings) -> bool:
 
 
 def _again(experiment: dict[str, Any] | None) -> Any:
-    return None if experiment is None else in_full(msgspec.convert(experiment, Experiment))
+    if experiment is None:
+        return None
+    again = in_full(experiment_of(experiment))
+    pairs = zip(again["methods"], experiment["methods"], strict=True)
+    return {**again, "methods": [{**full, **stored} for full, stored in pairs]}
+
+
+def experiment_of(stored: dict[str, Any]) -> Experiment:
+    """The experiment of a cell's settings. SFL has all options of S²FL there, of which it sets most itself.
+
+    Raises:
+        msgspec.ValidationError, PluginError: a later version has removed or renamed something of it.
+    """
+    known = {each["name"]: METHODS.create({"name": each["name"]}).Options for each in stored["methods"]}
+    methods = [
+        {key: value for key, value in each.items() if key in ("name", *known[each["name"]].__struct_fields__)}
+        for each in stored["methods"]
+    ]
+    return msgspec.convert({**stored, "methods": methods}, Experiment)
 
 
 # ---- files ----
@@ -169,7 +211,7 @@ def write_cell(results: Path, cell: Cell) -> Path:
     """Write the file of a cell, sealed; returns its path. Every field is a line, so that changes are seen in git."""
     path = results / place_of(cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = plain(msgspec.structs.replace(cell, seal=_seal(cell)))
+    fields = _fields(msgspec.structs.replace(cell, seal=_seal(cell)))
     lines = ",\n".join(f"{_text(name)}: {_text(value)}" for name, value in fields.items())
     keep(path, f"{{\n{lines}\n}}\n".encode())
     return path
@@ -180,7 +222,13 @@ def _text(value: object) -> str:
 
 
 def _seal(cell: Cell) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(cell, seal=""))).hexdigest()[:16]
+    fields = _fields(msgspec.structs.replace(cell, seal=""))
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:16]
+
+
+def _fields(cell: Cell) -> dict[str, Any]:
+    """As JSON has them. `learned` is left out where it is None: the seals of older cells are without it."""
+    return {name: value for name, value in plain(cell).items() if name != "learned" or value is not None}
 
 
 def read_cell(path: Path) -> Cell:
@@ -213,7 +261,20 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
         return Kept(file, None, str(error))
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
-    return Kept(file, cell, cell.stale and f"stale: {cell.stale}")
+    return Kept(file, cell, f"stale: {cell.stale}" if cell.stale else _why_not_learned(results, cell))
+
+
+def _why_not_learned(results: Path, cell: Cell) -> str:
+    """Why the learning of a cell that was timed again does not count; "": it does, or is its own."""
+    if cell.learned is None or cell.figures is None:
+        return ""
+    path, count = results / cell.learned.cell, len(cell.figures.accuracy)
+    try:
+        source = read_cell(path)
+    except Damaged as error:
+        return f"stale: {error}"
+    known = source.figures.accuracy[:count] if source.figures and not (source.stale or source.learned) else []
+    return "" if known == cell.figures.accuracy else f"stale: {path}, whose learning it has, no longer counts"
 
 
 # ---- comparing ----
@@ -221,7 +282,7 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
 
 def differences(one: Cell, other: Cell) -> list[str]:
     """In what two cells of the same settings disagree; []: they agree."""
-    if one.made.torch_simd == other.made.torch_simd:
+    if one.made.torch_simd == other.made.torch_simd and one.exact and other.exact:
         pairs = {"weights": (one.first_rounds.digests, other.first_rounds.digests), "figures": _pair(one, other)}
         return [f"{name} differ" for name, (a, b) in pairs.items() if a != b]
     if one.figures is None or other.figures is None:
@@ -304,10 +365,14 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
             f"{len(wrong)} cells contradict those in {results}: {'; '.join(wrong[:5])}",
             hint="`edgebed reproduce TABLE --check` says which are right; remove the others",
         )
+    for file in (file for folder in folders for file in (folder / FOLDER).glob("*.json")):
+        if not (target := results / FOLDER / file.name).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            keep(target, file.read_bytes())
     return [write_cell(results, cell) for cell in new]
 
 
 def _json_files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
-    return sorted(folder.rglob("*.json"))
+    return sorted(path for path in folder.rglob("*.json") if path.parent.name != FOLDER)

@@ -16,6 +16,7 @@ import torch
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Method
+from edgebed.models.staged import StagedModel
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
@@ -32,6 +33,7 @@ from orchestrator.simulation.context import SimulationContext, SimulationRequest
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
 from orchestrator.simulation.kept import read_kept
+from orchestrator.simulation.learned import IdleHalves, IdleTrainer, KnownEvaluator
 from orchestrator.simulation.old_faults import with_events
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, server_cpu
@@ -134,15 +136,7 @@ async def _make_run(
     assert isinstance(loop, VirtualLoop)
     request, experiment, model = context.request, context.experiment, context.build(method)
     costs = context.costs_of(method)
-    batched, notify = experiment.simulation.batched, context.watch.notify
-    halves = HalfPool(
-        model,
-        context.shards,
-        context.accelerator,
-        batched=batched,
-        notify=notify,
-        memory_bytes=context.kept.memory_bytes,
-    )
+    halves = _halves(context, model, method)
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
@@ -163,6 +157,14 @@ async def _make_run(
     return MethodRun(wanted, _platform(context, costs, fleet, Charging(loop, costs), world), context.watch), halves
 
 
+def _halves(context: SimulationContext, model: StagedModel, method: Method) -> HalfPool:
+    shards, accelerator, notify = context.shards, context.accelerator, context.watch.notify
+    if context.request.learned is not None:
+        return HalfPool(model, shards, accelerator, batched=False, notify=notify, begin=IdleHalves(method).begin)
+    batched, memory_bytes = context.experiment.simulation.batched, context.kept.memory_bytes
+    return HalfPool(model, shards, accelerator, batched=batched, notify=notify, memory_bytes=memory_bytes)
+
+
 def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
     return SimulatedFleet(
         context.spec,
@@ -180,10 +182,11 @@ def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> Si
 def _platform(
     context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, charging: Charging, world: SimulatedWorld
 ) -> Platform:
-    accelerator = context.accelerator
+    accelerator, learned = context.accelerator, context.request.learned
+    trainer = SimulatedTrainer if learned is None else IdleTrainer
     return Platform(
         fleet=fleet,
-        make_trainer=lambda: SimulatedTrainer(
+        make_trainer=lambda: trainer(
             accelerator,
             context.server_slots,
             costs,
@@ -191,7 +194,7 @@ def _platform(
             world.server_cpu(server_cpu(costs, context.server_cpus)),
             context.experiment.simulation.server_time,
         ),
-        evaluator=LocalEvaluator(accelerator),
+        evaluator=LocalEvaluator(accelerator) if learned is None else KnownEvaluator(learned),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.calibrated,

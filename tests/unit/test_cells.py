@@ -132,6 +132,16 @@ def test_a_key_that_is_newer_than_a_cell_has_its_default_there(table: Path) -> N
     assert not same_settings(older, now)
 
 
+def test_a_cell_of_sfl_counts_though_sfl_sets_most_options_of_s2fl_itself(table: Path) -> None:
+    table.write_text(TABLE.replace("splitfed", "sfl"))
+    (now,) = (settings_of(job, table) for job in all_jobs(table) if (job.row, job.seed) == ("b", 1))
+    older = msgspec.json.decode(msgspec.json.encode(now), type=type(now))
+    del older.experiment["methods"][0]["grouping"]
+    assert same_settings(older, now)
+    older.experiment["methods"][0]["sliding"] = True
+    assert not same_settings(older, now)
+
+
 def test_parts_of_the_cells_are_all_of_them_once(table: Path) -> None:
     loaded = load_reproduction(table)
     parts = [wanted_jobs(loaded, table, Selection(part=(number, 3))) for number in (1, 2, 3)]
