@@ -69,6 +69,9 @@ def command(
     ] = False,
     backend: Annotated[str | None, typer.Option(help=f"With --throttled: {choices()}.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what is there.")] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="Train once for cells that learn the same and differ in times alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compute a table of a paper, and print our ratios between methods beside the paper's."""
@@ -80,7 +83,10 @@ def command(
     elif check:
         _check(name, selection, results, sample, seed, jobs)
     elif name is not None:
-        _table_of(name, selection, results, jobs, throttled=throttled, backend=backend, fresh=fresh, as_json=as_json)
+        if share and (fresh or throttled):
+            raise UsageError("--share with --fresh or --throttled", hint="leave out one of them")
+        at = Place(results, runs_folder() / "cells")
+        _table_of(name, selection, at, jobs, throttled, backend, fresh=fresh, share=share, as_json=as_json)
     elif not gathered:
         _list()
 
@@ -88,12 +94,13 @@ def command(
 def _table_of(
     name: str,
     selection: Selection,
-    results: Path,
+    at: Place,
     most: int,
-    *,
     throttled: bool,
     backend: str | None,
+    *,
     fresh: bool,
+    share: bool,
     as_json: bool,
 ) -> None:
     path = find_table(name)
@@ -102,7 +109,6 @@ def _table_of(
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
     if table.kind != "runs" and throttled:
         raise UsageError(f"{name} trains nothing", hint="leave out --throttled")
-    runs = runs_folder()
     match table.kind:
         case "tiers":
             tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
@@ -111,13 +117,11 @@ def _table_of(
         case "eq1":
             _eq1(table, path, as_json=as_json)
         case _ if throttled:
-            found = fleet_runs.measure(
-                table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=say
-            )
+            runs = runs_folder() / "reproduce"
+            found = fleet_runs.measure(table, path, selection, runs, backend=backend, fresh=fresh, notify=say)
             _show(table, found, as_json=as_json)
         case _:
-            at = Place(results, runs / "cells")
-            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=say)
+            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=say, share=share)
             _show(table, found, as_json=as_json)
 
 
@@ -242,6 +246,8 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
     for quantity, entries in found.tables.items():
         console.print(_table(f"{table.title} – {quantity}, {found.how}", entries, table.baseline))
     show(f"Scale: {found.about}")
+    if found.saved:
+        show(f"{found.saved}.")
     for claim in table.expects:
         show(f"The paper claims: {claim if isinstance(claim, str) else _judged(claim, table, found)}")
 

@@ -26,6 +26,7 @@ from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.tables import Job, ScaleName
 from orchestrator.records.compare.quantities import RunFigures
+from orchestrator.records.words.formatting import number
 
 FOLDER = "learned"
 """The folder of results that holds what runs have learned (`learnings`)."""
@@ -196,14 +197,15 @@ def experiment_of(stored: dict[str, Any]) -> Experiment:
 
 def place(table: str, scale: str, row: str, column: str, seed: int) -> Path:
     """The file of a cell below the folder of results. `column`: the first of those that share it."""
-    return Path(_slug(table)) / scale / f"{_slug(row)}--{_slug(column)}--seed{seed}.json"
+    return Path(slug(table)) / scale / f"{slug(row)}--{slug(column)}--seed{seed}.json"
 
 
 def place_of(cell: Cell) -> Path:
     return place(cell.table, cell.scale, cell.row, cell.columns[0], cell.seed)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """As a file's name."""
     return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip(".-")
 
 
@@ -288,6 +290,12 @@ def differences(one: Cell, other: Cell) -> list[str]:
     if one.figures is None or other.figures is None:
         return _far_values(one.values, other.values)
     return differ_at_start(one, other.first_rounds, other.figures, exact=False) + _far(one.figures, other.figures)
+
+
+def saved_by(cells: Iterable[Cell]) -> str:
+    """How many cells were timed again, and the CPU hours that it saved; "": none."""
+    saved = [cell.learned.cpu_hours - cell.made.cpu_hours for cell in cells if cell.learned is not None]
+    return f"{len(saved)} of the cells timed again, {number(sum(saved), 2)} CPU hours saved" if saved else ""
 
 
 def outcome(cell: Cell) -> RunFigures | FreeValues:

@@ -24,6 +24,7 @@ from orchestrator.papers.cells import (
     outcome,
     place,
     read_cell,
+    saved_by,
     settings_of,
     write_cell,
 )
@@ -122,7 +123,8 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     found = _with_kept(table, path, selection, results, todo)
     done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
     values, how = values_of(table, scale, done), f"simulated, scale {selection.scale}"
-    return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True))
+    saved = saved_by([each.cell for _, each in found if each.cell is not None and not each.why])
+    return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved)
 
 
 def _with_kept(

@@ -40,6 +40,16 @@ class Pair(msgspec.Struct, frozen=True):
     word: Word
 
 
+class Line(msgspec.Struct, frozen=True):
+    """A line of a forest plot: our ratio with its interval, where it has one, and the paper's."""
+
+    label: str
+    ratio: float
+    low: float | None
+    high: float | None
+    paper: float | None
+
+
 class Verdict(msgspec.Struct, frozen=True):
     claim: Claim
     pairs: tuple[Pair, ...]

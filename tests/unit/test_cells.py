@@ -292,7 +292,7 @@ def test_an_edited_page_or_picture_is_seen(table: Path, tmp_path: Path) -> None:
     assert page.differences(made, docs)
     (docs / "results.md").write_text(text)
     picture = docs / "results" / "small-digits.svg"
-    picture.write_text(picture.read_text().replace(page.mark(made.parts[0]), "0" * 16))
+    picture.write_text(picture.read_text().replace(made.pictures[0].mark, "0" * 16))
     assert page.differences(made, docs) == [f"{picture}: is not the picture of these cells"]
 
 
@@ -302,7 +302,7 @@ def test_all_28_tables_and_figures_are_listed_and_name_files_that_exist() -> Non
     named = {name for each in page.listed() for name in each.files}
     assert len(page.listed()) == 28
     assert named == known
-    assert all(each.files or each.instead for each in page.listed())
+    assert all(each.hours and (each.files or each.instead) for each in page.listed())
 
 
 def test_the_page_of_this_repository_is_that_of_its_cells() -> None:
