@@ -215,8 +215,8 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
     heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
     out = Table(*heads, title=escape(table.title))
     for label, pairs in found.items():
-        for layers, (own, paper) in enumerate(pairs):
-            out.add_row(escape(label), str(layers), f"{own}", f"{paper}", "equal" if own == paper else "DIFFERS")
+        for layers, (own, theirs) in enumerate(pairs):
+            out.add_row(escape(label), str(layers), f"{own}", f"{theirs}", "equal" if own == theirs else "DIFFERS")
     console.print(out)
 
 

@@ -178,7 +178,7 @@ def _timed_again(request: WorkerRequest, job: Job, began_s: float) -> bool:
     folder = Path(request.work) / "timed"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (run,) = simulate(SimulationRequest(job.experiment, path.resolve(), folder, learned=known.learned), Watch(quiet))
+    (run,) = simulate(SimulationRequest(job.experiment, path.resolve(), folder, learned=known.tested), Watch(quiet))
     learned = source_of(settings, cell)
     check_same(known, run, cuts=learned.same == "bits")
     summary = load_summary(run)

@@ -8,21 +8,20 @@ unless devices train in stacks (`simulation.batched`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from edgebed.errors import RunError, UsageError
-from edgebed.methods.base import METHODS
+from edgebed.methods.base import METHODS, Method
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import PrivacySection, Training
 from orchestrator.files.output import keep
 from orchestrator.papers.cells import FOLDER, Cell, Damaged, Settings, Source, experiment_of, place_of, read_cell
 from orchestrator.records.reader import read
-from orchestrator.records.types import Evaluated, FinalTest, RoundFinished, RoundStarted, UpdateReceived
-from orchestrator.simulation.learned import Learned
+from orchestrator.records.types import Evaluated, RoundFinished, RoundStarted, UpdateReceived
 
 CLOCK = ("target_accuracy", "stop_at_target", "round_ceiling_s", "liveness_s", "heartbeat_s", "quorum", "deadline_s")
 """Keys of `training` that no weights follow from, where no device is lost and no deadline set."""
@@ -33,14 +32,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         cell: whose run it was: the path below the folder of results. It counts while that cell does.
-        accuracy: after each round, None where it was not tested; `final`: of the final test, where there is one.
+        accuracy: after each round, None where it was not tested.
         drawn: the devices of each round.
         work: cut, batches and samples of a device, in every round that it was drawn for.
     """
 
     cell: str
     accuracy: list[float | None]
-    final: float | None
     drawn: list[list[str]]
     work: dict[str, tuple[int, int, int]]
 
@@ -50,20 +48,27 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return len(self.accuracy) >= training.rounds or (training.stop_at_target and reached)
 
     @property
-    def learned(self) -> Learned:
-        return Learned([each for each in self.accuracy if each is not None], self.final)
+    def tested(self) -> list[float]:
+        """The accuracies of all tests in turn."""
+        return [each for each in self.accuracy if each is not None]
 
 
 # ---- which runs learn the same ----
+
+
+def learning_of(method: Method) -> Mapping[str, object] | str:
+    """`Method.learning` of its own class: a derived class may plan by times."""
+    return method.learning() if "learning" in vars(type(method)) else Method.learning(method)
 
 
 def key_of(settings: Settings) -> str:
     """Equal for runs that learn the same. Raises UsageError with the reason where the learning follows from times."""
     experiment = experiment_of(settings.experiment)
     method = METHODS.create(experiment.methods[0])
-    known: Any = method.learning() if "learning" in vars(type(method)) else "its plans may follow measured times"
+    known = learning_of(method)
     reasons = [known] if isinstance(known, str) else []
     reasons += ["a deadline leaves devices out"] if settings.probe or experiment.training.deadline_s else []
+    reasons += ["the last weights have a test of their own"] if experiment.data.get("validation") else []
     reasons += ["a scenario's events come at times"] if experiment.scenario is not None else []
     reasons += ["the codec is not float32, or compresses"] if experiment.training.codec != Codec() else []
     reasons += ["features are changed for privacy"] if experiment.privacy != PrivacySection() else []
@@ -138,7 +143,6 @@ def trajectory_of(run: Path, cell: str = "") -> Trajectory:
     drawn: list[list[str]] = []
     work: dict[str, tuple[int, int, int]] = {}
     cuts: dict[str, int] = {}
-    final = None
     for record in read(run / "records.jsonl"):
         match record:
             case RoundStarted():
@@ -152,9 +156,7 @@ def trajectory_of(run: Path, cell: str = "") -> Trajectory:
                 accuracy.append(None)
             case Evaluated():
                 accuracy[record.round] = record.accuracy
-            case FinalTest():
-                final = record.accuracy
-    return Trajectory(cell=cell, accuracy=accuracy, final=final, drawn=drawn, work=work)
+    return Trajectory(cell=cell, accuracy=accuracy, drawn=drawn, work=work)
 
 
 def check_same(known: Trajectory, run: Path, *, cuts: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,6 @@ from orchestrator.simulation.choose_costs import calibration_of, cost_model
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fitting import fit
 from orchestrator.simulation.kept import Kept, kept_now
-from orchestrator.simulation.learned import Learned
 from orchestrator.simulation.server import slots
 from orchestrator.simulation.surrogate import surrogate_costs
 from orchestrator.simulation.world import WorldState
@@ -49,7 +48,7 @@ class SimulationRequest(msgspec.Struct, frozen=True):
         checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
         kept: of the runs that go on; None: all runs are new.
         series, begun, finished: as in `runs.request.Request`.
-        learned: nothing is trained, and the only method of the experiment learns this.
+        learned: nothing is trained, and the only method of the experiment has these accuracies, test by test.
     """
 
     experiment: Experiment
@@ -65,7 +64,7 @@ class SimulationRequest(msgspec.Struct, frozen=True):
     series: str = ""
     begun: Mapping[int, Path] = {}
     finished: Mapping[int, Path] = {}
-    learned: Learned | None = None
+    learned: Sequence[float] | None = None
 
 
 class SimulationContext:

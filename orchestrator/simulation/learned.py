@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import torch
 
 from edgebed.device.batches import Batches
@@ -16,28 +15,19 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
+from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.simulation.server import SimulatedTrainer
 
 
-class Learned(msgspec.Struct, frozen=True):
-    """The accuracies of a run, of every test in turn, and of its final test where it has one."""
+class KnownEvaluator(LocalEvaluator):
+    """Gives the accuracies that another run had, test by test; the losses are not known."""
 
-    tests: Sequence[float]
-    final: float | None = None
-
-
-class KnownEvaluator:
-    """An `Evaluator` that gives the accuracies of another run; the losses are not known."""
-
-    def __init__(self, learned: Learned) -> None:
-        self._tests, self._final = iter(learned.tests), learned.final
+    def __init__(self, accelerator: torch.device, tests: Sequence[float]) -> None:
+        super().__init__(accelerator)
+        self._tests = iter(tests)
 
     async def evaluate(self, method: Method, weights: Weights, samples: Batch) -> Score:
         return Score(next(self._tests), 0.0)
-
-    async def final(self, method: Method, weights: Weights, validation: Batch, test: Batch) -> Score:
-        assert self._final is not None
-        return Score(self._final, 0.0)
 
 
 class IdleTrainer(SimulatedTrainer):

@@ -194,7 +194,7 @@ def _platform(
             world.server_cpu(server_cpu(costs, context.server_cpus)),
             context.experiment.simulation.server_time,
         ),
-        evaluator=LocalEvaluator(accelerator) if learned is None else KnownEvaluator(learned),
+        evaluator=LocalEvaluator(accelerator) if learned is None else KnownEvaluator(accelerator, learned),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.calibrated,

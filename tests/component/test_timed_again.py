@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,18 @@ import msgspec
 import pytest
 
 from edgebed.errors import RunError, UsageError
+from orchestrator.experiment import Environment
 from orchestrator.papers.cells import Cell, differences, read_cell, settings_of, write_cell
 from orchestrator.papers.entries import Selection
 from orchestrator.papers.learnings import check_same, key_of, trajectory_of
 from orchestrator.papers.reproducing import Checked, Place, check, measured, reproduce
 from orchestrator.papers.tables import jobs, load_reproduction
+from orchestrator.records.account import load_summary
+from orchestrator.records.compare.quantities import figures_of
+from orchestrator.runs.request import Watch, quiet
+from orchestrator.simulation.run import SimulationRequest, simulate
+
+PAPERS = Path(__file__).parents[2] / "profiles" / "experiments" / "papers"
 
 TABLE = """
 title: "A small table"
@@ -108,6 +116,24 @@ def test_fedavg_splitfed_and_sfl_learn_the_same_to_rounding(table: Path, tmp_pat
         source = again[f"{row}, fast"].learned
         assert source is not None
         assert (source.cell, source.same) == ("table/digits/FedAvg--fast--seed1.json", "rounding")
+
+
+def test_a_surrogate_in_stacks_whose_profiles_change_is_timed_again(tmp_path: Path) -> None:
+    path = PAPERS / "dtfl-table3.yaml"
+    found = {job.row: job.experiment for job in jobs(load_reproduction(path), path, "digits", [1])}
+
+    def run(row: str, learned: Sequence[float] | None = None) -> Path:
+        training = msgspec.structs.replace(found[row].training, rounds=2)
+        experiment = msgspec.structs.replace(found[row], training=training, environment=Environment(every=1, share=0.5))
+        request = SimulationRequest(experiment, path, tmp_path, learned=learned)
+        return simulate(request, Watch(quiet))[0]
+
+    known, whole = trajectory_of(run("fedavg")), run("splitfed")
+    again = run("splitfed", known.tested)
+    check_same(known, again, cuts=False)
+    one, other = (figures_of(load_summary(each)) for each in (whole, again))
+    accuracies = {"accuracy": other.accuracy}
+    assert msgspec.structs.replace(one, **accuracies) == other
 
 
 def test_what_reads_times_is_refused_with_the_reason(table: Path, tmp_path: Path) -> None:
