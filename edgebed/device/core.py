@@ -17,8 +17,8 @@ import msgspec
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import Batches
 from edgebed.device.phases import PhaseLog
-from edgebed.errors import EdgebedError
-from edgebed.methods.base import Outgoing, Trained, check_hold, find_half
+from edgebed.errors import EdgebedError, UsageError
+from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
@@ -163,7 +163,7 @@ def _exchange(
     del body
     if not out.wait:
         return None
-    check_hold(assignment)
+    _check_hold(assignment)
     phases.enter("reply_wait" if assignment.arrivals is None else "request_wait")
     answer = yield AwaitReply(header.batch)
     assert answer is not None
@@ -171,6 +171,15 @@ def _exchange(
     reply = decode_tensors(answer)
     yield Decoded(len(answer), reply=True)
     return reply
+
+
+def _check_hold(assignment: Assignment) -> None:
+    """Of a half that waits for the reply to an upload. Raises UsageError where that upload is held back."""
+    if assignment.hold:
+        raise UsageError(
+            f"device {assignment.device!r} is to keep its uploads until it has computed, and to wait for their replies",
+            hint=f"do not set `hold` with the objective {assignment.objective!r}",
+        )
 
 
 def _drawn(batches: Batches) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgebed import methods as _package
-from edgebed.errors import EdgebedError, PluginError, UsageError
+from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.parts.device_sampling import DRAWS
 from edgebed.methods.parts.evaluation import Score, evaluate
 from edgebed.models.staged import StagedModel, Weights
@@ -116,15 +116,6 @@ class Stream(msgspec.Struct, frozen=True):
 Replies = Mapping[str, Weights | EdgebedError]
 """Of one step of a server half, by device: tensors ({} where the device does not wait), or why nothing of its upload
 could be used."""
-
-
-def check_hold(assignment: Assignment) -> None:
-    """Call for a half that waits for the reply to an upload. Raises UsageError where that upload is held back."""
-    if assignment.hold:
-        raise UsageError(
-            f"device {assignment.device!r} is to keep its uploads until it has computed, and to wait for their replies",
-            hint=f"do not set `hold` with the objective {assignment.objective!r}",
-        )
 
 
 # ---- halves ----
@@ -244,6 +235,12 @@ class Method(Plugin):
     variants: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Sets of options, beside the default ones, that the contract suite plays as well: one for each way of working that
     an option chooses. They must do on a fleet of one device and of three. Not inherited, for neither are `Options`."""
+
+    def learning(self) -> Mapping[str, object] | str:
+        """What the learning of a run follows from beside data, model and schedule, so that runs which differ in their
+        times alone may share it; or why it follows from times, in words. Not inherited, for a derived class may plan by
+        times."""
+        return "its plans may follow measured times"
 
     def model_spec(self, spec: Mapping[str, object]) -> dict[str, object]:
         """The model of the method's run, from the experiment's `model`: by default as it is there."""

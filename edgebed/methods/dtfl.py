@@ -59,6 +59,12 @@ class Dtfl(Method):
         overlap: bool = True
         aggregate: Aggregate = "samples"
 
+    def learning(self) -> dict[str, object] | str:
+        options = self.options
+        if options.tier is None:
+            return "its tiers follow measured times"
+        return {"as": "dtfl", "tiers": options.tiers, "tier": options.tier, "aggregate": options.aggregate}
+
     def setup(self, context: Context) -> None:
         super().setup(context)
         self.history = History()

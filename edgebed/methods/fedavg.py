@@ -21,6 +21,11 @@ class FedAvg(Method):
         draw: Draw = "random"
         aggregate: Aggregate = "samples"
 
+    def learning(self) -> dict[str, object] | str:
+        if self.options.draw == "levels":
+            return "its devices are drawn by their CPUs"
+        return {"as": "fedavg", "aggregate": self.options.aggregate}
+
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         stages = len(self.context.model)
         return Plan(

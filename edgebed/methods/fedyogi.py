@@ -40,6 +40,9 @@ class FedYogi(FedAvg):
         tau: Positive = 0.001
         aggregate: Aggregate = "samples"
 
+    def learning(self) -> dict[str, object]:
+        return {"as": "fedyogi", **msgspec.structs.asdict(self.options)}
+
     def setup(self, context: Context) -> None:
         super().setup(context)
         self.parameters = {name for name, _ in context.model.named_parameters()}

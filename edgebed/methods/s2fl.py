@@ -155,6 +155,16 @@ class S2fl(Method):
         super().__init__(options)
         self.needs_costs = self.options.sliding and self.options.warm_up == "profile"
 
+    def learning(self) -> dict[str, object] | str:
+        """With one cut and no groups FedAvg's, as SplitFed's."""
+        if self.options.sliding:
+            return "its cuts follow measured times"
+        if not self.options.balance:
+            return {"as": "fedavg", "aggregate": "samples"}
+        options = self.options
+        grouping = {"group": options.group, "grouping": options.grouping, "loss": options.loss}
+        return {"as": "s2fl", "cuts": options.cuts, **grouping}
+
     def setup(self, context: Context) -> None:
         super().setup(context)
         cuts = candidate_cuts(context.model, self.options.cuts)
@@ -305,6 +315,9 @@ class Sfl(S2fl):
     def __init__(self, options: Options | None = None) -> None:
         chosen = options or Sfl.Options()
         super().__init__(S2fl.Options(cuts=chosen.cuts, sliding=False, balance=False))
+
+    def learning(self) -> dict[str, object] | str:
+        return super().learning()
 
 
 def own_seconds(outcome: Outcome, server_share: float = 1.0) -> float:

@@ -39,6 +39,10 @@ class SplitFed(Method):
                 hint=f"choose a cut in 1..{len(context.model) - 1}",
             )
 
+    def learning(self) -> dict[str, object]:
+        """FedAvg's: a batch goes through the same layers, in two places."""
+        return {"as": "fedavg", "aggregate": self.options.aggregate}
+
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         return Plan(
             {

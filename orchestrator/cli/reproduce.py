@@ -21,12 +21,13 @@ from orchestrator.fleet.backends import DEFAULT, choices
 from orchestrator.papers import fleet_runs, page, reproducing
 from orchestrator.papers.cells import gather
 from orchestrator.papers.counted import counted
-from orchestrator.papers.entries import Measured, Selection
+from orchestrator.papers.entries import Measured, Selection, printed
 from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
 from orchestrator.papers.reproducing import Place
 from orchestrator.papers.tables import SCALES, Claim, Reproduction, ScaleName, load_reproduction
-from orchestrator.records.compare.ratios import Entry
-from orchestrator.records.words.formatting import NONE, factor, fixed, number
+from orchestrator.papers.verdicts import judge, limits, ours_of
+from orchestrator.records.compare.ratios import Entry, with_range
+from orchestrator.records.words.formatting import NONE, factor, number
 from orchestrator.runs.find import runs_folder
 
 TABLES = shipped("profiles") / "experiments" / "papers"
@@ -68,6 +69,9 @@ def command(
     ] = False,
     backend: Annotated[str | None, typer.Option(help=f"With --throttled: {choices()}.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what is there.")] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="Train once for cells that learn the same and differ in times alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compute a table of a paper, and print our ratios between methods beside the paper's."""
@@ -79,7 +83,10 @@ def command(
     elif check:
         _check(name, selection, results, sample, seed, jobs)
     elif name is not None:
-        _table_of(name, selection, results, jobs, throttled=throttled, backend=backend, fresh=fresh, as_json=as_json)
+        if share and (fresh or throttled):
+            raise UsageError("--share with --fresh or --throttled", hint="leave out one of them")
+        at = Place(results, runs_folder() / "cells")
+        _table_of(name, selection, at, jobs, throttled, backend, fresh=fresh, share=share, as_json=as_json)
     elif not gathered:
         _list()
 
@@ -87,12 +94,13 @@ def command(
 def _table_of(
     name: str,
     selection: Selection,
-    results: Path,
+    at: Place,
     most: int,
-    *,
     throttled: bool,
     backend: str | None,
+    *,
     fresh: bool,
+    share: bool,
     as_json: bool,
 ) -> None:
     path = find_table(name)
@@ -101,7 +109,6 @@ def _table_of(
         raise UsageError(f"{name} takes no option but --json and --backend", hint="leave out the other options")
     if table.kind != "runs" and throttled:
         raise UsageError(f"{name} trains nothing", hint="leave out --throttled")
-    runs = runs_folder()
     match table.kind:
         case "tiers":
             tiers.command(count=7, backend=backend or DEFAULT, as_json=as_json)
@@ -110,13 +117,11 @@ def _table_of(
         case "eq1":
             _eq1(table, path, as_json=as_json)
         case _ if throttled:
-            found = fleet_runs.measure(
-                table, path, selection, runs / "reproduce", backend=backend, fresh=fresh, notify=say
-            )
+            runs = runs_folder() / "reproduce"
+            found = fleet_runs.measure(table, path, selection, runs, backend=backend, fresh=fresh, notify=say)
             _show(table, found, as_json=as_json)
         case _:
-            at = Place(results, runs / "cells")
-            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=say)
+            found = reproducing.reproduce(table, path, selection, at, most=most, fresh=fresh, notify=say, share=share)
             _show(table, found, as_json=as_json)
 
 
@@ -196,7 +201,7 @@ def _list() -> None:
         out.add_column(heading, overflow="fold")
     for path in _tables():
         table = load_reproduction(path)
-        out.add_row(path.stem, table.title, table.source)
+        out.add_row(*map(escape, (path.stem, table.title, table.source)))
     console.print(out)
 
 
@@ -208,10 +213,10 @@ def _operations(table: Reproduction, *, as_json: bool) -> None:
         print_json({"ours": ours, "paper": paper})
         return
     heads = columns(">network", ">layers without backward", ">ours", ">paper", ">")
-    out = Table(*heads, title=table.title)
+    out = Table(*heads, title=escape(table.title))
     for label, pairs in found.items():
-        for layers, (own, printed) in enumerate(pairs):
-            out.add_row(label, str(layers), f"{own}", f"{printed}", "equal" if own == printed else "DIFFERS")
+        for layers, (own, theirs) in enumerate(pairs):
+            out.add_row(escape(label), str(layers), f"{own}", f"{theirs}", "equal" if own == theirs else "DIFFERS")
     console.print(out)
 
 
@@ -221,13 +226,14 @@ def _eq1(table: Reproduction, path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json([{**msgspec.to_builtins(check), "agrees": check.agrees} for check in checks])
         return
-    out = Table(title=table.title, caption=f"seconds agree within {WITHIN_SD:g} standard deviations of the draws")
+    caption = f"seconds agree within {WITHIN_SD:g} standard deviations of the draws"
+    out = Table(title=escape(table.title), caption=caption)
     for heading in ("method", "what", "rounds", "ours", "paper", ""):
         out.add_column(heading, justify="right")
     for check in checks:
         ours = f"{check.ours:.0f}" + (f" ± {check.sd:.0f}" if check.sd else "")
         verdict = ("equal" if not check.sd else "agrees") if check.agrees else "DIFFERS"
-        out.add_row(check.method, check.what, str(check.rounds), ours, f"{check.paper:.0f}", verdict)
+        out.add_row(escape(check.method), escape(check.what), str(check.rounds), ours, f"{check.paper:.0f}", verdict)
     console.print(out)
 
 
@@ -240,12 +246,20 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
     for quantity, entries in found.tables.items():
         console.print(_table(f"{table.title} – {quantity}, {found.how}", entries, table.baseline))
     show(f"Scale: {found.about}")
+    if found.saved:
+        show(f"{found.saved}.")
     for claim in table.expects:
-        show(f"The paper claims: {words(claim)}")
+        show(f"The paper claims: {claim if isinstance(claim, str) else _judged(claim, table, found)}")
 
 
-def words(claim: str | Claim) -> str:
-    return claim if isinstance(claim, str) else claim.text
+def _judged(claim: Claim, table: Reproduction, found: Measured) -> str:
+    """The claim, its verdict, and the ratios that the verdict follows from."""
+    columns = list(dict.fromkeys(entry.column for entry in found.tables[claim.quantity]))
+    verdict = judge(claim, table.baseline, columns, found.values[claim.quantity], printed(table, claim.quantity))
+    if verdict is None:
+        return f"{claim.text}: cannot be told, no cell is there"
+    pairs = "; ".join(f"{pair.row}, {pair.column}: {ours_of(pair)}" for pair in verdict.pairs)
+    return f"{claim.text}: {verdict.word} ({limits(claim, claim.than or table.baseline)}; {pairs})"
 
 
 def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
@@ -267,8 +281,7 @@ def text_of(entry: Entry) -> str:
     text = number(entry.mean)
     if entry.ratio is not None:
         text += f"  {factor(entry.ratio)}"
-    if entry.low is not None and entry.high is not None:
-        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    text = with_range(text, entry.low, entry.high)
     return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,10 @@ from orchestrator.fleet.spec.profile import ProfileSpec, fleet_of
 from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.tables import Job, ScaleName
 from orchestrator.records.compare.quantities import RunFigures
+from orchestrator.records.words.formatting import number
+
+FOLDER = "learned"
+"""The folder of results that holds what runs have learned (`learnings`)."""
 
 FIRST_ROUNDS = 2
 """Number of rounds whose weights are part of a cell's key."""
@@ -72,6 +76,20 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
 
 
+class Source(msgspec.Struct, frozen=True):
+    """The cell that learned what another one was timed with again (`learnings`).
+
+    Attributes:
+        cell: its path below the folder of results.
+        same: whether a run of the other cell would have learned the same to the bit, or to rounding.
+        cpu_hours: that it took.
+    """
+
+    cell: str
+    same: Literal["bits", "rounding"]
+    cpu_hours: float
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run for a table.
 
@@ -80,6 +98,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         figures: of the run; None: nothing was trained.
         values: what was computed without a run, by quantity and row.
         stale: why its figures no longer count; "": they do.
+        learned: where its accuracies are from; None: its own run learned them.
     """
 
     table: str
@@ -95,6 +114,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     made: Made
     stale: str = ""
     seal: str = ""
+    learned: Source | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run of its settings gives its weights to the bit, on the same kind of CPU."""
+        return self.learned is None or self.learned.same == "bits"
 
 
 class Damaged(UsageError):
@@ -148,7 +173,25 @@ def same_settings(stored: Settings, now: Settings) -> bool:
 
 
 def _again(experiment: dict[str, Any] | None) -> Any:
-    return None if experiment is None else in_full(msgspec.convert(experiment, Experiment))
+    if experiment is None:
+        return None
+    again = in_full(experiment_of(experiment))
+    pairs = zip(again["methods"], experiment["methods"], strict=True)
+    return {**again, "methods": [{**full, **stored} for full, stored in pairs]}
+
+
+def experiment_of(stored: dict[str, Any]) -> Experiment:
+    """The experiment of a cell's settings. SFL has all options of S²FL there, of which it sets most itself.
+
+    Raises:
+        msgspec.ValidationError, PluginError: a later version has removed or renamed something of it.
+    """
+    known = {each["name"]: METHODS.create({"name": each["name"]}).Options for each in stored["methods"]}
+    methods = [
+        {key: value for key, value in each.items() if key in ("name", *known[each["name"]].__struct_fields__)}
+        for each in stored["methods"]
+    ]
+    return msgspec.convert({**stored, "methods": methods}, Experiment)
 
 
 # ---- files ----
@@ -156,14 +199,15 @@ def _again(experiment: dict[str, Any] | None) -> Any:
 
 def place(table: str, scale: str, row: str, column: str, seed: int) -> Path:
     """The file of a cell below the folder of results. `column`: the first of those that share it."""
-    return Path(_slug(table)) / scale / f"{_slug(row)}--{_slug(column)}--seed{seed}.json"
+    return Path(slug(table)) / scale / f"{slug(row)}--{slug(column)}--seed{seed}.json"
 
 
 def place_of(cell: Cell) -> Path:
     return place(cell.table, cell.scale, cell.row, cell.columns[0], cell.seed)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """As a file's name."""
     return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip(".-")
 
 
@@ -171,7 +215,7 @@ def write_cell(results: Path, cell: Cell) -> Path:
     """Write the file of a cell, sealed; returns its path. Every field is a line, so that changes are seen in git."""
     path = results / place_of(cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = plain(msgspec.structs.replace(cell, seal=_seal(cell)))
+    fields = _fields(msgspec.structs.replace(cell, seal=_seal(cell)))
     lines = ",\n".join(f"{_text(name)}: {_text(value)}" for name, value in fields.items())
     keep(path, f"{{\n{lines}\n}}\n".encode())
     return path
@@ -182,14 +226,20 @@ def _text(value: object) -> str:
 
 
 def _seal(cell: Cell) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(cell, seal=""))).hexdigest()[:16]
+    fields = _fields(msgspec.structs.replace(cell, seal=""))
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:16]
+
+
+def _fields(cell: Cell) -> dict[str, Any]:
+    """As JSON has them. `learned` is left out where it is None: the seals of older cells are without it."""
+    return {name: value for name, value in plain(cell).items() if name != "learned" or value is not None}
 
 
 def read_cell(path: Path) -> Cell:
     """Raises Damaged."""
     try:
         cell = msgspec.json.decode(path.read_bytes(), type=Cell)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path} holds no cell: {error}") from None
     if cell.seal != _seal(cell):
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
@@ -215,7 +265,20 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
         return Kept(file, None, str(error))
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
-    return Kept(file, cell, cell.stale and f"stale: {cell.stale}")
+    return Kept(file, cell, f"stale: {cell.stale}" if cell.stale else _why_not_learned(results, cell))
+
+
+def _why_not_learned(results: Path, cell: Cell) -> str:
+    """Why the learning of a cell that was timed again does not count; "": it does, or is its own."""
+    if cell.learned is None or cell.figures is None:
+        return ""
+    path, count = results / cell.learned.cell, len(cell.figures.accuracy)
+    try:
+        source = read_cell(path)
+    except Damaged as error:
+        return f"stale: {error}"
+    known = source.figures.accuracy[:count] if source.figures and not (source.stale or source.learned) else []
+    return "" if known == cell.figures.accuracy else f"stale: {path}, whose learning it has, no longer counts"
 
 
 # ---- comparing ----
@@ -223,12 +286,18 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
 
 def differences(one: Cell, other: Cell) -> list[str]:
     """In what two cells of the same settings disagree; []: they agree."""
-    if one.made.torch_simd == other.made.torch_simd:
+    if one.made.torch_simd == other.made.torch_simd and one.exact and other.exact:
         pairs = {"weights": (one.first_rounds.digests, other.first_rounds.digests), "figures": _pair(one, other)}
         return [f"{name} differ" for name, (a, b) in pairs.items() if a != b]
     if one.figures is None or other.figures is None:
         return _far_values(one.values, other.values)
     return differ_at_start(one, other.first_rounds, other.figures, exact=False) + _far(one.figures, other.figures)
+
+
+def saved_by(cells: Iterable[Cell]) -> str:
+    """How many cells were timed again, and the CPU hours that it saved; "": none."""
+    saved = [cell.learned.cpu_hours - cell.made.cpu_hours for cell in cells if cell.learned is not None]
+    return f"{len(saved)} of the cells timed again, {number(sum(saved), 2)} CPU hours saved" if saved else ""
 
 
 def outcome(cell: Cell) -> RunFigures | FreeValues:
@@ -241,6 +310,8 @@ def _pair(one: Cell, other: Cell) -> tuple[object, object]:
 
 
 def _far_values(one: FreeValues, other: FreeValues) -> list[str]:
+    if [(name, *rows) for name, rows in one.items()] != [(name, *rows) for name, rows in other.items()]:
+        return ["quantities or rows differ"]
     return [
         f"{name} of {row} {value:g} and {other[name][row]:g}"
         for name, rows in one.items()
@@ -304,10 +375,14 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
             f"{len(wrong)} cells contradict those in {results}: {'; '.join(wrong[:5])}",
             hint="`edgebed reproduce TABLE --check` says which are right; remove the others",
         )
+    for file in (file for folder in folders for file in (folder / FOLDER).glob("*.json")):
+        if not (target := results / FOLDER / file.name).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            keep(target, file.read_bytes())
     return [write_cell(results, cell) for cell in new]
 
 
 def _json_files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
-    return sorted(folder.rglob("*.json"))
+    return sorted(path for path in folder.rglob("*.json") if path.parent.name != FOLDER)

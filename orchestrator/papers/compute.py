@@ -29,9 +29,10 @@ from edgebed.methods.base import METHODS
 from edgebed.models.staged import Weights
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
-from orchestrator.papers.cells import FIRST_ROUNDS, Cell, FirstRounds, Made, settings_of, write_cell
+from orchestrator.papers.cells import FIRST_ROUNDS, Cell, FirstRounds, Made, Source, place, settings_of, write_cell
 from orchestrator.papers.entries import FreeValues
 from orchestrator.papers.gradient_variance import variances_of
+from orchestrator.papers.learnings import check_same, find, remember, source_of
 from orchestrator.papers.tables import Job, ScaleName, jobs, load_reproduction
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import RunFigures, figures_of
@@ -56,6 +57,7 @@ class WorkerRequest(msgspec.Struct, frozen=True):
         work: folder of its runs; what is there already is used.
         results: the folder that the cell is written to.
         only_first: compute the first rounds only, and write them to `first_rounds.json` in `work`.
+        share: take what another cell has learned, if it is there, and keep what this one learns (`learnings`).
     """
 
     table: str
@@ -66,6 +68,7 @@ class WorkerRequest(msgspec.Struct, frozen=True):
     work: str
     results: str
     only_first: bool = False
+    share: bool = False
 
 
 class RoundDone(msgspec.Struct, frozen=True):
@@ -130,11 +133,14 @@ def norm(weights: Weights) -> float:
 def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
     """Compute a cell and write it, or its first rounds. Raises EdgebedError."""
     path, work, began_s = Path(request.table), Path(request.work), time.monotonic()
-    job, experiment = job_of(request), job_of(request).experiment
+    job = job_of(request)
+    experiment = job.experiment
     if load_reproduction(path).kind == "gradient-variance":
         _write(request, job, began_s, "none: nothing is trained", values=_variances(experiment, path))
         return
     refuse_measured(experiment, path)
+    if request.share and _timed_again(request, job, began_s):
+        return
     if job.probe is not None:
         longest = longest_round_s(load_summary(run_or_go_on(job.probe, path, work / "probe", Watch(quiet))))
         experiment = with_deadline(experiment, longest)
@@ -143,8 +149,9 @@ def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
         figures = _first_figures(experiment, path, work, watch)
         keep(work / "first_rounds.json", msgspec.json.encode(Start(watch.first_rounds(), figures)))
         return
-    summary = load_summary(run_or_go_on(experiment, path, work / "run", watch))
-    _write(
+    run = run_or_go_on(experiment, path, work / "run", watch)
+    summary = load_summary(run)
+    cell = _write(
         request,
         job,
         began_s,
@@ -153,6 +160,38 @@ def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
         first_rounds=watch.first_rounds(),
         figures=figures_of(summary),
     )
+    if request.share:
+        remember(Path(request.results), cell, run)
+
+
+def _timed_again(request: WorkerRequest, job: Job, began_s: float) -> bool:
+    """Write the cell with the learning of another one, if there is one that it may share."""
+    path, results = Path(request.table), Path(request.results)
+    settings = settings_of(job, path)
+    try:
+        found = find(results, settings, place(path.stem, request.scale, job.row, job.columns[0], job.seed))
+    except UsageError:
+        return False
+    if found is None:
+        return False
+    known, cell = found
+    folder = Path(request.work) / "timed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (run,) = simulate(SimulationRequest(job.experiment, path.resolve(), folder, learned=known.tested), Watch(quiet))
+    learned = source_of(settings, cell)
+    check_same(known, run, cuts=learned.same == "bits")
+    summary = load_summary(run)
+    _write(
+        request,
+        job,
+        began_s,
+        summary.costs,
+        first_rounds=cell.first_rounds,
+        figures=figures_of(summary),
+        learned=learned,
+    )
+    return True
 
 
 def _write(
@@ -165,7 +204,8 @@ def _write(
     first_rounds: FirstRounds | None = None,
     figures: RunFigures | None = None,
     values: FreeValues | None = None,
-) -> None:
+    learned: Source | None = None,
+) -> Cell:
     """Write a cell. `began_s`: when its computing began, on the clock of `time.monotonic`."""
     cell = Cell(
         table=Path(request.table).stem,
@@ -179,8 +219,10 @@ def _write(
         figures=figures,
         values=values or {},
         made=_made(costs, began_s),
+        learned=learned,
     )
     write_cell(Path(request.results), cell)
+    return cell
 
 
 def _variances(experiment: Experiment, path: Path) -> FreeValues:

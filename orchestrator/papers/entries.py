@@ -30,11 +30,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The entries of a table by quantity, how they were made, and their scale."""
+    """The values and entries of a table by quantity, how they were made, their scale, and what sharing has saved."""
 
+    values: Values
     tables: dict[str, list[Entry]]
     how: str
     about: str
+    saved: str = ""
 
 
 def wanted(table: Reproduction, selection: Selection) -> Scale:

@@ -42,8 +42,8 @@ def measure(
             experiment = with_deadline(experiment, longest)
             notify(f"deadline {experiment.training.deadline_s:g} s, from the longest round without one")
         done.append((job, figures_of(load_summary(_run(experiment, path, runs, backend, fresh)))))
-    tables = tables_of(table, at, values_of(table, at, done))
-    return Measured(tables, "measured on the fleet", about(at, todo, simulated=False))
+    values = values_of(table, at, done)
+    return Measured(values, tables_of(table, at, values), "measured on the fleet", about(at, todo, simulated=False))
 
 
 def _run(experiment: Experiment, path: Path, runs: Path, backend: str | None, fresh: bool) -> Path:

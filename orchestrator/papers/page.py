@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,12 +16,13 @@ import msgspec
 from orchestrator.files.output import keep
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import convert, load_yaml
-from orchestrator.papers.cells import Cell, Damaged, kept, outcome, read_cell
+from orchestrator.papers.cells import FOLDER, Cell, Damaged, kept, outcome, read_cell, saved_by, slug
 from orchestrator.papers.counted import counted
 from orchestrator.papers.entries import Values, about, printed, tables_of, values_of
 from orchestrator.papers.eq1 import check_eq1
 from orchestrator.papers.tables import (
     SCALES,
+    Claim,
     Reproduction,
     Scale,
     ScaleName,
@@ -29,8 +31,8 @@ from orchestrator.papers.tables import (
     load_reproduction,
     scaled,
 )
-from orchestrator.papers.verdicts import RULES, Verdict, judge, limits, ours_of, paper_of
-from orchestrator.records.compare.ratios import Entry
+from orchestrator.papers.verdicts import RULES, Line, Pair, Verdict, judge, limits, ours_of, paper_of
+from orchestrator.records.compare.ratios import Entry, with_range
 from orchestrator.records.words.formatting import NONE, fixed, number
 
 PAGE, PICTURES = "results.md", "results"
@@ -74,12 +76,21 @@ class Part(msgspec.Struct, frozen=True):
     tables: dict[str, list[Entry]]
 
     @property
-    def picture(self) -> str:
-        return f"{self.name}-{self.scale}.svg"
-
-    @property
     def command(self) -> str:
         return f"edgebed reproduce {self.name} --scale {self.scale}"
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A forest plot: its file, its title, and its lines by panel."""
+
+    file: str
+    title: str
+    panels: dict[str, list[Line]]
+
+    @property
+    def mark(self) -> str:
+        """Identifies its figures."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -87,6 +98,7 @@ class Made(msgspec.Struct, frozen=True):
 
     text: str
     parts: list[Part]
+    pictures: list[Picture]
     refused: list[str]
 
 
@@ -101,7 +113,9 @@ def make(results: Path, tables: Sequence[Path]) -> Made:
         for scale in SCALES if table.rows else ():
             part = _part(results, path, table, scale, refused)
             parts += [part] if part is not None else []
-    return Made("\n".join(_text(parts, others)), parts, refused)
+    of_papers = _pictures_of_papers(parts)
+    pictures = [*of_papers, *(_picture(part) for part in parts)]
+    return Made("\n".join(_text(parts, others, of_papers)), parts, pictures, refused)
 
 
 def write(made: Made, docs: Path) -> list[Path]:
@@ -110,12 +124,12 @@ def write(made: Made, docs: Path) -> list[Path]:
 
     folder = docs / PICTURES
     folder.mkdir(parents=True, exist_ok=True)
-    for old in set(folder.glob("*.svg")) - {folder / part.picture for part in made.parts}:
+    for old in set(folder.glob("*.svg")) - {folder / each.file for each in made.pictures}:
         old.unlink()
-    for part in made.parts:
-        keep(folder / part.picture, forest(part.table.title, part.tables, mark(part)))
+    for each in made.pictures:
+        keep(folder / each.file, forest(each.title, each.panels, each.mark))
     keep(docs / PAGE, made.text.encode())
-    return [docs / PAGE, *(folder / part.picture for part in made.parts)]
+    return [docs / PAGE, *(folder / each.file for each in made.pictures)]
 
 
 def differences(made: Made, docs: Path) -> list[str]:
@@ -127,23 +141,58 @@ def differences(made: Made, docs: Path) -> list[str]:
         for line in difflib.ndiff(there, made.text.splitlines())
         if line[0] in "+-" and line[2:].strip()
     ]
-    for part in made.parts:
-        picture = docs / PICTURES / part.picture
-        if not picture.exists() or mark(part) not in picture.read_text():
+    for each in made.pictures:
+        picture = docs / PICTURES / each.file
+        if not picture.exists() or each.mark not in picture.read_text():
             found.append(f"{picture}: is not the picture of these cells")
     return found
 
 
-def mark(part: Part) -> str:
-    """Identifies the figures of a picture."""
-    return hashlib.sha256(msgspec.json.encode(part.tables)).hexdigest()[:16]
+# ---- pictures ----
+
+
+def _picture(part: Part) -> Picture:
+    """All ratios of a table; those of the baseline are 1, and left out."""
+    several = len(part.at.columns) > 1
+    panels = {
+        f"{name} ÷ {part.table.baseline}": [
+            Line(
+                f"{each.row}, {each.column}" if several else each.row, each.ratio, each.low, each.high, each.paper_ratio
+            )
+            for each in entries
+            if each.ratio is not None and each.row != part.table.baseline
+        ]
+        for name, entries in part.tables.items()
+    }
+    return Picture(f"{part.name}-{part.scale}.svg", part.table.title, panels)
+
+
+def _pictures_of_papers(parts: Sequence[Part]) -> list[Picture]:
+    """For each paper the ratios of all its claims."""
+    papers = {name: each.paper for each in listed() for name in each.files}
+    lines: dict[str, list[Line]] = {}
+    for part, verdict in _judged(parts):
+        if part.name in papers:
+            own = [_line(part, verdict.claim, pair) for pair in verdict.pairs]
+            lines.setdefault(papers[part.name], []).extend(line for line in own if line is not None)
+    return [
+        Picture(f"{slug(paper)}.svg", f"{paper}: the claims with a rule", {"ratio of each claim": own})
+        for paper, own in lines.items()
+        if own
+    ]
+
+
+def _line(part: Part, claim: Claim, pair: Pair) -> Line | None:
+    what = f"{part.name} ({part.scale}), {claim.quantity}: {pair.row} ÷ {claim.than or part.table.baseline}"
+    text = f"{what}, {pair.column}" if len(part.at.columns) > 1 else what
+    return None if pair.ratio is None else Line(text, pair.ratio, pair.low, pair.high, pair.paper)
 
 
 # ---- cells ----
 
 
 def _strange(results: Path, tables: Sequence[Path]) -> list[Path]:
-    known = {path.stem for path in tables}
+    known = {FOLDER, *(path.stem for path in tables)}
     return [path for path in sorted(results.glob("*")) if path.is_dir() and path.name not in known]
 
 
@@ -183,7 +232,7 @@ def _readable(file: Path) -> Cell | None:
 # ---- text ----
 
 
-def _text(parts: Sequence[Part], others: Sequence[str]) -> Iterator[str]:
+def _text(parts: Sequence[Part], others: Sequence[str], of_papers: Sequence[Picture]) -> Iterator[str]:
     yield HEAD
     yield f"## Rules for a verdict\n\n{RULES}\n"
     yield "## Claims\n"
@@ -193,6 +242,7 @@ def _text(parts: Sequence[Part], others: Sequence[str]) -> Iterator[str]:
     yield from (_claim_line(part, verdict) for part, verdict in judged)
     if not judged and not others:
         yield "| no cell is there yet | | | | | |"
+    yield from (f"\n![{each.title}]({PICTURES}/{each.file})" for each in of_papers)
     yield "\n## All tables and figures\n"
     yield "| paper | | what | state | core hours of a seed (estimated) |\n|---|---|---|---|---|"
     for each in listed():
@@ -254,7 +304,7 @@ def _state(each: Listed, parts: Sequence[Part]) -> str:
     """What is there of a table: cells, a place elsewhere, why there is none, or the command that would compute it."""
     own = [part for part in parts if part.name in each.files]
     if own:
-        return "; ".join(f"{part.scale}: {_count(part)}" for part in own)
+        return "; ".join(f"{part.scale}: {_count(part)}; {_words(part)}`{part.command}`" for part in own)
     if each.instead:
         return each.instead
     if EXACT & set(each.files):
@@ -262,10 +312,18 @@ def _state(each: Listed, parts: Sequence[Part]) -> str:
     return "not run: " + ", ".join(f"`edgebed reproduce {name}`" for name in each.files)
 
 
+def _words(part: Part) -> str:
+    """How many of its claims hold, do not, and cannot be told."""
+    words = Counter(verdict.word for _, verdict in _judged([part]))
+    return f"claims: {', '.join(f'{word} {count}' for word, count in sorted(words.items()))}; " if words else ""
+
+
 def _count(part: Part) -> str:
     seeds = sorted({cell.seed for cell in part.cells})
     hours = sum(cell.made.cpu_hours for cell in part.cells)
-    return f"{len(part.cells)} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
+    text = f"{len(part.cells)} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
+    saved = saved_by(part.cells)
+    return f"{text}, {saved}" if saved else text
 
 
 def _section(part: Part) -> Iterator[str]:
@@ -278,7 +336,7 @@ def _section(part: Part) -> Iterator[str]:
         f"{_count(part)}, at most {max(each.memory_mib for each in made)} MiB each; computed {dates[0]} to {dates[-1]} "
         f"at commit {', '.join(commits)}, vector units {simd}, costs: {made[0].costs}. `{part.command}`\n"
     )
-    yield f"![Ratios with their intervals]({PICTURES}/{part.picture})\n"
+    yield f"![Ratios with their intervals]({PICTURES}/{_picture(part).file})\n"
     for name, entries in part.tables.items():
         yield from _entries(name, entries, part.table.baseline)
 
@@ -303,8 +361,7 @@ def _ours(entry: Entry) -> str:
     text = number(entry.mean)
     if entry.ratio is not None and (entry.low is not None or entry.ratio != 1):
         text += f", {fixed(entry.ratio, 2)}"
-    if entry.low is not None and entry.high is not None:
-        text += f" [{fixed(entry.low, 2)}, {fixed(entry.high, 2)}]"
+    text = with_range(text, entry.low, entry.high)
     return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from edgebed.errors import RunError
+from edgebed.errors import RunError, UsageError
 from orchestrator.papers.cells import (
     Cell,
     Damaged,
@@ -24,11 +24,13 @@ from orchestrator.papers.cells import (
     outcome,
     place,
     read_cell,
+    saved_by,
     settings_of,
     write_cell,
 )
 from orchestrator.papers.compute import Start, WorkerRequest
 from orchestrator.papers.entries import Measured, Selection, about, tables_of, values_of, wanted, wanted_jobs
+from orchestrator.papers.learnings import find, has_trajectory, key_of, remember
 from orchestrator.papers.tables import Job, Reproduction
 from orchestrator.papers.workers import Task, Workers
 from orchestrator.runs.request import Notify
@@ -42,7 +44,15 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def reproduce(
-    table: Reproduction, path: Path, selection: Selection, at: Place, *, most: int, fresh: bool, notify: Notify
+    table: Reproduction,
+    path: Path,
+    selection: Selection,
+    at: Place,
+    *,
+    most: int,
+    fresh: bool,
+    notify: Notify,
+    share: bool = False,
 ) -> Measured:
     """Compute the cells that are not there, or no longer count, and read all.
 
@@ -50,22 +60,61 @@ def reproduce(
         path: of the table's file.
         most: processes at a time.
         fresh: compute those that count again, too.
+        share: train once for cells that learn the same (`learnings`).
 
     Raises:
         RunError: a cell could not be computed; the others are there.
     """
     todo = wanted_jobs(table, path, selection)
-    missing = []
+    missing: list[tuple[Job, Task]] = []
     for job, found in _with_kept(table, path, selection, at.results, todo):
+        task = _task(path, selection, job, at, share=share)
         if fresh or found.why:
-            missing.append(_task(path, selection, job, at))
-            if fresh or found.why.startswith("stale"):
-                shutil.rmtree(missing[-1].request.work, ignore_errors=True)
+            missing.append((job, task))
+        elif share and found.cell is not None:
+            _remember(found.cell, task)
+        if fresh or found.why.startswith("stale"):
+            shutil.rmtree(task.request.work, ignore_errors=True)
     notify(f"{len(todo)} cells: {len(todo) - len(missing)} are there, {len(missing)} are computed")
-    failed = asyncio.run(Workers(missing, most, notify).run()) if missing else []
+    waves = _waves(missing, path, at.results, notify) if share else [[task for _, task in missing]]
+    _compute(waves, most, notify)
+    return measured(table, path, selection, at.results)
+
+
+def _remember(cell: Cell, task: Task) -> None:
+    """Keep what a cell has learned that was computed without `share`, if its run is still there."""
+    if cell.learned is None and not has_trajectory(Path(task.request.results), cell.settings):
+        for run in Path(task.request.work).glob("run/*"):
+            remember(Path(task.request.results), cell, run)
+
+
+def _waves(
+    missing: Sequence[tuple[Job, Task]], path: Path, results: Path, notify: Notify
+) -> tuple[list[Task], list[Task]]:
+    """The tasks that learn, and after them those that take what these, or cells that are there, have learned."""
+    learning, later = list[Task](), list[Task]()
+    keys, alone = set[str](), set[str]()
+    for job, task in missing:
+        settings = settings_of(job, path)
+        try:
+            key = key_of(settings)
+        except UsageError as error:
+            alone.add(f"{job.row}: {error}")
+            learning.append(task)
+            continue
+        shared = key in keys or find(results, settings, file_of(task)) is not None
+        (later if shared else learning).append(task)
+        keys.add(key)
+    for line in sorted(alone):
+        notify(line)
+    return learning, later
+
+
+def _compute(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> None:
+    """Compute one wave after the other. Raises RunError where cells were not computed; the others are there."""
+    failed = [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
     if failed:
         raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
-    return measured(table, path, selection, at.results)
 
 
 def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:
@@ -73,8 +122,9 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     scale, todo = wanted(table, selection), wanted_jobs(table, path, selection)
     found = _with_kept(table, path, selection, results, todo)
     done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
-    tables = tables_of(table, scale, values_of(table, scale, done))
-    return Measured(tables, f"simulated, scale {selection.scale}", about(scale, todo, simulated=True))
+    values, how = values_of(table, scale, done), f"simulated, scale {selection.scale}"
+    saved = saved_by([each.cell for _, each in found if each.cell is not None and not each.why])
+    return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved)
 
 
 def _with_kept(
@@ -83,7 +133,9 @@ def _with_kept(
     return [(job, kept(results, path.stem, selection.scale, job, path)) for job in todo]
 
 
-def _task(path: Path, selection: Selection, job: Job, at: Place, *, only_first: bool = False) -> Task:
+def _task(
+    path: Path, selection: Selection, job: Job, at: Place, *, only_first: bool = False, share: bool = False
+) -> Task:
     """The task of a job. Its folder is that of its settings and this kind of CPU, on which alone it may go on."""
     key = msgspec.json.encode((settings_of(job, path), torch.backends.cpu.get_cpu_capability()))
     name = place(path.stem, selection.scale, job.row, job.columns[0], job.seed).with_suffix("")
@@ -97,6 +149,7 @@ def _task(path: Path, selection: Selection, job: Job, at: Place, *, only_first: 
         str(work.resolve()),
         str(at.results.resolve()),
         only_first,
+        share,
     )
     return Task(f"{path.stem} {job.row}, {', '.join(job.columns)}, seed {job.seed}", request)
 
@@ -139,9 +192,7 @@ def check(
                 found.append(Checked(task.name, there.why))
     if sample is not None:
         todo = random.Random(seed).sample(todo, min(sample, len(todo)))
-    failed = asyncio.run(Workers([task for _, task in todo], most, notify).run()) if todo else []
-    if failed:
-        raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
+    _compute([[task for _, task in todo]], most, notify)
     compare = _compare_start if sample is None else _compare_whole
     return found + [
         Checked(task.name, "; ".join(compare(cell, task, at.results, again.results))) for cell, task in todo
@@ -149,7 +200,7 @@ def check(
 
 
 def _compare_whole(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:
-    return differences(cell, read_cell(again / _file(task)))
+    return differences(cell, read_cell(again / file_of(task)))
 
 
 def _compare_start(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:
@@ -158,7 +209,7 @@ def _compare_start(cell: Cell, task: Task, results: Path, again: Path) -> list[s
     if cell.figures is None:
         return _compare_whole(cell, task, results, again)
     start = msgspec.json.decode((Path(task.request.work) / "first_rounds.json").read_bytes(), type=Start)
-    exact = cell.made.torch_simd == torch.backends.cpu.get_cpu_capability()
+    exact = cell.exact and cell.made.torch_simd == torch.backends.cpu.get_cpu_capability()
     why = differ_at_start(cell, start.rounds, start.figures, exact=exact)
     stale = f"{datetime.now(UTC).date().isoformat()}: {', '.join(why)}" if why else ""
     if exact and bool(stale) != bool(cell.stale):
@@ -166,7 +217,8 @@ def _compare_start(cell: Cell, task: Task, results: Path, again: Path) -> list[s
     return why
 
 
-def _file(task: Task) -> Path:
+def file_of(task: Task) -> Path:
+    """The file of its cell, below the folder of results."""
     request = task.request
     return place(Path(request.table).stem, request.scale, request.row, request.column, request.seed)
 

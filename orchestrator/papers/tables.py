@@ -70,7 +70,6 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kind: str = "runs"  # runs | tiers | operations | eq1 | gradient-variance
     quantities: list[str] = []
     baseline: str = ""  # the row that ratios are relative to
-    higher_is_better: bool = False
     experiment: Settings = {}
     rows: dict[str, Settings] = {}
     columns: dict[str, Column] = {}

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from orchestrator.papers.tables import Claim
-from orchestrator.records.compare.ratios import interval
+from orchestrator.records.compare.ratios import interval, with_range
 from orchestrator.records.words.formatting import NONE, fixed
 
 Word = Literal["holds", "does not hold", "cannot be told"]
@@ -38,6 +38,16 @@ class Pair(msgspec.Struct, frozen=True):
     runs: int
     paper: float | None
     word: Word
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of a forest plot: our ratio with its interval, where it has one, and the paper's."""
+
+    label: str
+    ratio: float
+    low: float | None
+    high: float | None
+    paper: float | None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -108,9 +118,7 @@ def limits(claim: Claim, than: str) -> str:
 def ours_of(pair: Pair) -> str:
     if pair.ratio is None:
         return f"reached by both in 0 of {pair.runs} seeds"
-    text = fixed(pair.ratio, 2)
-    if pair.low is not None and pair.high is not None:
-        text += f" [{fixed(pair.low, 2)}, {fixed(pair.high, 2)}]"
+    text = with_range(fixed(pair.ratio, 2), pair.low, pair.high)
     return text if pair.reached == pair.runs else f"{text}, {pair.reached} of {pair.runs} seeds"
 
 

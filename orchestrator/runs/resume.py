@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, Overrides, Training, load
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.records.types import SIMULATED
+from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
 
@@ -129,5 +130,10 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def _reached(progress: Any, training: Training) -> str:
-    return "; ".join(f"{min(p.round, training.rounds)} of {training.rounds} rounds" for p in progress)
+def _reached(runs: Iterable[Progress], training: Training) -> str:
+    return "; ".join(
+        f"{min(run.round, training.rounds)} of {training.rounds} rounds"
+        if run.round >= training.rounds
+        else f"its target reached in round {run.round} of {training.rounds}"
+        for run in runs
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -36,6 +36,7 @@ class SimulationRequest(ExperimentRequest, frozen=True):
         built: the agents have built the model already, as on a fleet that has carried out another run.
         checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
         file: of the runs that go on; None: all runs are new.
+        learned: nothing is trained, and the only method of the experiment has these accuracies, test by test.
     """
 
     devices: int | None = None
@@ -43,6 +44,7 @@ class SimulationRequest(ExperimentRequest, frozen=True):
     built: bool = False
     checkpoint_s: float | None = None
     file: SimulationFile | None = None
+    learned: Sequence[float] | None = None
 
 
 class SimulationContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import torch
@@ -18,6 +19,9 @@ from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
 from orchestrator.simulation.batched import BUDGET_BYTES, BatchedTrainer, StackedPart, fits, kind_of, row_bytes
 
+BeginAlone = Callable[[StagedModel, Assignment, Body, Batches], Half]
+ALONE: BeginAlone = partial(begin_half, keep=True)
+
 LEAST = 2
 """The least number of devices that are stacked."""
 
@@ -29,6 +33,7 @@ class HalfPool:
     Args:
         shards: their batches go to the accelerator (`Shard.accelerator`).
         memory_bytes: that devices which train together may take.
+        begin: starts a half on its own, on a copy of the model.
 
     Attributes:
         together, alone: how many halves were trained in a stack, and on their own.
@@ -43,11 +48,12 @@ class HalfPool:
         batched: bool,
         notify: Callable[[str], None],
         memory_bytes: int = BUDGET_BYTES,
+        begin: BeginAlone = ALONE,
     ) -> None:
         self._model = model if accelerator.type == "cpu" else copy.deepcopy(model).to(accelerator)
         self._shards, self._accelerator = shards, accelerator
         self._memory_bytes, self._kinds = memory_bytes, dict[bytes, int]()
-        self._batched, self._notify = batched, notify
+        self._batched, self._notify, self._begin = batched, notify, begin
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
         self._rows: dict[str, tuple[Assignment, StackedPart]] = {}
         self._alone: set[bytes] = set()  # kinds that cannot be stacked
@@ -79,7 +85,7 @@ class HalfPool:
             return (yield from known[1].half(batches))
         self.alone += 1
         self.forget(device)
-        half = begin_half(self._model, assignment, body, batches, keep=True)
+        half = self._begin(self._model, assignment, body, batches)
         del body
         return (yield from half)
 

@@ -15,6 +15,7 @@ import torch
 
 from edgebed.datasets.shard import read_shard
 from edgebed.methods.base import METHODS, Method
+from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.files.output import try_folder
@@ -28,10 +29,10 @@ from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch, by_seed
 from orchestrator.runs.run import MethodRun
-from orchestrator.simulation.batched import BUDGET_BYTES
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.fleet import SimulatedFleet
+from orchestrator.simulation.learned import IdleHalves, IdleTrainer, KnownEvaluator
 from orchestrator.simulation.older_keys import in_new_words
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer
@@ -135,15 +136,7 @@ async def _make_run(
     assert isinstance(loop, VirtualLoop)
     request, experiment, model = context.request, context.experiment, context.build(method)
     costs = context.costs_of(method)
-    batched, notify = experiment.simulation.batched, context.watch.notify
-    halves = HalfPool(
-        model,
-        context.shards,
-        context.accelerator,
-        batched=batched,
-        notify=notify,
-        memory_bytes=context.file.memory_bytes or BUDGET_BYTES,
-    )
+    halves = _halves(context, model, method)
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
@@ -164,6 +157,14 @@ async def _make_run(
     return MethodRun(wanted, _platform(context, costs, fleet, world), context.watch), halves
 
 
+def _halves(context: SimulationContext, model: StagedModel, method: Method) -> HalfPool:
+    shards, accelerator, notify = context.shards, context.accelerator, context.watch.notify
+    if context.request.learned is not None:
+        return HalfPool(model, shards, accelerator, batched=False, notify=notify, begin=IdleHalves(method).begin)
+    batched, memory_bytes = context.experiment.simulation.batched, context.file.memory_bytes
+    return HalfPool(model, shards, accelerator, batched=batched, notify=notify, memory_bytes=memory_bytes)
+
+
 def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> SimulatedFleet:
     return SimulatedFleet(
         context.spec,
@@ -179,21 +180,22 @@ def _fleet(context: SimulationContext, costs: CostModel, halves: HalfPool) -> Si
 
 
 def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFleet, world: SimulatedWorld) -> Platform:
-    accelerator = context.accelerator
+    accelerator, learned = context.accelerator, context.request.learned
+    trainer = SimulatedTrainer if learned is None else IdleTrainer
 
     def task_costs(device: str, assignment: Assignment) -> dict[str, Cost]:
         return costs.task_costs(msgspec.structs.replace(assignment, cpus=fleet.cpus[device]))
 
     return Platform(
         fleet=fleet,
-        make_trainer=lambda: SimulatedTrainer(
+        make_trainer=lambda: trainer(
             accelerator,
             context.server_slots,
             costs,
             context.slot_cpus,
             context.experiment.simulation.server_time,
         ),
-        evaluator=LocalEvaluator(accelerator),
+        evaluator=LocalEvaluator(accelerator) if learned is None else KnownEvaluator(accelerator, learned),
         profile=profile_here(accelerator),
         server_slots=context.server_slots,
         calibrated=costs.speed != HOST,

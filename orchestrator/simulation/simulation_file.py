@@ -10,7 +10,7 @@ import torch
 from edgebed.errors import UsageError
 from orchestrator.references.reference import Reference
 from orchestrator.runs.folder import RunFolder
-from orchestrator.simulation.batched import memory_bytes
+from orchestrator.simulation.batched import BUDGET_BYTES, memory_bytes
 
 
 class SimulationFile(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class SimulationFile(msgspec.Struct, frozen=True):
     accelerator: str
     devices: int | None = None
     built: bool = False
-    memory_bytes: int = 0
+    memory_bytes: int = BUDGET_BYTES
     reference: Reference | None = None
     calibration: None = None
 

@@ -17,10 +17,14 @@ import pytest
 
 from edgebed.errors import RunError
 from orchestrator.files.timed_host import is_timed, timed
-from orchestrator.papers.cells import Cell, FirstRounds, read_cell, write_cell
+from orchestrator.papers import page
+from orchestrator.papers import workers as workers_module
+from orchestrator.papers.cells import Cell, FirstRounds, gather, read_cell, write_cell
 from orchestrator.papers.entries import Selection
 from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
+from orchestrator.records.reader import read
+from orchestrator.records.types import RoundStarted
 
 TABLE = """
 title: "A small table"
@@ -121,6 +125,76 @@ def test_a_check_computes_again_and_says_which_cells_hold(table: Path, tmp_path:
     )
     assert checked() == [""], "the first rounds are the same"
     assert checked(sample=1) == ["figures differ"], "one that was computed wholly is not"
+
+
+def test_two_parts_of_the_cells_gathered_are_those_of_one_machine(table: Path, tmp_path: Path) -> None:
+    loaded = load_reproduction(table)
+
+    def part(number: int, of: int, folder: Path) -> None:
+        selection = Selection(columns=["none"], part=(number, of))
+        reproduce(loaded, table, selection, at(folder), most=1, fresh=False, notify=said)
+
+    part(1, 1, tmp_path / "whole")
+    part(1, 2, tmp_path / "first")
+    part(2, 2, tmp_path / "second")
+    assert len(list((tmp_path / "first" / "results").rglob("*.json"))) == 1
+    assert len(gather(tmp_path / "first" / "results", [tmp_path / "second" / "results"])) == 1
+    assert without_times(tmp_path / "first" / "results") == without_times(tmp_path / "whole" / "results")
+
+
+CODE = """
+import sys
+from orchestrator.papers import compute
+from edgebed.methods import fedpmt
+from edgebed.methods.parts import local_training
+{change}
+sys.exit(compute.main())
+"""
+WEIGHT_DECAY = """
+import msgspec
+plain = local_training.make_optimizer
+local_training.make_optimizer = lambda p, spec: plain(p, msgspec.structs.replace(spec, weight_decay=0.5))
+"""
+RENAMED = """
+fedpmt.FedPmt.other_name, merge = fedpmt.FedPmt.merge, fedpmt.FedPmt.merge
+fedpmt.FedPmt.merge = lambda self, *given: self.other_name(*given)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(WEIGHT_DECAY, "the weights of the first rounds differ"), (RENAMED, "")], ids=["decay", "name"]
+)
+def test_a_check_sees_a_changed_weight_decay_and_no_renamed_function(
+    change: str, why: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers' code is what it would be after the change."""
+    loaded, selection = load_reproduction(table), Selection(columns=["none"], rows=["FedPMT"])
+    reproduce(loaded, table, selection, at(tmp_path), most=1, fresh=False, notify=said)
+    code = CODE.format(change=change)
+    monkeypatch.setattr(workers_module, "module_command", lambda _, request: [sys.executable, "-c", code, request])
+    again = Place(tmp_path / "results", tmp_path / "again")
+    (found,) = check([(table, loaded, selection)], again, sample=None, seed=1, most=1, notify=said)
+    assert found.why.startswith(why) if why else found.why == ""
+    (path,) = (tmp_path / "results").rglob("*.json")
+    counts = page.make(tmp_path / "results", [table]).refused
+    assert ([read_cell(path).stale.partition(": ")[2]] == [found.why]) if why else counts == []
+    assert [line.partition(": ")[2][:6] for line in counts] == (["stale:"] if why else [])
+
+
+def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path, tmp_path: Path) -> None:
+    """Its tiers follow times: with `cost: flops` these are equal in every run."""
+    dtfl = TABLE.replace("fcnn, hidden: [16, 12, 10]", "resnet-tiny").replace("operations", "flops")
+    table.write_text(dtfl.replace("{name: fedpmt}", "{name: dtfl}"))
+    for name in ("one", "other"):
+        make(table, at(tmp_path / name), 1, rows=("FedPMT",))
+    assert without_times(tmp_path / "one" / "results") == without_times(tmp_path / "other" / "results")
+    plans = [
+        [(each.assignments, each.predicted_s, each.notes) for each in read(path) if isinstance(each, RoundStarted)]
+        for name in ("one", "other")
+        for path in (tmp_path / name).rglob("records.jsonl")
+    ]
+    assert plans[0] == plans[1]
+    assert len(plans[0]) == 4
 
 
 def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ title: "A small table"
 source: "a paper"
 quantities: [rounds_to_target, best_accuracy]
 baseline: FedAvg
-expects: ["That it is learned."]
+expects:
+  - That it is learned.
+  - {text: SplitFed is later, quantity: rounds_to_target, rows: [SplitFed], above: 1}
 experiment:
   name: small
   fleet: dtfl-5
@@ -120,6 +122,8 @@ def test_a_table_is_made_once_and_shown_beside_the_paper_s(
     assert "A small table – rounds_to_target, simulated, scale digits" in said
     assert "8 2.00 ×" in said, "the paper's"
     assert "The paper claims: That it is learned." in said
+    ratio = "SplitFed ÷ FedAvg above 1; SplitFed, IID: 1.00"
+    assert f"The paper claims: SplitFed is later: cannot be told ({ratio})" in said, "one seed"
     made = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json")}
     assert len(made) == 2
     found = json.loads(call(app, "reproduce", str(tmp_path / "table.yaml"), "--json").stdout)

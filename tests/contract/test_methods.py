@@ -14,6 +14,7 @@ import torch
 from edgebed.errors import EdgebedError
 from edgebed.methods.base import METHODS, Method, Plan
 from edgebed.models.staged import Weights
+from orchestrator.papers.learnings import learning_of
 from tests.contract.rounds import EVERY, Log, Step, make_method, play, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
@@ -79,6 +80,14 @@ async def whole(case: tuple[str, Options]) -> Whole:
         end = await play(method, middle, THREE, range(BEFORE, ROUNDS), away=AWAY, log=log)
         _wholes[key] = Whole(start, kept, end, log, state, tensors)
     return _wholes[key]
+
+
+@every_case
+def test_a_method_says_what_its_learning_follows_from_or_why_it_follows_from_times(case: tuple[str, Options]) -> None:
+    """`edgebed reproduce --share` lets runs with equal answers share one training."""
+    said = learning_of(METHODS.create({"name": case[0], **case[1]}))
+    assert said
+    assert isinstance(said, str) or msgspec.json.encode(said)
 
 
 @every_case

@@ -103,6 +103,14 @@ def test_a_cell_is_read_as_it_was_written_and_an_edited_one_is_refused(table: Pa
     assert "was edited" in kept(tmp_path / "results", "small", "digits", job, table).why
 
 
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 100_000, b'{"table": "\xff"}', b"{}", b""])
+def test_a_file_that_is_no_cell_is_refused(body: bytes, table: Path, tmp_path: Path) -> None:
+    job = all_jobs(table)[0]
+    path = write_cell(tmp_path, made(table, job, [0.1, 0.2, 0.3, 0.5]))
+    path.write_bytes(body)
+    assert "holds no cell" in kept(tmp_path, "small", "digits", job, table).why
+
+
 def test_a_cell_is_stale_once_the_table_sets_something_else(table: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     compute_all(table, results)
@@ -121,6 +129,16 @@ def test_a_key_that_is_newer_than_a_cell_has_its_default_there(table: Path) -> N
     older.experiment["training"]["epochs"] = 2
     assert not same_settings(older, now)
     older.experiment["training"]["gone"] = 1
+    assert not same_settings(older, now)
+
+
+def test_a_cell_of_sfl_counts_though_sfl_sets_most_options_of_s2fl_itself(table: Path) -> None:
+    table.write_text(TABLE.replace("splitfed", "sfl"))
+    (now,) = (settings_of(job, table) for job in all_jobs(table) if (job.row, job.seed) == ("b", 1))
+    older = msgspec.json.decode(msgspec.json.encode(now), type=type(now))
+    del older.experiment["methods"][0]["grouping"]
+    assert same_settings(older, now)
+    older.experiment["methods"][0]["sliding"] = True
     assert not same_settings(older, now)
 
 
@@ -161,6 +179,15 @@ def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
         made(table, job, [0.1, 0.2, 0.3, 0.5], simd="AVX512"), first_rounds=FirstRounds(["3", "4"], [1.0, 2.001])
     )
     assert differences(one, far) == ["the norms of the first rounds' weights differ"]
+
+
+def test_values_of_other_rows_differ(table: Path) -> None:
+    job = all_jobs(table)[0]
+    one, other = (
+        msgspec.structs.replace(made(table, job, [], simd), figures=None, values={"v": rows})
+        for simd, rows in (("AVX2", {"a": 1.0, "b": 1.0}), ("AVX512", {"a": 1.0}))
+    )
+    assert differences(one, other) == differences(other, one) == ["quantities or rows differ"]
 
 
 def test_measured_costs_are_refused(table: Path) -> None:
@@ -267,7 +294,7 @@ def test_an_edited_page_or_picture_is_seen(table: Path, tmp_path: Path) -> None:
     assert page.differences(made, docs)
     (docs / "results.md").write_text(text)
     picture = docs / "results" / "small-digits.svg"
-    picture.write_text(picture.read_text().replace(page.mark(made.parts[0]), "0" * 16))
+    picture.write_text(picture.read_text().replace(made.pictures[0].mark, "0" * 16))
     assert page.differences(made, docs) == [f"{picture}: is not the picture of these cells"]
 
 
@@ -277,7 +304,7 @@ def test_all_28_tables_and_figures_are_listed_and_name_files_that_exist() -> Non
     named = {name for each in page.listed() for name in each.files}
     assert len(page.listed()) == 28
     assert named == known
-    assert all(each.files or each.instead for each in page.listed())
+    assert all(each.hours and (each.files or each.instead) for each in page.listed())
 
 
 def test_the_page_of_this_repository_is_that_of_its_cells() -> None:

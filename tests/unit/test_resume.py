@@ -77,6 +77,13 @@ def test_what_is_finished_is_refused_and_can_be_extended(tmp_path: Path) -> None
     assert (set(request.finished), set(request.begun)) == (set(), {0, 1, 2})
 
 
+def test_a_run_that_reached_its_target_early_is_not_said_to_lack_rounds(tmp_path: Path) -> None:
+    for place in range(3):
+        made(tmp_path, place, Progress(round=2, accuracy=0.9))
+    with pytest.raises(UsageError, match="is finished: its target reached in round 2 of 4;"):
+        resume_request(tmp_path / "x-fedavg")
+
+
 def test_a_run_that_was_killed_after_its_last_round_is_not_finished(tmp_path: Path) -> None:
     run = made(tmp_path, 0, Progress(round=4))
     recorder = Recorder(run / "records.jsonl")

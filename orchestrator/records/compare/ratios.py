@@ -8,6 +8,8 @@ from statistics import fmean, stdev
 
 import msgspec
 
+from orchestrator.records.words.formatting import fixed
+
 CONFIDENCE = 0.95
 
 
@@ -84,6 +86,11 @@ def interval(ratios: Sequence[float]) -> tuple[float | None, float | None, float
         return exp(middle), None, None
     reach = student(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return exp(middle), exp(middle - reach), exp(middle + reach)
+
+
+def with_range(text: str, low: float | None, high: float | None) -> str:
+    """A figure and its confidence interval, where it has one."""
+    return text if low is None or high is None else f"{text} [{fixed(low, 2)}, {fixed(high, 2)}]"
 
 
 def student(freedom: int) -> float:
