@@ -25,7 +25,7 @@ from orchestrator.dashboard import files
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, history
+from orchestrator.dashboard.view import Cursor, changes, history, shown
 from orchestrator.records.account import stored_summary
 from orchestrator.records.compare.page import compared
 from orchestrator.records.live.run_state import RunState
@@ -84,15 +84,14 @@ class FollowedRun:
             await self.within(self.tail.catch_up)
 
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
-        """(version, Gantt of the round in progress), made again as often as `SHARE` allows. Of a run that is over: of
-        its last finished round."""
-        row = self.tail.state.shown_first
-        if row is None:
+        """(version, Gantt of the round that `shown` chooses), made again as often as `SHARE` allows."""
+        number = shown(self.tail.state)
+        if number is None:
             return -1, None
-        key = (row.number, self.tail.offset)
+        key = (number, self.tail.offset)
         now = time.monotonic()
         if key != self._live[0] and (now >= self._next_live or key[0] != self._live[0][0]):
-            made = await self.within(lambda: self.gantt(row.number))
+            made = await self.within(lambda: self.gantt(number))
             self._next_live = time.monotonic() + (time.monotonic() - now) / SHARE
             self._live = (key, made)
         return self._live[0][1], self._live[1]

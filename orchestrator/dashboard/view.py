@@ -9,6 +9,7 @@ import msgspec
 from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
+from orchestrator.records.shown.round_view import median_round
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.words.drawing import six_digits
 from orchestrator.records.words.palette import style
@@ -71,6 +72,13 @@ def _first_changed(state: RunState, cursor: Cursor) -> int:
     start = max(0, len(state.rows) - UNSETTLED)
     changed = (i for i in range(start, len(state.rows)) if state.rows[i].rev > cursor.rev)
     return min(next(changed, len(state.rows)), cursor.rows)
+
+
+def shown(state: RunState) -> int | None:
+    """The round that the page shows first: the one in progress; of a run that is over that of median length."""
+    if state.sessions and state.ended:
+        return median_round((row.seconds, row.number) for row in state.rows if row.seconds is not None)
+    return state.current.number if state.current is not None else None
 
 
 def head(state: RunState) -> dict[str, Any]:

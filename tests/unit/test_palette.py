@@ -9,7 +9,7 @@ import pytest
 
 from edgebed.methods.base import METHODS as REGISTERED
 from orchestrator.records.words import vocabulary
-from orchestrator.records.words.palette import COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
+from orchestrator.records.words.palette import BESIDE, COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
 
 SIGHTS = {
     "normal": np.eye(3),
@@ -76,8 +76,30 @@ def test_colours_of_one_kind_can_be_told_apart(theme: str, sight: str) -> None:
     assert closest(work, theme, sight) >= 8
     assert closest([PHASES[name] for name in WAITS], theme, sight) >= 8
     assert closest([PHASES[phase] for phase in COLOURED_AS.values()], theme, sight) >= 12
-    assert closest(list(RUNS[:8]), theme, sight) >= 12
-    assert closest(list(RUNS), theme, sight) >= 8
+    methods = [Colour(one, one) for one in RUNS]
+    assert closest(methods[:8], theme, sight) >= 12
+    assert closest(methods, theme, sight) >= 8
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_beside_each_other_are_apart_also_in_thin_bars(theme: str, sight: str) -> None:
+    assert set(BESIDE) | {name for names in BESIDE.values() for name in names} == set(PHASES)
+    pairs = {(one, other): [PHASES[one], PHASES[other]] for one, names in BESIDE.items() for other in names}
+    near = {pair: closest(colours, theme, sight) for pair, colours in pairs.items()}
+    assert not {pair: distance for pair, distance in near.items() if distance < 12}
+
+
+@pytest.mark.parametrize(("paper", "least"), [("#ffffff", 2.6), ("#1b2128", 2.6)])
+def test_methods_are_seen_on_light_and_on_dark_paper(paper: str, least: float) -> None:
+    """Contrast as WCAG 2 has it. The colours are the same on both."""
+    def light(colour: str) -> float:
+        srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+        return float(TO_XYZ[1] @ linear) + 0.05
+
+    contrast = [max(light(one), light(paper)) / min(light(one), light(paper)) for one in RUNS]
+    assert min(contrast) >= least
 
 
 def test_every_method_has_a_style_of_its_own() -> None:
