@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from orchestrator.cli.console import columns, console, show
 from orchestrator.records.compare import tabulate
@@ -42,10 +42,15 @@ def show_all(summaries: list[Summary], base: Summary, everything: bool) -> None:
     if pairs:
         _print_pairs(pairs)
     for line in tabulate.sentences(summaries) if not everything else ():
-        console.print(line, highlight=False, markup=False)
+        _tell(line)
     if everything:
         _print_profiles(profiles(summaries))
     _print_notes(comparison.notes, everything)
+
+
+def _tell(line: str) -> None:
+    """A sentence, broken between words where the terminal is narrow."""
+    console.print(line, highlight=False, markup=False)
 
 
 def _print_side_by_side(comparison: Comparison, everything: bool) -> None:
@@ -64,7 +69,7 @@ def _print_side_by_side(comparison: Comparison, everything: bool) -> None:
             table.add_row(label, *map(escape, values))
     console.print(table)
     if equal:
-        show(f"Equal in all: {'; '.join(equal)}.")
+        _tell(f"Equal in all: {'; '.join(equal)}.")
     for row in comparison.texts:  # not in the table: an id that is broken cannot be copied
         console.print(f"  {escape(row['method'])}: {escape(row['run'])}", highlight=False, soft_wrap=True)
 
@@ -79,20 +84,20 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
         for head, column in zip(heads, zip(*cells, strict=True), strict=True)
     ]
     for columns_ in _that_fit(wide, console.width):
-        table = Table(*columns(heads[0], *(f">{heads[i]}" for i in columns_)), box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(Column(heads[0], no_wrap=True), *columns( *(f">{heads[i]}" for i in columns_)), box=SIMPLE_HEAD, pad_edge=False)
         for row in cells:
             table.add_row(escape(row[0]), *(escape(row[i]) for i in columns_))
         console.print(table)
-    several = any(one.runs > 1 for one in groups)
-    show("Several values: one per seed. [ ]: 95 % interval of the mean over three seeds or more." if several else "")
+    if any(one.runs > 1 for one in groups):
+        _tell("Several values: one per seed. [ ]: 95 % interval of the mean over three seeds or more.")
 
 
 def _that_fit(widths: Sequence[int], room: int) -> list[list[int]]:
     """Indexes of columns, but the first, in tables that are no wider than `room`; the first one is in each."""
     tables: list[list[int]] = [[]]
     for index, width in enumerate(widths[1:], 1):
-        used = widths[0] + sum(widths[i] + 2 for i in tables[-1])
-        if tables[-1] and used + width + 4 > room:
+        used = widths[0] + sum(widths[i] + 3 for i in tables[-1])
+        if tables[-1] and used + width + 7 > room:
             tables.append([])
         tables[-1].append(index)
     return tables
@@ -120,7 +125,7 @@ def _print_notes(notes: Sequence[str], everything: bool) -> None:
     for note in shown:
         console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
     if len(shown) < len(notes):
-        show(f"{len(notes) - len(shown)} more notes, and all other figures: --all.")
+        _tell(f"{len(notes) - len(shown)} more notes, and all other figures: --all.")
 
 
 def show_sim_error(error: SimError) -> None:

@@ -71,13 +71,13 @@ def rows_in(count: int, each_in: float) -> float:
 
 
 def write(paths: Sequence[Path], plots: Sequence[Plot], look: Look, about: About) -> list[Path]:
-    """Write figures and captions, and return the files written.
+    """Write figures and captions, and return the files of figures.
 
     Args:
         paths: of PDF files, which hold one figure per page, and of SVG or PNG files, which hold one; where there are
             several, the figure's name is added to the name of the file. The caption of `all.pdf` is `all.caption.txt`.
     """
-    written, made = [], []
+    written: list[Path] = []
     with matplotlib.rc_context(style(look)):
         for path in paths:
             made = [(plot, *lay_out(plot, look, about.line)) for plot in plots]
@@ -90,9 +90,14 @@ def write(paths: Sequence[Path], plots: Sequence[Plot], look: Look, about: About
             for plot, figure, _ in () if path.suffix == ".pdf" else made:
                 written.append(path if len(made) == 1 else path.with_stem(f"{path.stem}-{plot.name}"))
                 _write_one(figure, written[-1], about)
-            written.append(path.with_suffix(".caption.txt"))
-            written[-1].write_text(caption([(plot.title, told) for plot, _, told in made], about), encoding="utf-8")
-    return list(dict.fromkeys(written))
+            told = caption([(plot.title, told) for plot, _, told in made], about)
+            caption_file(path).write_text(told, encoding="utf-8")
+    return written
+
+
+def caption_file(path: Path) -> Path:
+    """Where the caption of the figures of `path` is."""
+    return path.with_suffix(".caption.txt")
 
 
 def caption(figures: Sequence[tuple[str, str]], about: About) -> str:

@@ -14,7 +14,7 @@ from edgebed.wire.messages import Phase
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, head, history
+from orchestrator.dashboard.view import Cursor, changes, head, history, shown
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.curves import curve
@@ -550,12 +550,15 @@ def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
     assert spark([]) == []
 
 
-def test_of_a_run_that_is_over_the_last_finished_round_is_shown_first(tmp_path: Path) -> None:
+def test_of_a_run_that_is_over_the_round_of_median_length_is_shown_first(tmp_path: Path) -> None:
     records = Synthetic(rounds=4).records
     last = next(i for i, r in enumerate(records) if isinstance(r, t.RoundFinished) and r.round == 3)
     end = t.RunFinished(records[last].at_ns, "interrupted")  # type: ignore[union-attr]
     state = folded([*records[:last], end])
     assert state.current is not None
     assert state.last_finished is not None
-    assert (state.current.number, state.last_finished.number, state.shown_first) == (3, 2, state.last_finished)
-    assert folded(records[:last]).shown_first is not state.last_finished
+    lengths = sorted((row.seconds, row.number) for row in state.rows if row.seconds is not None)
+    assert (state.current.number, shown(state)) == (3, lengths[1][1])
+    assert len(lengths) == 3
+    assert shown(folded(records[:last])) == 3, "while it goes on, the round in progress"
+    assert shown(folded(records[:1])) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -96,40 +96,34 @@ def several(count: int, rounds: int, seeds: int, long: bool, missed: bool) -> li
     ]
 
 
-def styled(look: Look) -> Any:
-    return matplotlib.rc_context({"font.size": sheet.POINTS[look.width]} | sheet.style(look))
-
-
 LOOKS = [Look(width="column"), Look(width="page", title=False), Look(width="column", spread="interval")]
 
 
 def of_runs() -> Iterator[Figure]:
-    for count, rounds, long, look in [
-        (c, r, long, look) for c in (1, 2, 4, 8) for r in (1, 30) for long in (False, True) for look in LOOKS
-    ]:
+    cases = product((1, 2, 4, 8), (1, 30), (False, True))
+    for index, (count, rounds, long) in enumerate(cases):
         runs = several(count, rounds, 3 if count < 8 else 2, long, missed=count > 1)
-        for notes in (0, 15):
-            line = f"Note: {'; '.join(NOTES[:notes])}" if notes else ""
-            with styled(look):
-                for plot in paper_figures.plots(runs):
-                    yield sheet.lay_out(plot, look, line)[0]
+        look, notes = LOOKS[index % 3], (0, 1, 15)[index // 2 % 3]
+        yield from laid_out(paper_figures.plots(runs), look, f"Note: {'; '.join(NOTES[:notes])}" if notes else "")
 
 
 def of_one_run() -> Iterator[Figure]:
-    for devices, rounds, long, look in [
-        (d, r, long, look) for d in (1, 3, 30) for r in (1, 30) for long in (False, True) for look in LOOKS[:2]
-    ]:
+    for index, (devices, rounds, long) in enumerate(product((1, 3, 30), (1, 6, 30), (False, True))):
         fleet = {f"{LONG if long else 'cpu'}-{i}": list(FLEET.values())[i % 3] for i in range(devices)}
-        if devices == 30 and rounds == 30:
-            rounds = 6  # enough to fill the axes
+        if devices * rounds > 200:
+            continue  # these fill the axes already with fewer
         state = whole(Synthetic(fleet, rounds=rounds, facts=True).records)
         lines = [each for each in explained(state) if each.facts.finished is not None]
         view = round_view(lines[0], lines[0].facts.end_ns)
         phases = [(each.facts.number + 1, mean_phases(each)) for each in lines]
         drawn = figures.Drawn(summary_of(state), phases, view)
-        with styled(look):
-            for plot in figures.plots(drawn):
-                yield sheet.lay_out(plot, look, f"Note: {NOTES[0]}")[0]
+        yield from laid_out(figures.plots(drawn), LOOKS[index % 2], f"Note: {NOTES[0]}")
+
+
+def laid_out(plots: list[sheet.Plot], look: Look, line: str) -> Iterator[Figure]:
+    with matplotlib.rc_context(sheet.style(look)):
+        for plot in plots:
+            yield sheet.lay_out(plot, look, line)[0]
 
 
 @pytest.mark.parametrize("drawn", [of_runs, of_one_run])
@@ -141,4 +135,4 @@ def test_no_text_overlaps_or_leaves_the_figure(drawn: Any, record_property: Any)
         count += 1
     record_property("figures", count)
     assert not bad, f"{len(bad)} of {count}: {bad[:12]}"
-    assert count > 100
+    assert count > 90
