@@ -124,6 +124,11 @@ class DashboardAPI:
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
         self._closing = asyncio.Event()
         self._drawing = asyncio.Lock()
+        self._steps: list[tuple[str, float]] = []
+
+    def step(self, line: str) -> None:
+        """What the experiment beside the page does before its next round: prepare, calibrate, profile."""
+        self._steps = [*self._steps[-9:], (line, time.monotonic())]
 
     def close(self) -> None:
         """End all streams, or the server would wait for them."""
@@ -154,13 +159,14 @@ class DashboardAPI:
     # ---- requests ----
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: `runs` (the list), and of the chosen run `state` and `gantt`."""
+        """Server-sent events: `runs` (the list), `steps` (before the rounds), and of the chosen run `state` and `gantt`."""
         name = request.query_params.get("run", "")
         stream = self._events(name)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self, name: str) -> AsyncIterator[bytes]:
         cursor, gantt_seen, listed, missed, spoken = Cursor(), -2, b"", False, time.monotonic()
+        steps: list[tuple[str, float]] = []
         yield b"retry: 2000\n\n"
         while not self._closing.is_set():
             out = []
@@ -168,6 +174,9 @@ class DashboardAPI:
             if cards != listed:
                 listed = cards
                 out.append(_event("runs", cards))
+            if steps != self._steps:
+                steps = self._steps
+                out.append(_event("steps", _encode([(line, time.monotonic() - at) for line, at in steps])))
             run = await self.fresh(name) if name else None
             if name and run is None and not missed:
                 missed = True
@@ -257,7 +266,7 @@ def _summary(tail: RecordTail) -> Summary:
 
 
 def _changes(tail: RecordTail, cursor: Cursor) -> bytes | None:
-    found = changes(tail.state, cursor)
+    found = changes(tail.state, cursor, time.monotonic_ns())
     return None if found is None else _encode(found)
 
 
